@@ -227,7 +227,9 @@ class Open(_message.Message):
     """The drafter that drafts for the sequence, HOST:PORT; the server's operator says which are
     allowed, any other is refused by name. The verifier sends it the sequence's tokens and takes its
     proposals; the session's Draft commands for the sequence are ignored then. Empty: drafts come
-    from these commands.
+    from these commands. A session that names hundreds of drafters which it has not named lately
+    gets one more each second; a sequence that names another runs without drafts, until an Update
+    names one.
     """
     tokens_per_match: _builtins.int
     """Most drafts verified per step for each token of match length: the hint's matched_ngram_length
@@ -363,8 +365,8 @@ class Update(_message.Message):
     drafting: _builtins.bool
     """False: do not wait for hints. Ignored for a sequence that has a drafter."""
     drafter_address: _builtins.str
-    """The sequence's drafter from now on, as in Open; empty: none. Absent: unchanged. Ignored if its
-    Open had neither drafter_address nor ngram.
+    """The sequence's drafter from now on, as in Open; empty: none. Absent, or one new drafter too
+    many: unchanged. Ignored if its Open had neither drafter_address nor ngram.
     """
     def __init__(
         self,

@@ -14,12 +14,12 @@ from tandem.v1 import verifier_pb2 as pb
 from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
-from verifier.engine.messages import DetachSession
+from verifier.engine.messages import DetachSession, Open
 from verifier.engine.observation import Fault
 from verifier.errors import OverloadedError
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, WINDOW_COST
-from verifier.service.named_drafters import NamedDrafters
+from verifier.service.named_drafters import MAX_NEW_NAMES, NamedDrafters
 from verifier.service.sequence_spans import SequenceSpans
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
@@ -293,3 +293,28 @@ def test_a_law_is_passed_on_without_what_this_version_does_not_know(
     sequence = wire.open_sequence(opened, served_by(running), drafters=drafters)
     assert sequence.drafted_by is not None
     assert len(sequence.drafted_by.encoded_params) < 10
+
+
+@pytest.mark.parametrize("draft_wait", [pb.DRAFT_WAIT_ADAPTIVE, pb.DRAFT_WAIT_ALWAYS])
+def test_one_new_drafter_too_many_costs_its_sequence_nothing_but_drafts(
+    start_engine: StartEngine, draft_wait: pb.DraftWait.ValueType
+) -> None:
+    running = start_engine()
+    session = running.attach()
+    drafters = NamedDrafters(lambda address: True, clock=lambda: 0.0)
+    for index in range(MAX_NEW_NAMES):
+        assert drafters.admit(f"drafter-{index}:1", field="")
+    opened = make_open(draft_wait=draft_wait, drafter_address="new:1").open
+    sequence = wire.open_sequence(opened, served_by(running), drafters=drafters)
+    assert sequence.drafted_by is not None
+    assert sequence.drafted_by.address == ""
+    running.engine.submit(Open(session_id=session.session_id, sequence=sequence))
+    session.wait_end("a")
+    assert session.output("a") == continue_by(hashed, PROMPT, sequence.max_new_tokens)
+    # An Update that names another leaves the drafter as it is, and makes no step wait.
+    message = pb.Update(sequence_id="a", drafting=True, drafter_address="newer:1")
+    update = wire.update(message, session.session_id, drafters=drafters)
+    assert (update.drafter_address, update.drafting) == (None, False)
+    message.drafter_address = "drafter-0:1"
+    update = wire.update(message, session.session_id, drafters=drafters)
+    assert (update.drafter_address, update.drafting) == ("drafter-0:1", True)

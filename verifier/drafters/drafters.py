@@ -34,10 +34,14 @@ logger = get_logger(__name__)
 _HELD_S = 30.0
 # How long a text that a pool keeps may wait for a drafter that is not connected.
 _UNSENT_S = 30.0
-# Of all drafters together: ended sequences whose Close is awaited or whose text is to be sent, and
-# their tokens, some 40 bytes each.
-_MAX_ENDED = 4_096
-_MAX_ENDED_TOKENS = 2 << 20
+# Ended sequences whose Close is awaited, and their tokens, some 40 bytes each: beyond that, the
+# oldest ones are given up.
+_MAX_HELD = 4_096
+_MAX_HELD_TOKENS = 2 << 20
+# Texts that wait for their drafter, and their tokens: beyond that, no further one is kept. One
+# drafter's may take as much as they leave free, so that a few that are down leave room for others.
+_MAX_WAITING = 4_096
+_MAX_WAITING_TOKENS = 2 << 20
 
 # How often idle drafters and held sequences are looked for.
 _TICK_S = 1.0
@@ -124,6 +128,7 @@ class Drafters:
         self._clock = clock
         self._by_address: dict[str, FedDrafter] = {}
         self._held: dict[tuple[int, str], _Held] = {}
+        self._num_held_tokens = 0
         self._next_tick_s = 0.0
         wire.warm_up()
 
@@ -159,16 +164,9 @@ class Drafters:
         if drafted_by is None or fed is None:
             return
         if by_itself and drafted_by.has_pool and drafted_by.keep is Keep.UNSPECIFIED:
-            while self._held and not self._has_room():
-                self.decide(*next(iter(self._held)))
-            if self._has_room():
-                fed.feed.hold(sequence.sequence_id)
-                sequence.drafter = None
-                until_s = self._clock() + _HELD_S
-                held = _Held(fed, sequence, until_s)
-                self._held[sequence.session_id, sequence.sequence_id] = held
-                return
-        self._leave(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
+            self._hold(fed, sequence)
+        else:
+            self._leave(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
 
     def close(self, sequence: Sequence, keep: Keep, length: int) -> None:
         """The sequence is closed, and its pool keeps this part of its text."""
@@ -180,36 +178,50 @@ class Drafters:
         """The Close of a sequence that is over; unknown ones are ignored."""
         held = self._held.pop((session_id, sequence_id), None)
         if held is not None:
-            held.drafter.feed.remove(
-                sequence_id,
-                keep=keep,
-                length=length,
-                until_s=self._clock() + _UNSENT_S,
-                only=held.sequence,
-            )
+            self._num_held_tokens -= len(held.sequence.token_ids)
+            self._remove(held.drafter, held.sequence, keep, length)
 
     def detach(self, session_id: int) -> None:
         """A session is over, and decides nothing more."""
         for key in [key for key in self._held if key[0] == session_id]:
             self.decide(*key)
 
+    def _hold(self, drafter: FedDrafter, sequence: Sequence) -> None:
+        """Awaits the Close of a sequence that is over; gives up the oldest ones if too many are."""
+        key = sequence.session_id, sequence.sequence_id
+        # The last sequence with this id: its Close cannot come any more.
+        self.decide(*key)
+        while len(self._held) >= _MAX_HELD or self._num_held_tokens >= _MAX_HELD_TOKENS:
+            self.decide(*next(iter(self._held)))
+        drafter.feed.hold(sequence.sequence_id)
+        sequence.drafter = None
+        self._held[key] = _Held(drafter, sequence, self._clock() + _HELD_S)
+        self._num_held_tokens += len(sequence.token_ids)
+
     def _leave(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
         if (fed := _fed(sequence)) is not None:
-            fed.feed.remove(
-                sequence.sequence_id,
-                keep=keep if self._has_room() else Keep.NOTHING,
-                length=length,
-                until_s=self._clock() + _UNSENT_S,
-            )
+            self._remove(fed, sequence, keep, length)
             sequence.drafter = None
 
-    def _has_room(self) -> bool:
-        """Whether one more ended sequence may wait for its Close, or for its drafter."""
-        feeds = [drafter.feed for drafter in self._by_address.values()]
-        return (
-            sum(feed.num_ended for feed in feeds) < _MAX_ENDED
-            and sum(feed.num_ended_tokens for feed in feeds) < _MAX_ENDED_TOKENS
+    def _remove(self, drafter: FedDrafter, sequence: Sequence, keep: Keep, length: int) -> None:
+        """The drafter is done with a sequence; without room to wait, its text is not kept."""
+        if keep is not Keep.NOTHING and not self._may_wait(drafter):
+            keep = Keep.NOTHING
+        drafter.feed.remove(
+            sequence.sequence_id,
+            keep=keep,
+            length=length,
+            until_s=self._clock() + _UNSENT_S,
+            only=sequence,
         )
+
+    def _may_wait(self, drafter: FedDrafter) -> bool:
+        """Whether one more text may wait for this drafter."""
+        feeds = [each.feed for each in self._by_address.values()]
+        num_free = _MAX_WAITING - sum(feed.num_waiting for feed in feeds)
+        num_free_tokens = _MAX_WAITING_TOKENS - sum(feed.num_waiting_tokens for feed in feeds)
+        feed = drafter.feed
+        return feed.num_waiting < num_free and feed.num_waiting_tokens < num_free_tokens
 
     def _find(self, address: str) -> FedDrafter | None:
         drafter = self._by_address.get(address)
@@ -371,7 +383,11 @@ class Drafters:
         return counts
 
     def check_integrity(self) -> None:
-        """Asserts that a drafter that is fed is in use."""
+        """Asserts that a drafter that is fed is in use, and that the totals are right."""
+        held_tokens = sum(len(held.sequence.token_ids) for held in self._held.values())
+        assert held_tokens == self._num_held_tokens
+        for drafter in self._by_address.values():
+            drafter.feed.check_integrity()
         for held in self._held.values():
             is_in_use = self._by_address.get(held.drafter.address) is held.drafter
             assert is_in_use or not held.drafter.feed.sequences

@@ -207,7 +207,8 @@ class DraftFeed:
 
     Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and, unless it is over, in
     one of them whenever a draft is to be requested, or nothing of it was sent; both are within
-    `_histories`, and so is `_ended`: the sequences that are over.
+    `_histories`, and so is `_waiting`: the sequences that are over, and whose text is to be sent.
+    `num_waiting_tokens` is the length of those texts.
     """
 
     def __init__(self) -> None:
@@ -215,7 +216,8 @@ class DraftFeed:
         # Sequences with unsent tokens: those whose next draft a step may wait for, and the others.
         self._urgent: dict[str, _History] = {}
         self._backlog: dict[str, _History] = {}
-        self._ended: dict[str, _History] = {}
+        self._waiting: dict[str, _History] = {}
+        self._num_waiting_tokens = 0
         self._releases: dict[str, Release] = {}
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
@@ -264,6 +266,7 @@ class DraftFeed:
         history = self._histories.get(sequence_id)
         if history is None or (only is not None and history.sequence is not only):
             return
+        self._stop_waiting(sequence_id)
         num_tokens = len(history.sequence.token_ids)
         history.end = min(length, num_tokens) or num_tokens
         history.is_held = False
@@ -271,7 +274,8 @@ class DraftFeed:
             history.keep = keep
             if history.num_sent < history.end:
                 history.until_s = until_s
-                self._ended[sequence_id] = history
+                self._waiting[sequence_id] = history
+                self._num_waiting_tokens += history.end
                 self._enqueue(sequence_id, history)
                 return
         self._drop(sequence_id, history)
@@ -282,13 +286,12 @@ class DraftFeed:
         if history is not None:
             history.end = len(history.sequence.token_ids)
             history.is_held = True
-            self._ended[sequence_id] = history
             self._urgent.pop(sequence_id, None)
             self._backlog.pop(sequence_id, None)
 
     def expire(self, now_s: float) -> None:
         """Gives up the texts that no drafter has taken in time."""
-        for sequence_id, history in list(self._ended.items()):
+        for sequence_id, history in list(self._waiting.items()):
             if history.until_s <= now_s:
                 history.keep = Keep.NOTHING
                 self._drop(sequence_id, history)
@@ -317,14 +320,14 @@ class DraftFeed:
         return len(self._in_flight)
 
     @property
-    def num_ended(self) -> int:
-        """Sequences that are over, and whose text is held or still to be sent."""
-        return len(self._ended)
+    def num_waiting(self) -> int:
+        """Sequences that are over, and whose text is still to be sent."""
+        return len(self._waiting)
 
     @property
-    def num_ended_tokens(self) -> int:
-        """Of those sequences."""
-        return sum(history.length for history in self._ended.values())
+    def num_waiting_tokens(self) -> int:
+        """Of those texts."""
+        return self._num_waiting_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -368,6 +371,14 @@ class DraftFeed:
             return None
         self._backlog_room(now_s)
         return max(0.0, (_MIN_BACKLOG_TOKENS - self._budget_tokens) / BACKLOG_TOKENS_PER_S)
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants of texts that wait."""
+        assert self._num_waiting_tokens == sum(each.length for each in self._waiting.values())
+        for sequence_id, history in self._waiting.items():
+            assert self._histories[sequence_id] is history
+            assert history.end is not None
+            assert not history.is_held
 
     def _backlog_room(self, now_s: float) -> int:
         """How many tokens of prompts and replays the next batch may hold: few, because it delays an
@@ -492,10 +503,14 @@ class DraftFeed:
         del self._histories[sequence_id]
         self._urgent.pop(sequence_id, None)
         self._backlog.pop(sequence_id, None)
-        self._ended.pop(sequence_id, None)
+        self._stop_waiting(sequence_id)
         if history.num_sent:
             length = history.length if history.num_sent > history.length else 0
             self._releases[sequence_id] = Release(sequence_id, history.keep, length)
+
+    def _stop_waiting(self, sequence_id: str) -> None:
+        if (history := self._waiting.pop(sequence_id, None)) is not None:
+            self._num_waiting_tokens -= history.length
 
     def _recover(self, history: _History, proposal: Proposal, batch_id: int) -> str:
         """Rewinds a history to what the drafter has; returns why it is given up, or ""."""

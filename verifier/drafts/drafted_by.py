@@ -22,7 +22,7 @@ class Keep(enum.IntEnum):
 class DraftedBy:
     """A sequence's drafter."""
 
-    # "": its session drafts.
+    # "": its session drafts, or nobody does.
     address: str
     # An encoded `NgramParams`, which only the drafter reads.
     encoded_params: bytes

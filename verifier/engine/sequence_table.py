@@ -239,6 +239,8 @@ class SequenceTable:
     def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
         self._useless_hints.learn(sequence.first_token_record)
         self._drafters.end(sequence, by_itself=by_itself)
+        # Its text may wait for a drafter; what it was sampled with, some MiB, need not.
+        sequence.grammar = sequence.adjustments = None
         self._scheduler.finish(sequence)
         del self._sequences[sequence.session_id, sequence.sequence_id]
 

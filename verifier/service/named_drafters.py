@@ -2,18 +2,23 @@
 
 An entry of `--drafters` admits any host below its name, so a session can make names up: each costs
 a connection, and every session is told of it. Owns how fast a session may name drafters that it has
-not named lately. Knows no connection.
+not named lately; a sequence that names one beyond that goes without it. Knows no connection.
 """
 
 import time
 from collections.abc import Callable
 
-from verifier.errors import InvalidRequestError, OverloadedError
+from servicekit.logs import get_logger
+from verifier.errors import InvalidRequestError
+
+logger = get_logger(__name__)
 
 #: New names at once; a verifier uses no more drafters at a time.
 MAX_NEW_NAMES = 256
 #: After that, one more in so many seconds.
 NEW_NAME_INTERVAL_S = 1.0
+
+_LOG_INTERVAL_S = 60.0
 
 
 class NamedDrafters:
@@ -34,16 +39,18 @@ class NamedDrafters:
         self._named: dict[str, None] = {}
         self._num_free = float(MAX_NEW_NAMES)
         self._freed_at_s = clock()
+        # Since the last log line; and when the next one may be written.
+        self._num_unused = 0
+        self._next_log_s = clock()
 
-    def check(self, address: str, *, field: str) -> None:
-        """Checks an address that the session names.
+    def admit(self, address: str, *, field: str) -> bool:
+        """Whether a drafter that the session names is used; False: it named too many others lately.
 
         Args:
-            field: where it does.
+            field: where it names it.
 
         Raises:
             InvalidRequestError: the operator does not allow it.
-            OverloadedError: the session has named too many others lately.
         """
         if not self._admits(address):
             raise InvalidRequestError(
@@ -51,21 +58,30 @@ class NamedDrafters:
             )
         if address in self._named:
             del self._named[address]
-        else:
-            self._take(address, field)
+        elif not self._take():
+            self._log_unused(address)
+            return False
         self._named[address] = None
         if len(self._named) > MAX_NEW_NAMES:
             del self._named[next(iter(self._named))]
+        return True
 
-    def _take(self, address: str, field: str) -> None:
+    def _take(self) -> bool:
         now_s = self._clock()
         num_freed = (now_s - self._freed_at_s) / NEW_NAME_INTERVAL_S
         self._num_free = min(float(MAX_NEW_NAMES), self._num_free + num_freed)
         self._freed_at_s = now_s
         if self._num_free < 1:
-            raise OverloadedError(
-                f"{address!r} is new, and too many drafters were named lately",
-                field=field,
-                retry_after_ms=int(1000 * NEW_NAME_INTERVAL_S),
-            )
+            return False
         self._num_free -= 1
+        return True
+
+    def _log_unused(self, address: str) -> None:
+        """One line a minute at most."""
+        self._num_unused += 1
+        now_s = self._clock()
+        if now_s >= self._next_log_s:
+            logger.warning(
+                "too_many_new_drafters", drafter=address, num_without_drafts=self._num_unused
+            )
+            self._num_unused, self._next_log_s = 0, now_s + _LOG_INTERVAL_S

@@ -232,6 +232,10 @@ def open_sequence(
                 f"{MAX_PROMPT_LOGPROBS}",
                 field="sampling.prompt_logprobs",
             )
+    drafted_by = _drafted_by(message, drafters)
+    drafting = message.drafting if message.HasField("drafting") else True
+    if message.drafter_address and drafted_by is not None and not drafted_by.address:
+        drafting = False  # Nobody drafts: no step may wait for it.
     return OpenSequence(
         sequence_id=message.sequence_id,
         token_ids=token_ids,
@@ -242,13 +246,13 @@ def open_sequence(
         if message.ignore_eos
         else stop_token_ids | served.eos_token_ids,
         draft_wait=_DRAFT_WAITS[message.draft_wait],
-        drafting=message.drafting if message.HasField("drafting") else True,
+        drafting=drafting,
         num_speculative_tokens=num_speculative_tokens,
         cache_salt=message.cache_salt,
         priority=message.priority,
         tokens_per_match=message.tokens_per_match,
         trace=message.trace,
-        drafted_by=_drafted_by(message, drafters),
+        drafted_by=drafted_by,
     )
 
 
@@ -285,18 +289,18 @@ def update(message: verifier_pb2.Update, session_id: int, *, drafters: NamedDraf
     """The command of an Update.
 
     Raises:
-        RequestError: the session may not name its drafter.
+        InvalidRequestError: the operator does not allow its drafter.
     """
-    address = None
-    if message.HasField("drafter_address"):
-        address = message.drafter_address
-        if address:
-            drafters.check(address, field="update.drafter_address")
+    address = message.drafter_address if message.HasField("drafter_address") else None
+    is_unused = False
+    if address:
+        is_unused = not drafters.admit(address, field="update.drafter_address")
     return Update(
         session_id=session_id,
         sequence_id=message.sequence_id,
-        drafting=message.drafting,
-        drafter_address=address,
+        # Nobody drafts for a sequence that had no drafter either: no step may wait for it.
+        drafting=message.drafting and not is_unused,
+        drafter_address=None if is_unused else address,
     )
 
 
@@ -313,10 +317,10 @@ def keep_of(keep: int, *, field: str) -> Keep:
 
 def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedBy | None:
     address = message.drafter_address
-    if address:
-        drafters.check(address, field="drafter_address")
     if not address and not message.HasField("ngram"):
         return None
+    if address and not drafters.admit(address, field="drafter_address"):
+        address = ""
     # It is sent whole, in one message beside others.
     params = drafter_pb2.NgramParams()
     params.CopyFrom(message.ngram)

@@ -110,7 +110,9 @@ def check_invariants(feed: DraftFeed) -> None:
     assert not urgent.keys() & backlog.keys()
     for queued in (urgent, backlog):
         assert all(histories[name] is history for name, history in queued.items())
-    assert feed._ended == {name: each for name, each in histories.items() if each.end is not None}
+    over = {name: each for name, each in histories.items() if each.end is not None}
+    assert feed._waiting == {name: each for name, each in over.items() if not each.is_held}
+    feed.check_integrity()
     for name, history in histories.items():
         assert history.sequence.sequence_id == name
         assert history.num_sent >= 0

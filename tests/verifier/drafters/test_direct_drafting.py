@@ -1,5 +1,7 @@
 """The engine and drafters that the test plays: what is asked, used and awaited."""
 
+import operator
+
 import pytest
 
 from tandem.v1 import drafter_pb2 as pb
@@ -8,10 +10,13 @@ from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_
 from tests.verifier.drafters.feeding import drafted_by
 from tests.verifier.drafters.scripted_drafter import appended
 from tests.verifier.running_engine import StartEngine
+from verifier.drafters.drafters import FedDrafter
 from verifier.drafters.messages import DrafterFault, DrafterState
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
+from verifier.drafts.drafted_by import Keep
 from verifier.engine.messages import Decided, DrafterStatus
+from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait
 
 pytestmark = pytest.mark.stand_in
@@ -459,3 +464,32 @@ def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
     assert delta.params.SerializeToString() == law.encoded_params
     assert (delta.sequence_id, delta.prompt_length, delta.max_length) == (sequence_id, 2, 10)
     direct.session.wait_end(sequence_id)
+
+
+class TestEndedTexts:
+    @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.UNSPECIFIED])
+    @pytest.mark.parametrize("how", ["end", "close"])
+    def test_a_text_that_waits_for_its_drafter_keeps_its_tokens_alone(
+        self, start_engine: StartEngine, keep: Keep, how: str
+    ) -> None:
+        """Counts of tokens and a grammar's masks are some MiB; what waits is bounded in tokens."""
+        gate = Gate()
+        direct = start_direct(start_engine, rule=gate)
+        gate.close_at(5)
+        sequence_id = direct.open(
+            [1, 2, 3], pool_id="p", keep=keep, sampling=Sampling(presence_penalty=1.0)
+        )
+        gate.wait_at(5)
+        sequence = direct.running.engine._table.find(direct.session.session_id, sequence_id)
+        assert sequence is not None
+        adjusting = operator.attrgetter("adjustments", "grammar")
+        assert adjusting(sequence) != (None, None)
+        if how == "close":
+            direct.session.close(sequence_id, keep=Keep.OUTPUT)
+        gate.open()
+        direct.session.wait_end(sequence_id)
+        direct.running.sync()
+        [drafter] = direct.running.engine._drafters.in_use
+        assert isinstance(drafter, FedDrafter)
+        assert drafter.feed._histories[sequence_id].sequence is sequence
+        assert adjusting(sequence) == (None, None)

@@ -389,7 +389,7 @@ class TestKeeping:
     def test_without_a_close_in_time_nothing_is_kept(
         self, world: World, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(drafters_module, "_MAX_ENDED", 1)
+        monkeypatch.setattr(drafters_module, "_MAX_HELD", 1)
         link = self.ended(world)
         if how == "too late":
             world.pass_s(30.1)
@@ -455,13 +455,14 @@ class TestKeeping:
         world.pass_s(IDLE_TIMEOUT_S)
         assert link.is_closed, "nothing needs it"
 
-    @pytest.mark.parametrize("limit", ["_MAX_ENDED", "_MAX_ENDED_TOKENS"])
+    @pytest.mark.parametrize("unit", ["", "_TOKENS"])
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.UNSPECIFIED])
     def test_no_more_than_so_much_waits_for_all_drafters_together(
-        self, world: World, limit: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
+        self, world: World, unit: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # One sequence has three tokens.
-        monkeypatch.setattr(drafters_module, limit, 2 if limit == "_MAX_ENDED" else 6)
+        for limit in ("_MAX_HELD", "_MAX_WAITING"):
+            monkeypatch.setattr(drafters_module, limit + unit, 6 if unit else 2)
         for name, address in (("a", A), ("b", B), ("c", A), ("d", B)):
             sequence = world.sequence(name, address, pool_id="p", keep=keep)
             world.drafters.end(sequence, by_itself=True)
@@ -474,6 +475,60 @@ class TestKeeping:
         # A Close that does not come gives way.
         assert sorted(names) == (["a", "b"] if keep is Keep.OUTPUT else ["c", "d"])
         world.pass_s(0.0)
+
+    def test_what_waits_for_a_lost_drafter_takes_no_room_of_what_is_held(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_module, "_MAX_HELD", 2)
+        monkeypatch.setattr(drafters_module, "_MAX_WAITING", 2)
+        for name in ("x", "y", "z"):
+            lost = world.sequence(name, B, pool_id="p", keep=Keep.ALL)
+            world.drafters.end(lost, by_itself=True)
+        link = self.ended(world, "a")
+        self.ended(world, "b")
+        assert [key[1] for key in world.drafters._held] == ["a", "b"]
+        assert released(link) == []
+
+    @pytest.mark.parametrize("unit", ["", "_TOKENS"])
+    def test_a_lost_drafter_leaves_as_much_room_to_others_as_it_takes(
+        self, world: World, unit: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_module, "_MAX_WAITING" + unit, 24 if unit else 8)
+        for address, name in ((B, "lost"), (A, "new")):
+            for index in range(8):
+                sequence = world.sequence(f"{name}{index}", address, pool_id="p", keep=Keep.ALL)
+                world.drafters.end(sequence, by_itself=True)
+        num_waiting = {each.address: each.feed.num_waiting for each in world.drafters.in_use}
+        assert num_waiting == {B: 4, A: 2}
+        world.pass_s(30.1)
+        sequence = world.sequence("later", A, pool_id="p", keep=Keep.ALL)
+        world.drafters.end(sequence, by_itself=True)
+        [drafter] = world.drafters.in_use
+        assert drafter.feed.num_waiting == 1
+
+    def test_where_nothing_is_kept_no_room_is_looked_for(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[object] = []
+        monkeypatch.setattr(Drafters, "_may_wait", lambda _, drafter: asked.append(drafter))
+        world.drafters.end(world.sequence("a", pool_id="p", keep=Keep.ALL), by_itself=False)
+        world.drafters.close(world.sequence("b", pool_id="p"), Keep.NOTHING, 0)
+        assert asked == []
+        world.drafters.end(world.sequence("c", pool_id="p", keep=Keep.ALL), by_itself=True)
+        assert len(asked) == 1
+
+    def test_an_id_that_ends_again_at_another_drafter_leaves_nothing_at_the_first(
+        self, world: World
+    ) -> None:
+        link = self.ended(world)
+        again = world.sequence("s", B, pool_id="p", keep=Keep.UNSPECIFIED)
+        world.drafters.end(again, by_itself=True)
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
+        world.drafters.detach(1)
+        world.pass_s(1.0)
+        world.pass_s(IDLE_TIMEOUT_S)
+        assert world.drafters.in_use == []
 
 
 class TestFaults:

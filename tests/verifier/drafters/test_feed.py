@@ -316,8 +316,8 @@ class TestEnds:
     def test_a_text_that_ended_before_anything_of_it_was_sent_is_kept(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
         feed.remove("sequence", keep=Keep.ALL, until_s=30.0)
-        assert feed.num_ended == 1
-        assert feed.num_ended_tokens == 3
+        assert feed.num_waiting == 1
+        assert feed.num_waiting_tokens == 3
         feed.restart()
         feed.expire(29.9)
         first, _ = exchange(feed)
@@ -325,7 +325,7 @@ class TestEnds:
         assert first.deltas[0].encoded_params is not None
         assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
         assert feed.is_idle
-        assert feed.num_ended_tokens == 0
+        assert feed.num_waiting_tokens == 0
 
     def test_a_text_that_was_not_sent_in_time_is_given_up(self) -> None:
         whole, part = fed_sequence(name="whole"), fed_sequence(list(range(10_000)), name="part")
@@ -334,7 +334,7 @@ class TestEnds:
         for name in ("part", "whole"):
             feed.remove(name, keep=Keep.ALL, until_s=30.0)
         feed.expire(30.0)
-        assert (feed.num_ended, feed.num_ended_tokens) == (0, 0)
+        assert (feed.num_waiting, feed.num_waiting_tokens) == (0, 0)
         batch, _ = exchange(feed)
         assert batch.deltas == []
         assert batch.releases == [Release("part", Keep.NOTHING, 0)], "half a text is not kept"
@@ -344,7 +344,7 @@ class TestEnds:
         feed = feed_of(fed_sequence(), **POOL)
         feed.remove("sequence", keep=Keep.ALL)
         assert feed.add(fed_sequence([7, 8]), drafted_by())
-        assert feed.num_ended == 0
+        assert feed.num_waiting == 0
         assert exchange(feed)[0].deltas[0].token_ids == [7, 8]
 
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.ALL])
