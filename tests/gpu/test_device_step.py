@@ -14,7 +14,7 @@ from tests.verifier.gpu.step_checks import BLOCK_SIZE, TEXT, decoder_of, judged,
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import StepSampling
 from verifier.gpu.decoder import Graphs
-from verifier.gpu.graph_pool import CudaCapture, GraphLimits
+from verifier.gpu.graph_pool import CudaCapture, GraphLimits, GraphPool
 from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import AcceptanceRule
 
@@ -69,7 +69,7 @@ def test_a_captured_step_has_the_bits_of_a_launched_one(name: str) -> None:
 
 
 def test_a_launch_waits_for_nothing() -> None:
-    """Copies to and from the device are queued, in graphs and without."""
+    """Copies to and from the device are queued, in graphs and without; the sampler's, too."""
     limits = GraphLimits(buckets=(8,), max_bytes=1 << 30, max_prepare_s=60.0)
     decoder = decoder_of(
         weights_of("qwen3"),
@@ -98,7 +98,39 @@ def test_a_launch_waits_for_nothing() -> None:
         torch.cuda.set_sync_debug_mode("error" if table_id in (2, 4) else "default")
         try:
             step = decoder.launch(layout, sampling)
+            # Waits for an event, which is no such wait.
+            step.wait()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        step.wait()
         assert step.result().verdict.is_finite.all()
+
+
+def test_a_failed_capture_leaves_the_device_as_it_was() -> None:
+    """Steps run as before on the same stream, and the allocator gives memory back."""
+    numbers, kept = torch.arange(64, device=GPU), torch.zeros(64, dtype=torch.int64, device=GPU)
+    waits = False
+
+    def compute(num_tokens: int) -> torch.Tensor:
+        doubled = numbers[:num_tokens] * 2
+        if waits and torch.cuda.is_current_stream_capturing():
+            doubled.sum().item()
+        return kept[:num_tokens].copy_(doubled)
+
+    limits = GraphLimits(buckets=(8, 64), max_bytes=1 << 30, max_prepare_s=60.0)
+    graphs = GraphPool(compute, capture=CudaCapture(GPU), limits=limits)
+    stream = torch.cuda.current_stream()
+    graphs.prepare([64])
+    waits = True
+    graphs.prepare([8])
+    assert graphs.captured == [64]
+    assert torch.cuda.current_stream() == stream
+    assert graphs.bucket_of(8) is None
+    expected = list(range(0, 128, 2))
+    assert compute(8).tolist() == expected[:8], "launched"
+    kept.zero_()
+    assert graphs.run(64).tolist() == expected, "replayed"
+    before = torch.cuda.memory_reserved()
+    large = torch.zeros(1 << 26, device=GPU)
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before

@@ -3,6 +3,7 @@
 No test here runs on a GPU: `torch.cuda`'s figures are a stand-in's.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from verifier.model.gpu_memory import (
 )
 from verifier.model.memory import GPU_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_kv_blocks
+from verifier.model.ready_model import choose_max_model_len
 from verifier.model.transformers_model import TransformersModel
 from verifier.sampling.scored_rows import max_rows_per_step
 
@@ -280,6 +282,46 @@ def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandIn
     gpu.allocate(blocks * 64)
     gpu.allocate(200_000)
     assert gpu.total - gpu.allocated < 0.1 * 400_000 + 64
+
+
+@pytest.mark.stand_in
+def test_no_measured_step_is_longer_than_the_model_allows(gpu: StandInGpu) -> None:
+    """Its tables have no room for one."""
+    longest = []
+
+    class NotingModel(StandInModel):
+        def forward(self, layout: BatchLayout) -> FloatArray:
+            longest.append(layout.seq_lens.max())
+            return super().forward(layout)
+
+    left_bytes = free_for_kv(gpu, make_model=lambda: NotingModel(gpu), max_model_len=5000)
+    assert max(longest) == 4096
+    with pytest.raises(ConfigError, match="--max-model-len: 5000: the model's limit is 4096"):
+        choose_max_model_len(
+            config_with(max_model_len=5000), model_limit=4096, room=left_bytes // 64 * 16
+        )
+
+
+@pytest.mark.stand_in
+def test_a_measured_model_in_a_cycle_is_given_back(gpu: StandInGpu) -> None:
+    """Else its memory would be taken from the K/V."""
+
+    class CyclicModel(StandInModel):
+        def __init__(self, gpu: StandInGpu) -> None:
+            super().__init__(gpu)
+            self.myself = self
+
+        def __del__(self) -> None:
+            gpu.allocate(-300)
+
+    gc.disable()
+    try:
+        left_bytes = free_for_kv(
+            gpu, make_model=lambda: CyclicModel(gpu), max_num_batched_tokens=200
+        )
+    finally:
+        gc.enable()
+    assert left_bytes == 600_000 - 200_000
 
 
 @pytest.mark.stand_in

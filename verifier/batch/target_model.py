@@ -47,7 +47,9 @@ class StepResult(NamedTuple):
 class StepHandle(Protocol):
     """A step under way. First `wait` is called, then `result`, each once.
 
-    During `wait` another thread computes the masks of grammars: it must not ask for any.
+    The masks of a step's grammars are computed between `launch` and `result`. Those of a model that
+    computes at launch are there when `wait` is called, and not before. With any other model,
+    another thread computes them during `wait`, which must not ask for any.
     """
 
     def wait(self) -> None:
@@ -67,7 +69,8 @@ class TargetModel(Protocol):
     vocab_size: int
 
     def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        """Begins a step, which writes K/V of all scheduled tokens, drafts included.
+        """Begins a step, which writes K/V of all scheduled tokens, drafts included. Asks no grammar
+        for masks: the caller has messages to send first.
 
         Must not change the layout, and may read it until the step's result is there.
         """

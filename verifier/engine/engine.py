@@ -138,6 +138,7 @@ class Engine:
         self._flush()
         self._masks.begin(batch.grammars)
         if self._computes_at_launch:
+            # `wait` begins with them.
             ranged("masks", self._masks.finish)
         self._inbox.computing_since_s = time.monotonic()
         ranged("forward", handle.wait)

@@ -113,6 +113,8 @@ class GpuDecoder(DeviceModel):
         self._cache = cache
         self._operations = operations or weights.operations
         self._sampler = sampler
+        # Layers are queued by `launch` wherever the device samples.
+        self.computes_at_launch |= sampler is not None
         self._batch = DeviceBatch(limits, device=weights.device)
         # Attention of a family without a softcap never gets the argument.
         softcap = weights.config.attention_softcap
@@ -165,7 +167,7 @@ class GpuDecoder(DeviceModel):
                 is_bad=hidden.is_bad,
                 is_bad_row=hidden.is_bad_row,
             )
-            return self._sampler.begin(layout, sampling, output)
+        return self._sampler.begin(layout, sampling, output)
 
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode(), current_device(self._weights.device):

@@ -11,9 +11,10 @@ import torch
 from verifier.attention.backend import to_device
 from verifier.batch.batch_layout import BatchLayout, IntArray
 from verifier.batch.target_model import BoolArray, FloatArray, StepResult, StepSampling
+from verifier.gpu.current_device import current_device
 from verifier.gpu.device_model import ForwardOutput, as_floats
 from verifier.gpu.sampling.sampler import DeviceSampler
-from verifier.gpu.sampling.sequence_slots import SequenceSlots
+from verifier.gpu.sampling.sequence_slots import SequenceSlots, Staged
 from verifier.sampling.acceptance_rules import PADDING
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.rejection_sampler import Verdict, verify_isolating_faults
@@ -29,50 +30,50 @@ class StepSampler:
     def begin(
         self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput
     ) -> "DeviceStep":
+        """A step whose forward pass is queued."""
+        rule = self.device_sampler.rule
+        assert not sampling.sequences or sampling.rule is rule, f"{sampling.rule}"
+        return DeviceStep(self, layout, sampling, output)
+
+    def queue(self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput) -> Staged:
         """Queues the sampling of a step; waits for nothing. The last step's result must have been
-        taken.
+        taken, and grammars are asked for their masks.
         """
         sampler, sequences = self.device_sampler, sampling.sequences
-        assert not sequences or sampling.rule is sampler.rule, f"{sampling.rule}"
         num_sampled = layout.num_sampled_tokens[: len(sequences)]
         first_rows = np.cumsum(num_sampled) - num_sampled
         # Of expanded layouts, a sequence's entries have one table.
         first_tokens = layout.logits_indices[first_rows]
         entries = np.searchsorted(layout.cu_seqlens_q, first_tokens, side="right") - 1
-        staged = self._slots.stage(sequences, layout.table_ids[entries].tolist())
-        sampler.run(output.logits, output.is_bad_row == 0, num_failed=output.is_bad.sum())
-        return DeviceStep(
-            sampler,
-            layout,
-            sampling,
-            output,
-            by_host=np.array(staged.by_host, dtype=np.int64),
-            failures=staged.failures,
-        )
+        with torch.inference_mode(), current_device(output.logits.device):
+            staged = self._slots.stage(sequences, layout.table_ids[entries].tolist())
+            sampler.run(output.logits, output.is_bad_row == 0, num_failed=output.is_bad.sum())
+        return staged
 
 
 class DeviceStep:
-    """Implements `StepHandle`."""
+    """Implements `StepHandle`. The forward pass is queued; `wait` queues the sampling, since the
+    masks of grammars are there only then.
+    """
 
     def __init__(
         self,
-        sampler: DeviceSampler,
+        sampler: StepSampler,
         layout: BatchLayout,
         sampling: StepSampling,
         output: ForwardOutput,
-        *,
-        by_host: IntArray,
-        failures: dict[int, Exception],
     ) -> None:
-        """`by_host`: indices among the sampled sequences; `failures`: by the same."""
-        self._sampler = sampler
+        self._step_sampler = sampler
+        self._sampler = sampler.device_sampler
         self._layout = layout
         self._sampling = sampling
         self._output = output
-        self._by_host = by_host
-        self._failures = failures
 
     def wait(self) -> None:
+        staged = self._step_sampler.queue(self._layout, self._sampling, self._output)
+        # Indices among the sampled sequences.
+        self._by_host: IntArray = np.array(staged.by_host, dtype=np.int64)
+        self._failures = staged.failures
         self._sampler.wait()
 
     def result(self) -> StepResult:

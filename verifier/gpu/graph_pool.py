@@ -14,11 +14,14 @@ padded to the depth of another. Large steps need no graph, since the device is t
 The first run of a bucket is eager, which has kernels compiled and chosen. Graphs are captured when
 the model is loaded, within a stated time, and later for buckets that are used often; all within a
 stated memory. None is given up for another: what it has taken of the memory that all graphs share
-would not come back.
+would not come back. After a capture that fails there is no other: graphs that exist are replayed,
+and a step that fits into none of them runs eagerly.
 
 Knows neither layout nor model. `CudaCapture` has never run: there was no GPU at hand.
 """
 
+import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,7 +57,10 @@ class CapturedGraph(Protocol[Output_co]):
 
 
 class Capture(Protocol):
-    """Records the kernels that a function launches, without running them."""
+    """Records the kernels that a function launches, without running them.
+
+    After an exception, the caller can run kernels as before.
+    """
 
     def __call__(self, compute: Callable[[], Output]) -> CapturedGraph[Output]: ...
 
@@ -78,8 +84,6 @@ class GraphLimits:
 class _Bucket(Generic[Output]):
     graph: CapturedGraph[Output] | None = None
     num_runs: int = 0
-    # No graph: capturing it failed.
-    is_refused: bool = False
 
 
 class GraphPool(Generic[Output]):
@@ -103,6 +107,8 @@ class GraphPool(Generic[Output]):
         self._limits = limits
         self._clock = clock
         self._buckets: dict[int, _Bucket[Output]] = {size: _Bucket() for size in limits.buckets}
+        # A capture has failed; there will be no other.
+        self._has_failed = False
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +125,7 @@ class GraphPool(Generic[Output]):
         one that can, up to twice as large. None: not at all, it runs eagerly.
         """
         sizes = [size for size in self._limits.buckets if size >= num_tokens]
-        fitting = (size for size in sizes if not self._buckets[size].is_refused)
+        fitting = (size for size in sizes if self._buckets[size].graph or not self._has_failed)
         size = next(fitting, None)
         return size if size is not None and size <= 2 * sizes[0] else None
 
@@ -132,6 +138,8 @@ class GraphPool(Generic[Output]):
         """
         started_at_s, longest_s = self._clock(), 0.0
         for size in reversed(self._limits.buckets) if buckets is None else buckets:
+            if self._has_failed:
+                return
             before_s = self._clock()
             if before_s - started_at_s + longest_s > self._limits.max_prepare_s:
                 logger.info("graphs_not_captured", reason="time", captured=self.captured)
@@ -155,21 +163,21 @@ class GraphPool(Generic[Output]):
         return output
 
     def _deserves_graph(self, bucket: _Bucket[Output]) -> bool:
-        """Whether it is used often, and there is memory."""
+        """Whether it is used often, there is memory, and captures succeed."""
         is_used = bucket.num_runs >= _RUNS_BEFORE_CAPTURE
-        return is_used and not bucket.is_refused and self.num_bytes < self._limits.max_bytes
+        return is_used and not self._has_failed and self.num_bytes < self._limits.max_bytes
 
     def _capture_bucket(self, size: int) -> None:
-        """Captures a graph. Without one, the bucket is not used again.
-
-        A failed capture is survived: the device has computed nothing in it.
+        """Captures a graph. A failed capture is survived, and is the last one: the device has
+        computed nothing in it, but what torch and CUDA remember of it is not known to be whole.
         """
-        bucket = self._buckets[size]
         try:
-            bucket.graph = self._capture(lambda: self._compute(size))
+            self._buckets[size].graph = self._capture(lambda: self._compute(size))
         except RuntimeError as error:  # out of memory, too
-            logger.warning("graph_not_captured", bucket=size, reason=str(error))
-            bucket.is_refused = True
+            self._has_failed = True
+            logger.warning(
+                "graph_not_captured", bucket=size, captured=self.captured, reason=str(error)
+            )
 
 
 class CudaCapture:
@@ -181,13 +189,35 @@ class CudaCapture:
 
     def __call__(self, compute: Callable[[], Output]) -> CapturedGraph[Output]:
         graph = torch.cuda.CUDAGraph()
+        # As the capture does when it begins: what that gives back is none of the graph's.
         torch.cuda.synchronize(self._device)
+        gc.collect()
+        torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = compute()
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            # Other threads may use the GPU meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = compute()
+        except BaseException:
+            self._clean_up(stream)
+            raise
         num_bytes = max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
         return _CudaGraph(graph, output, num_bytes)
+
+    def _clean_up(self, stream: torch.cuda.Stream) -> None:
+        """Does what `torch.cuda.graph` leaves undone where CUDA cannot end a capture.
+
+        The capture's stream would stay the thread's; and while the allocator takes a capture to be
+        under way, it neither reuses memory of other streams nor gives any back.
+        """
+        torch.cuda.set_stream(stream)
+        index = self._device.index
+        # RuntimeError: the capture failed later, and the allocator knows that it is over.
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(
+                torch.cuda.current_device() if index is None else index, self._pool
+            )
 
 
 class _CudaGraph(Generic[Output]):

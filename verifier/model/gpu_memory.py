@@ -6,6 +6,7 @@ computed but measured: `step_bytes` runs the two steps that take most over a few
 all sequences share.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 
 import torch
@@ -45,7 +46,10 @@ def free_for_kv_bytes(
         ConfigError: the largest step does not fit.
     """
     free_bytes = int(torch.cuda.mem_get_info(device)[0])
-    longest = min(config.max_model_len or model_limit, free_bytes // block_bytes * block_size)
+    # A flag above the model's limit is refused once the room for K/V is known.
+    longest = min(
+        config.max_model_len or model_limit, model_limit, free_bytes // block_bytes * block_size
+    )
     layouts = list(
         largest_steps(config, longest=max(1, longest), block_size=block_size, vocab_size=vocab_size)
     )
@@ -62,7 +66,8 @@ def free_for_kv_bytes(
         raise CheckpointError(
             f"the model is not served: its largest step fails: {error}"
         ) from error
-    # What the steps left behind in torch's allocator.
+    # What the model and its steps left behind in torch's allocator; a model may be in a cycle.
+    gc.collect()
     torch.cuda.empty_cache()
     left_bytes = int(torch.cuda.mem_get_info(device)[0]) - taken_bytes
     logger.info("step_measured", step_bytes=taken_bytes, left_bytes=left_bytes)

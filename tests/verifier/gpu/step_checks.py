@@ -9,12 +9,14 @@ import contextlib
 import functools
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
@@ -33,6 +35,7 @@ from tests.verifier.running_engine import (
     check_contract,
     no_link,
 )
+from tests.verifier.structured.test_masks_ahead import Watched
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import TritonBackend
@@ -129,6 +132,7 @@ class Twins:
 
     def __init__(self, own: GpuDecoder, host: GpuDecoder) -> None:
         self.vocab_size = own.vocab_size
+        self.computes_at_launch = own.computes_at_launch
         self.own = own
         self.host = host
         self.num_merged = 0
@@ -393,6 +397,60 @@ def test_a_grammar_is_followed() -> None:
     for output in outputs:
         text = tokenizer.decode(output, skip_special_tokens=True)
         assert re.fullmatch("(yes|no|perhaps){3}", text), text
+
+
+class HeldMasks(Watched):
+    """Computes the masks of each step when it is let."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.may_compute = threading.Semaphore(0)
+
+    def allowed(self, draft_token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        if not self.has_masks(draft_token_ids):
+            assert self.may_compute.acquire(timeout=PATIENCE_S)
+        return super().allowed(draft_token_ids)
+
+
+def test_messages_are_sent_before_the_next_steps_masks_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Events to sessions, and what drafters are told."""
+    with running("qwen3") as world:
+        order: list[str] = []
+        launch, flush = world.twins.launch, world.engine._drafters.flush
+
+        def noted_launch(layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+            order.append("launch")
+            handle = launch(layout, sampling)
+            order.append("launched")
+            return handle
+
+        def noted_flush() -> None:
+            order.append("flush")
+            flush()
+
+        monkeypatch.setattr(world.twins, "launch", noted_launch)
+        monkeypatch.setattr(world.engine._drafters, "flush", noted_flush)
+        session, masks = EngineSession(world.engine), HeldMasks(97)
+        sequence_id = session.open(
+            [3, 5, 8],
+            sampling=Sampling(is_constrained=True),
+            grammar=masks,
+            max_new_tokens=3,
+            num_speculative_tokens=0,
+        )
+        for count in (1, 2):
+            masks.may_compute.release()
+            # The next step is under way, and its masks are not there.
+            assert session.wait_decided(sequence_id, count).token_ids
+            assert order.count("launched") == count + 1
+            last = len(order) - 1 - order[::-1].index("launched")
+            assert order[last + 1 :] == ["flush"]
+        masks.may_compute.release()
+        session.wait_end(sequence_id)
+        assert len(session.output(sequence_id)) == 3
+        session.detach()
 
 
 def test_a_sequence_whose_kv_is_not_finite_ends_alone() -> None:

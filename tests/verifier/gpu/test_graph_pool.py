@@ -108,18 +108,38 @@ def test_where_memory_is_full_no_graph_is_captured_or_given_up() -> None:
     assert pool.graphs.num_bytes == 20
 
 
-def test_a_bucket_that_cannot_be_captured_is_not_used_again() -> None:
+def test_after_a_failed_capture_there_is_no_other_and_graphs_are_kept() -> None:
     pool = Pool(2, 4, 8, 32)
-    pool.capture.error = RuntimeError("out of memory")
-    pool.graphs.prepare([4])
-    pool.capture.error = None
-    assert pool.graphs.bucket_of(3) == 8, "the next larger one"
-    assert pool.graphs.bucket_of(2) == 2
-    pool.capture.error = RuntimeError("out of memory")
     pool.graphs.prepare([8])
-    assert pool.graphs.bucket_of(3) is None, "padding to 32 would cost more than a graph saves"
-    assert pool.graphs.bucket_of(9) == 32
-    pool.run(32)
+    pool.capture.error = RuntimeError("out of memory")
+    pool.run(4, times=15)
+    assert pool.graphs.bucket_of(3) == 4
+    pool.run(4)
+    pool.capture.error = None
+    pool.graphs.prepare([4])
+    assert pool.graphs.bucket_of(3) == 8, "the next one that has a graph"
+    assert pool.graphs.bucket_of(2) is None, "padding to 8 would cost more than a graph saves"
+    assert pool.graphs.bucket_of(9) is None, "it runs without padding"
+    pool.run(8, times=3)
+    assert pool.capture.num_replays == 3
+    pool.run(32, times=100)
+    assert pool.graphs.captured == [8]
+    assert pool.capture.num_captures == 1
+
+
+def test_preparing_ends_at_a_failed_capture() -> None:
+    pool = Pool(2, 4, 8)
+    pool.capture.error = RuntimeError("out of memory")
+    pool.graphs.prepare()
+    assert pool.calls == [8]
+    assert pool.graphs.bucket_of(1) is None
+
+
+def test_a_capture_that_fails_by_another_error_is_not_survived() -> None:
+    pool = Pool(2)
+    pool.capture.error = KeyError("a fault")
+    with pytest.raises(KeyError):
+        pool.graphs.prepare()
 
 
 def test_without_memory_there_are_no_graphs() -> None:
