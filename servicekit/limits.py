@@ -26,7 +26,7 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
 )
 
 #: A server closes a connection that pings more often than this; clients that go on elsewhere ping
-#: every second.
+#: every 0.8 s.
 PING_TOLERANCE: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
 )
