@@ -13,7 +13,7 @@ import grpc
 # While a call is open, a server that vanished without closing the connection is noticed within the
 # sum of both. A server of Tandem takes a ping every 0.5 s.
 _KEEPALIVE_MS = (10_000, 5_000)
-# Where the call then goes on elsewhere: within some 2 s, with what gRPC adds. A mistake costs little.
+# Where the call then goes on elsewhere: in some 2 s, with what gRPC adds. A mistake costs little.
 _SHORT_KEEPALIVE_MS = (800, 800)
 
 _CHANNEL_OPTIONS = (
