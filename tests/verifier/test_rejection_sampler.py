@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.verifier.goodness_of_fit import follows
 from verifier.sampling import Sampling
-from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, race
+from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, accept_rows, race
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 
@@ -61,6 +61,58 @@ def test_accepts_as_the_naive_loop_does(
     assert outputs.shape == (len(drafts), max(map(len, drafts)) + 1)
     for output, expected in zip(outputs.tolist(), expected_outputs, strict=True):
         assert output == expected + [PADDING] * (len(output) - len(expected))
+
+
+@given(
+    sequences=st.lists(
+        st.lists(
+            # Sampled, drafted (of the last row: by nobody), usable.
+            st.tuples(st.integers(0, 1), st.integers(0, 1), st.sampled_from([True, True, False])),
+            min_size=1,
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_nothing_is_accepted_from_an_unusable_row_on(
+    sequences: list[list[tuple[int, int, bool]]],
+) -> None:
+    rows = [row for sequence in sequences for row in sequence]
+    outputs, num_accepted, last_is_usable = accept_rows(
+        ints([sampled for sampled, _, _ in rows]),
+        ints([drafted for sequence in sequences for _, drafted, _ in sequence[:-1]]),
+        ints([len(sequence) - 1 for sequence in sequences]),
+        np.array([is_usable for _, _, is_usable in rows]),
+    )
+    for i, sequence in enumerate(sequences):
+        expected: list[int] = []
+        stood = 0
+        for place, (sampled, drafted, is_usable) in enumerate(sequence):
+            if not is_usable:
+                break
+            expected.append(sampled)
+            if place == len(sequence) - 1 or sampled != drafted:
+                break
+            stood += 1
+        assert num_accepted[i] == stood
+        assert last_is_usable[i] == sequence[stood][2]
+        assert outputs[i].tolist() == expected + [PADDING] * (outputs.shape[1] - len(expected))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_drafts", "counts"), [(3, 2, [1]), (3, 1, [2]), (2, 2, [2]), (2, 0, [-1])]
+)
+def test_arrays_that_contradict_each_other_are_refused(
+    num_samples: int, num_drafts: int, counts: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="different lengths"):
+        accept_rows(
+            ints([0] * num_samples),
+            ints([0] * num_drafts),
+            ints(counts),
+            np.ones(num_samples, bool),
+        )
 
 
 def judge(
