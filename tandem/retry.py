@@ -20,6 +20,11 @@ import grpc
 from tandem.generation import TandemError
 from tandem.rotation import Rotation
 
+# How calls end that a server lost or never ran. gRPC ends a call with CANCELLED that reaches a
+# server just after its shutdown has begun; whoever cancels a call of theirs, or closes the client,
+# does not ask for another one.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 # More would overflow a float, whatever the policy.
 _MAX_DOUBLINGS = 32
 
@@ -28,9 +33,10 @@ _MAX_DOUBLINGS = 32
 class RetryPolicy:
     """How often, and how soon, a client tries again after UNAVAILABLE or an overload.
 
-    Only calls that failed with UNAVAILABLE are repeated, which a lost connection is too, and those
-    that the server refused with RESOURCE_EXHAUSTED and the advice when to retry. A request that has
-    output already is resumed behind it. All this happens within the caller's `timeout_s`.
+    Only calls that failed with UNAVAILABLE are repeated, which a lost connection is too, those that
+    a server that shuts down ended with CANCELLED, and those that were refused with
+    RESOURCE_EXHAUSTED and the advice when to retry. A request that has output already is resumed
+    behind it. All this happens within the caller's `timeout_s`.
     """
 
     max_attempts: int = 8
@@ -154,7 +160,7 @@ class Attempts:
         A call that has brought output is followed by the next one almost at once.
         """
         policy, had_output = self._policy, self._has_output
-        if error.code is grpc.StatusCode.UNAVAILABLE:
+        if error.code in _GONE:
             self._rotation.failed(self._gateway)
         if policy is None or not _is_transient(error, had_output=had_output):
             return None
@@ -183,4 +189,4 @@ def _is_transient(error: TandemError, *, had_output: bool) -> bool:
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # Without advice, or in the middle of a stream, it is a limit of the request itself.
         return error.retry_after_s is not None and not had_output
-    return error.code is grpc.StatusCode.UNAVAILABLE
+    return error.code in _GONE

@@ -18,6 +18,9 @@ from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 # Requests differ by these; each kind is taken in turn.
 _KINDS = ("greedy", "seeded", "logprobs", "choices", "plain", "penalties")
 
+# As `tandem.client` has it.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 # Of a client that goes on through another gateway.
 _GIVE_UP_AFTER_S = 60.0
 _RETRY_INTERVAL_S = 0.05
@@ -231,14 +234,14 @@ async def generate(
 
 
 async def generate_anywhere(channels: Sequence[grpc.aio.Channel], record: Record) -> None:
-    """The request by one gateway after the other, while calls end with UNAVAILABLE.
+    """The request by one gateway after the other, while calls end because a gateway does.
 
     Each goes on from the tokens that came. Gives up after a minute.
     """
     deadline_s = time.monotonic() + _GIVE_UP_AFTER_S
     for channel in itertools.cycle(channels):
         await generate(channel, record)
-        if record.codes[-1] is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline_s:
+        if record.codes[-1] not in _GONE or time.monotonic() > deadline_s:
             return
         if len(record.token_ids(0)) >= record.request.max_new_tokens:
             # Only the end was lost.

@@ -12,15 +12,11 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
+from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import (
-    InvalidRequestError,
-    UnavailableError,
-    UnsupportedFieldError,
-    code_name,
-)
+from gateway.errors import UnavailableError, code_name
 from gateway.generation.generation import Generation
-from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
+from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
 from gateway.metrics import GatewayMetrics
 from gateway.requests import acceptance, validation
@@ -29,18 +25,12 @@ from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
-from gateway.text.chat_template import ChatTemplateError
 from gateway.text.model_text import ModelText, ModelTexts
-from gateway.text.output_text import OutputText
-from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
 
 if TYPE_CHECKING:
     from servicekit.spans import Spans
-
-# About as much text as a token stands for.
-_CHARACTERS_PER_TOKEN = 4
 
 
 class Frontend:
@@ -80,7 +70,7 @@ class Frontend:
         self._logger = logger
         self._spans = spans
         self._loop = asyncio.get_running_loop()
-        self._threads = threads
+        self._request_texts = RequestTexts(threads, defaults)
         self._admission = Admission(
             max_choices=max_concurrent_requests,
             max_waiting_tokens=max_waiting_tokens,
@@ -259,9 +249,9 @@ class Frontend:
             acceptance.check_has_no_text(request, model=model)
         num_given = len(request.output_token_ids)
         if request.prompt_token_ids is None:
-            # An estimate, while it waits for the tokenizer.
-            admitted.wait_with(_num_characters(request) // _CHARACTERS_PER_TOKEN + num_given)
-        prompt_token_ids = await self._find_tokens(request, model, text)
+            # While it waits for the tokenizer.
+            admitted.wait_with(estimate_prompt_tokens(request) + num_given)
+        prompt_token_ids = await self._request_texts.encode_prompt(request, model, text)
         accepted = acceptance.accept(
             request,
             prompt_token_ids=prompt_token_ids,
@@ -273,58 +263,10 @@ class Frontend:
         admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
 
-    async def _find_tokens(
-        self, request: GenerateRequest, model: Model, text: ModelText | None
-    ) -> Sequence[int]:
-        if request.prompt_token_ids is not None:
-            return request.prompt_token_ids
-        assert text is not None, "checked"
-        prompt = request.text
-        if request.conversation is not None:
-            prompt = await self._render(request.conversation, model, text)
-        assert prompt is not None, "checked"
-        return await self._encode(prompt, model, text)
-
-    async def _render(self, conversation: Conversation, model: Model, text: ModelText) -> str:
-        if text.chat_template is None:
-            raise UnsupportedFieldError(
-                f"the model {model.model_id} has no chat template", field="messages"
-            )
-        try:
-            return await self._threads.run(
-                conversation.num_bytes,
-                text.chat_template.render,
-                conversation.messages,
-                tools=conversation.tools or None,
-                variables=conversation.variables,
-            )
-        except ChatTemplateError as error:
-            raise InvalidRequestError(str(error), field="messages") from None
-
-    async def _encode(self, prompt: str, model: Model, text: ModelText) -> Sequence[int]:
-        tokenizer = text.tokenizer
-        max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
-        # A text that is certainly too long is refused before it is encoded.
-        num_bytes, max_bytes = len(prompt.encode()), tokenizer.max_bytes(max_tokens)
-        if max_bytes is not None and num_bytes > max_bytes:
-            raise InvalidRequestError(
-                f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
-                "may have",
-                field="text",
-            )
-        try:
-            return await self._threads.run(
-                num_bytes, tokenizer.encode, prompt, max_tokens=max_tokens
-            )
-        except TooManyTokensError as error:
-            raise acceptance.prompt_too_long(
-                error.num_tokens, model, self._defaults, "text"
-            ) from None
-
     async def _make_generations(
         self, request: AcceptedRequest, text: ModelText | None, changed: asyncio.Event
     ) -> Sequence[Generation]:
-        output_text = await self._make_output_text(request, text)
+        output_text = await self._request_texts.begin_output(request, text)
         generations: list[Generation] = []
         for index in range(request.num_choices):
             generations.append(
@@ -341,35 +283,6 @@ class Frontend:
                 # Each copies the prompt: many long ones at once would block the event loop.
                 await asyncio.sleep(0)
         return generations
-
-    async def _make_output_text(
-        self, request: AcceptedRequest, text: ModelText | None
-    ) -> OutputText:
-        """The text of every choice, after the output that the client already has.
-
-        Text that the given output leaves incomplete or held back comes with the first chunk, as it
-        would have if the stream had not been interrupted.
-        """
-        if text is None:
-            return OutputText(None, ())
-        prompt, given = request.prompt_token_ids, request.output_token_ids
-        if not request.stop_sequences:
-            # The last tokens suffice.
-            last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
-            return OutputText(
-                text.tokenizer.detokenizer(last), (), reports_tokens=request.report_tokens
-            )
-        output_text = OutputText(
-            text.tokenizer.detokenizer(prompt),
-            request.stop_sequences,
-            reports_tokens=request.report_tokens,
-        )
-        await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
-        if output_text.stopped:
-            raise InvalidRequestError(
-                "the output already holds a stop sequence", field="output_token_ids"
-            )
-        return output_text
 
     async def _read(
         self,
@@ -413,10 +326,3 @@ class Frontend:
                     finish_reason=generation.finish_reason,
                     usage=generation.usage(),
                 )
-
-
-def _num_characters(request: GenerateRequest) -> int:
-    """About how long the request's prompt is as text."""
-    if request.conversation is not None:
-        return request.conversation.num_bytes
-    return len(request.text or "")

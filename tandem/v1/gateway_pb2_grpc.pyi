@@ -40,6 +40,8 @@ class GenerationServiceStub:
     Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field (also for an unknown
     model_id); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when shed; UNAVAILABLE when no
     verifier can be reached; UNIMPLEMENTED naming a field that this server does not support.
+    CANCELLED, where the client has not cancelled: gRPC says so for a call that reaches a gateway
+    just after its shutdown has begun; it may be made again, as after UNAVAILABLE.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
     """The models that are served."""
@@ -56,6 +58,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field (also for an unknown
     model_id); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when shed; UNAVAILABLE when no
     verifier can be reached; UNIMPLEMENTED naming a field that this server does not support.
+    CANCELLED, where the client has not cancelled: gRPC says so for a call that reaches a gateway
+    just after its shutdown has begun; it may be made again, as after UNAVAILABLE.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models that are served."""
@@ -75,6 +79,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field (also for an unknown
         model_id); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when shed; UNAVAILABLE when no
         verifier can be reached; UNIMPLEMENTED naming a field that this server does not support.
+        CANCELLED, where the client has not cancelled: gRPC says so for a call that reaches a gateway
+        just after its shutdown has begun; it may be made again, as after UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -31,6 +31,7 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.cancelled = asyncio.Event()
         self.address = ""
+        self.server = grpc.aio.server()
 
     async def Generate(
         self, request: gateway_pb2.GenerateRequest, context: Context
@@ -73,7 +74,7 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
 @contextlib.asynccontextmanager
 async def stand_in_gateway() -> AsyncIterator[StandInGateway]:
     servicer = StandInGateway()
-    server = grpc.aio.server()
+    server = servicer.server
     gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

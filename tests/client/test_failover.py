@@ -25,6 +25,7 @@ from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gate
 pytestmark = pytest.mark.stand_in
 REQUEST = GenerationRequest(prompt="ren")
 GONE = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
+STOPPED = refusal(grpc.StatusCode.CANCELLED, "CANCELLED")
 FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=1)
 
 
@@ -79,7 +80,7 @@ async def test_an_address_without_a_server_is_skipped(
     assert len(gateway.requests) == 4
 
 
-@pytest.mark.parametrize("failure", [GONE, FULL])
+@pytest.mark.parametrize("failure", [GONE, STOPPED, FULL])
 async def test_a_request_without_output_is_sent_again(
     gateway: StandInGateway, connect: Any, failure: Any
 ) -> None:
@@ -88,6 +89,24 @@ async def test_a_request_without_output_is_sent_again(
         assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
     assert len(gateway.requests) == 3
     assert gateway.requests[0] == gateway.requests[2]
+
+
+async def test_calls_that_reach_a_gateway_while_it_stops_go_to_another(
+    gateway: StandInGateway, other: StandInGateway, connect: Any
+) -> None:
+    """Some of them end with CANCELLED: gRPC had received them, and began none."""
+    has_stopped = asyncio.Event()
+
+    async def generate(client: Any) -> None:
+        while not has_stopped.is_set():
+            assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
+
+    async with connect([gateway.address, other.address]) as client, asyncio.TaskGroup() as clients:
+        for _ in range(32):
+            clients.create_task(generate(client))
+        await client.generate(REQUEST)
+        await gateway.server.stop(20)
+        has_stopped.set()
 
 
 async def test_a_request_that_had_started_keeps_its_seed_and_id(

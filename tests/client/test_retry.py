@@ -7,6 +7,7 @@ from tandem.generation import TandemError
 from tandem.retry import Attempts, Failover, RetryBudget, RetryPolicy
 from tandem.rotation import Rotation
 
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 UNAVAILABLE = TandemError(grpc.StatusCode.UNAVAILABLE, "gone")
 
 
@@ -79,9 +80,7 @@ def test_an_overloaded_server_says_when_to_call_it_again() -> None:
     assert pause(1.0, output=True) is None
 
 
-@pytest.mark.parametrize(
-    "code", [each for each in grpc.StatusCode if each is not grpc.StatusCode.UNAVAILABLE]
-)
+@pytest.mark.parametrize("code", [each for each in grpc.StatusCode if each not in GONE])
 def test_no_other_failure_is_repeated(code: grpc.StatusCode) -> None:
     request = attempts()
     request.next_gateway()

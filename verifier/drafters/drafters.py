@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from servicekit.logs import get_logger
 from verifier.drafters import wire
-from verifier.drafters.feed import DrafterProtocolError, DraftFeed
+from verifier.drafters.batches import (
+    DrafterProtocolError,
+)
+from verifier.drafters.feed import DraftFeed
 from verifier.drafters.messages import (
     DrafterAnswered,
     DrafterBack,

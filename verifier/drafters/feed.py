@@ -7,19 +7,25 @@ that is slow or gone costs one number per sequence, and gets everything merged w
 
 import collections
 import dataclasses
-import enum
 import math
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafters.backlog_budget import BacklogBudget
+from verifier.drafters.batches import (
+    MAX_DELTA_TOKENS,
+    MAX_DELTAS,
+    MAX_REQUEST_BYTES,
+    Delta,
+    DeltaBatch,
+    DrafterProtocolError,
+    Proposal,
+    ProposalStatus,
+    Release,
+)
+from verifier.drafts.draft_buffer import Hint
 from verifier.drafts.drafted_by import DraftedBy, Keep
 from verifier.scheduling.sequence import Sequence
-
-#: The wire's limits (drafter.proto).
-MAX_DELTA_TOKENS = 8_192
-MAX_DELTAS = 4_096
-MAX_REQUEST_BYTES = 1 << 20
 
 # Small enough that a batch is answered well within the deadline while histories are replayed.
 _MAX_BATCH_TOKENS = 16_384
@@ -43,94 +49,14 @@ _MAX_BACKLOG_IN_FLIGHT = 2
 # After this many live batches, the next one holds prompts or replays, if there are some.
 _MAX_CONSECUTIVE_LIVE = 8
 
-# A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
-_MAX_URGENT_TOKENS = 1_024
-
-# Tokens that may be sent per second, and at once, before prompts and replays wait. Writing and
-# indexing them takes a few percent of a core at most. Live batches are sent in any case.
-BACKLOG_TOKENS_PER_S = 1_000_000
-BACKLOG_BURST_TOKENS = 65_536
-# No batch of prompts or replays is cut shorter than this for lack of budget.
-_MIN_BACKLOG_TOKENS = 1_024
-
-# A drafter that keeps evicting a sequence gets no more replays of it.
-_MAX_REWINDS = 8
-
-
-class DrafterProtocolError(Exception):
-    """A drafter's answer does not fit its batch."""
-
-
-class ProposalStatus(enum.IntEnum):
-    """How a drafter answered; the wire's numbers. Unknown ones are read as UNSPECIFIED."""
-
-    UNSPECIFIED = 0
-    OK = 1
-    NO_MATCH = 2
-    OUT_OF_SYNC = 3
-    INVALID = 4
-    INDEXING = 5
-
-
 # Statuses of deltas that the drafter did not append.
 _NOT_APPENDED = (ProposalStatus.OUT_OF_SYNC, ProposalStatus.INVALID)
 
+# A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
+_MAX_URGENT_TOKENS = 1_024
 
-class Proposal(NamedTuple):
-    """The answer to one delta. `drafter.proto` documents the fields."""
-
-    sequence_id: str
-    base_length: int
-    token_ids: list[int]
-    matched_ngram_length: int
-    source: Source
-    status: ProposalStatus
-    known_length: int
-    message: str
-
-
-class Delta(NamedTuple):
-    """New tokens of one sequence.
-
-    Attributes:
-        max_draft_tokens: 0: the tokens are appended, and no proposal is made.
-        encoded_params: None if the drafter has the sequence.
-        trace_parent: the span that the history is part of; "": none, or the drafter has it.
-    """
-
-    sequence_id: str
-    base_length: int
-    token_ids: list[int]
-    prompt_length: int
-    max_draft_tokens: int
-    max_length: int
-    encoded_params: bytes | None
-    trace_parent: str = ""
-
-
-class Release(NamedTuple):
-    """A sequence that its drafter may forget.
-
-    Attributes:
-        length: where the text ends, if the drafter was sent more; else 0.
-    """
-
-    sequence_id: str
-    keep: Keep
-    length: int
-
-
-class DeltaBatch(NamedTuple):
-    """One message to the drafter.
-
-    Attributes:
-        max_answer_bytes: no longer answer is the answer to this message.
-    """
-
-    batch_id: int
-    deltas: SequenceOf[Delta]
-    releases: SequenceOf[Release]
-    max_answer_bytes: int
+# A drafter that keeps evicting a sequence gets no more replays of it.
+_MAX_REWINDS = 8
 
 
 class BatchResult(NamedTuple):
@@ -222,8 +148,7 @@ class DraftFeed:
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
         self._num_consecutive_live = 0
-        self._budget_tokens = float(BACKLOG_BURST_TOKENS)
-        self._budget_at_s = 0.0
+        self._budget = BacklogBudget()
 
     def add(self, sequence: Sequence, drafted_by: DraftedBy) -> bool:
         """Begins to feed a sequence, with the tokens that it has; False: its id is taken."""
@@ -350,7 +275,7 @@ class DraftFeed:
         is_live = self._is_urgent_next(now_s)
         if not is_live and not self._may_send_backlog(now_s):
             return None
-        room_tokens = _MAX_BATCH_TOKENS if is_live else self._backlog_room(now_s)
+        room_tokens = _MAX_BATCH_TOKENS if is_live else self._budget.room(now_s)
         self._num_consecutive_live = (
             self._num_consecutive_live + 1 if is_live and self._backlog else 0
         )
@@ -359,7 +284,7 @@ class DraftFeed:
         releases, room_bytes = self._cut_releases()
         unsent = self._urgent if is_live else self._backlog
         deltas, requested = self._cut(unsent, room_tokens, room_bytes)
-        self._budget_tokens -= sum(len(delta.token_ids) for delta in deltas)
+        self._budget.take(sum(len(delta.token_ids) for delta in deltas))
         self._in_flight.append(_BatchInFlight(batch_id, now_s, requested, is_live))
         num_wanted = sum(delta.max_draft_tokens for delta in deltas)
         max_answer_bytes = _PROPOSAL_BYTES * (1 + len(deltas)) + _TOKEN_BYTES * num_wanted
@@ -369,8 +294,7 @@ class DraftFeed:
         """How long until the budget allows a prompt or replay; None: none waits for it."""
         if not self._backlog or len(self._in_flight) >= _MAX_BACKLOG_IN_FLIGHT:
             return None
-        self._backlog_room(now_s)
-        return max(0.0, (_MIN_BACKLOG_TOKENS - self._budget_tokens) / BACKLOG_TOKENS_PER_S)
+        return self._budget.due_s(now_s)
 
     def check_integrity(self) -> None:
         """Asserts the invariants of texts that wait."""
@@ -379,17 +303,6 @@ class DraftFeed:
             assert self._histories[sequence_id] is history
             assert history.end is not None
             assert not history.is_held
-
-    def _backlog_room(self, now_s: float) -> int:
-        """How many tokens of prompts and replays the next batch may hold: few, because it delays an
-        urgent batch that follows at once.
-        """
-        refill = (now_s - self._budget_at_s) * BACKLOG_TOKENS_PER_S
-        budget = max(self._budget_tokens, -BACKLOG_BURST_TOKENS) + refill
-        self._budget_tokens = min(BACKLOG_BURST_TOKENS, budget)
-        self._budget_at_s = now_s
-        room_tokens = min(MAX_DELTA_TOKENS, int(self._budget_tokens))
-        return room_tokens if room_tokens >= _MIN_BACKLOG_TOKENS else 0
 
     def _is_urgent_next(self, now_s: float) -> bool:
         """Whether the next batch is for sequences whose drafts are urgent."""
@@ -407,7 +320,7 @@ class DraftFeed:
             return False
         num_in_flight = sum(not batch.is_live for batch in self._in_flight)
         return num_in_flight < _MAX_BACKLOG_IN_FLIGHT and (
-            bool(self._releases) or self._backlog_room(now_s) > 0
+            bool(self._releases) or self._budget.room(now_s) > 0
         )
 
     def _cut(

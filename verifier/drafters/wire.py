@@ -21,7 +21,12 @@ from verifier.drafters.answer_scan import (
     TOKENS_START,
     scan_answer,
 )
-from verifier.drafters.feed import DeltaBatch, DrafterProtocolError, Proposal, ProposalStatus
+from verifier.drafters.batches import (
+    DeltaBatch,
+    DrafterProtocolError,
+    Proposal,
+    ProposalStatus,
+)
 from verifier.drafts.draft_buffer import Source
 from verifier.drafts.drafted_by import Keep
 

@@ -4,7 +4,13 @@ from typing import Any
 
 from tandem.v1 import drafter_pb2
 from tests.verifier.sequences import make_sequence
-from verifier.drafters.feed import Delta, DeltaBatch, DraftFeed, Proposal, ProposalStatus
+from verifier.drafters.batches import (
+    Delta,
+    DeltaBatch,
+    Proposal,
+    ProposalStatus,
+)
+from verifier.drafters.feed import DraftFeed
 from verifier.drafts.draft_buffer import Hint, Source
 from verifier.drafts.drafted_by import DraftedBy, Keep
 from verifier.scheduling.sequence import Sequence

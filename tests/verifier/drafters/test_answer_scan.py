@@ -13,7 +13,11 @@ from tandem.v1 import drafter_pb2 as pb
 from tests.volume import examples
 from verifier.drafters import wire
 from verifier.drafters.answer_scan import MALFORMED, NUM_COLUMNS, scan_answer
-from verifier.drafters.feed import DrafterProtocolError, Proposal, ProposalStatus
+from verifier.drafters.batches import (
+    DrafterProtocolError,
+    Proposal,
+    ProposalStatus,
+)
 from verifier.drafts.draft_buffer import Source
 
 VOCAB_SIZE = 300

@@ -15,17 +15,16 @@ from tests.verifier.drafters.feeding import (
     step,
 )
 from verifier.drafters import wire
-from verifier.drafters.feed import (
-    BACKLOG_BURST_TOKENS,
-    BACKLOG_TOKENS_PER_S,
+from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S
+from verifier.drafters.batches import (
     MAX_DELTA_TOKENS,
     MAX_DELTAS,
     MAX_REQUEST_BYTES,
     DrafterProtocolError,
-    DraftFeed,
     ProposalStatus,
     Release,
 )
+from verifier.drafters.feed import DraftFeed
 from verifier.drafts.drafted_by import Keep
 
 OUT_OF_SYNC = ProposalStatus.OUT_OF_SYNC
@@ -523,14 +522,14 @@ class TestPace:
                 feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
             return num_tokens
 
-        assert sent_by(100.0) == BACKLOG_BURST_TOKENS
+        assert sent_by(100.0) == BURST_TOKENS
         due_s = feed.due_s(100.0)
         assert due_s is not None
         assert due_s > 0
         assert sent_by(100.0 + due_s / 2) == 0
-        assert sent_by(100.0 + 1.01 * due_s) >= 0.9 * due_s * BACKLOG_TOKENS_PER_S
-        assert sent_by(100.02) == pytest.approx(0.02 * BACKLOG_TOKENS_PER_S, rel=0.2)
-        assert sent_by(1e6) == BACKLOG_BURST_TOKENS, "what was not used is not saved up"
+        assert sent_by(100.0 + 1.01 * due_s) >= 0.9 * due_s * TOKENS_PER_S
+        assert sent_by(100.02) == pytest.approx(0.02 * TOKENS_PER_S, rel=0.2)
+        assert sent_by(1e6) == BURST_TOKENS, "what was not used is not saved up"
 
     def test_a_spent_budget_holds_back_no_live_draft_and_no_release(self) -> None:
         quick, ended = fed_sequence(name="quick"), fed_sequence(name="ended")

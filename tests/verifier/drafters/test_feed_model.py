@@ -17,15 +17,15 @@ from tests.verifier.drafters.feeding import (
 )
 from tests.volume import examples
 from verifier.drafters import wire
-from verifier.drafters.feed import (
+from verifier.drafters.batches import (
     MAX_DELTAS,
     MAX_REQUEST_BYTES,
     Delta,
-    DraftFeed,
     Proposal,
     ProposalStatus,
     Release,
 )
+from verifier.drafters.feed import DraftFeed
 from verifier.drafts.drafted_by import Keep
 from verifier.scheduling.sequence import Sequence
 

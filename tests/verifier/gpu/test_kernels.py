@@ -11,6 +11,7 @@ import pytest
 
 CHECKS = (
     "kernel_checks.py",
+    "expert_kernel_checks.py",
     *(pytest.param(f"{name}_checks.py", marks=pytest.mark.slow) for name in ("product", "strict")),
 )
 ROOT = Path(__file__).parents[3]
@@ -31,11 +32,14 @@ def test_kernels_compute_what_they_shall(checks: str) -> None:
     assert "skipped" not in ran.stdout
 
 
-def test_kernels_compile_for_every_generation_of_gpus_that_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["compile_kernels", "compile_expert_kernels"])
+def test_kernels_compile_for_every_generation_of_gpus_that_is_served(
+    kernels: str, tmp_path: Path
+) -> None:
     """By Triton's own assembler, which needs no GPU."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.verifier.gpu.compile_kernels"]
+    command = [sys.executable, "-m", f"tests.verifier.gpu.{kernels}"]
     ran = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

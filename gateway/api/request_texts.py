@@ -1,0 +1,132 @@
+"""A request's text as tokens, and the text of its output.
+
+Owns which work goes to the tokenizer's threads, and the refusal of texts that are too long. Knows
+no verifier and no stream.
+"""
+
+from collections.abc import Sequence
+
+from gateway.errors import InvalidRequestError, UnsupportedFieldError
+from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
+from gateway.messages.response import Model
+from gateway.requests import acceptance
+from gateway.requests.acceptance import RequestDefaults
+from gateway.text.chat_template import ChatTemplateError
+from gateway.text.model_text import ModelText
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
+from gateway.text.tokenizer_threads import TokenizerThreads
+
+# About as much text as a token stands for.
+_CHARACTERS_PER_TOKEN = 4
+
+
+def estimate_prompt_tokens(request: GenerateRequest) -> int:
+    """About how many tokens the request's text or conversation will have."""
+    if request.conversation is not None:
+        num_characters = request.conversation.num_bytes
+    else:
+        num_characters = len(request.text or "")
+    return num_characters // _CHARACTERS_PER_TOKEN
+
+
+class RequestTexts:
+    """Encodes prompts and begins outputs; on the event loop, which long texts never block."""
+
+    def __init__(self, threads: TokenizerThreads, defaults: RequestDefaults) -> None:
+        """Args:
+        threads: for long texts.
+        defaults: values that requests leave open.
+        """
+        self._threads = threads
+        self._defaults = defaults
+
+    async def encode_prompt(
+        self, request: GenerateRequest, model: Model, text: ModelText | None
+    ) -> Sequence[int]:
+        """The prompt's tokens, whichever form it was given in.
+
+        Args:
+            text: the model's; None only if the request has no text.
+
+        Raises:
+            InvalidRequestError: it is too long, or the chat template refuses the conversation.
+            UnsupportedFieldError: a conversation, and the model has no chat template.
+        """
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        assert text is not None, "checked"
+        prompt = request.text
+        if request.conversation is not None:
+            prompt = await self._render(request.conversation, model, text)
+        assert prompt is not None, "checked"
+        return await self._encode(prompt, model, text)
+
+    async def begin_output(self, request: AcceptedRequest, text: ModelText | None) -> OutputText:
+        """The text of every choice, after the output that the client already has.
+
+        Text that the given output leaves incomplete or held back comes with the first chunk, as it
+        would have if the stream had not been interrupted.
+
+        Args:
+            text: the model's; None: the output has tokens only.
+
+        Raises:
+            InvalidRequestError: the given output holds a stop sequence.
+        """
+        if text is None:
+            return OutputText(None, ())
+        prompt, given = request.prompt_token_ids, request.output_token_ids
+        if not request.stop_sequences:
+            # The last tokens suffice.
+            last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
+            return OutputText(
+                text.tokenizer.detokenizer(last), (), reports_tokens=request.report_tokens
+            )
+        output_text = OutputText(
+            text.tokenizer.detokenizer(prompt),
+            request.stop_sequences,
+            reports_tokens=request.report_tokens,
+        )
+        await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
+        if output_text.stopped:
+            raise InvalidRequestError(
+                "the output already holds a stop sequence", field="output_token_ids"
+            )
+        return output_text
+
+    async def _render(self, conversation: Conversation, model: Model, text: ModelText) -> str:
+        if text.chat_template is None:
+            raise UnsupportedFieldError(
+                f"the model {model.model_id} has no chat template", field="messages"
+            )
+        try:
+            return await self._threads.run(
+                conversation.num_bytes,
+                text.chat_template.render,
+                conversation.messages,
+                tools=conversation.tools or None,
+                variables=conversation.variables,
+            )
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error), field="messages") from None
+
+    async def _encode(self, prompt: str, model: Model, text: ModelText) -> Sequence[int]:
+        tokenizer = text.tokenizer
+        max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
+        # A text that is certainly too long is refused before it is encoded.
+        num_bytes, max_bytes = len(prompt.encode()), tokenizer.max_bytes(max_tokens)
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise InvalidRequestError(
+                f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
+                "may have",
+                field="text",
+            )
+        try:
+            return await self._threads.run(
+                num_bytes, tokenizer.encode, prompt, max_tokens=max_tokens
+            )
+        except TooManyTokensError as error:
+            raise acceptance.prompt_too_long(
+                error.num_tokens, model, self._defaults, "text"
+            ) from None
