@@ -8,13 +8,13 @@ time of the engine's thread; and `model_cpu`, that of the model, which is part o
 """
 
 import dataclasses
-import sys
 import time
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.process import end
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
@@ -107,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import sys
 
 from prometheus_client import CollectorRegistry
 
@@ -11,7 +10,7 @@ from drafter.config import SERVICE, DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import run, serve_until_signalled
+from servicekit.process import end, run, serve_until_signalled
 from servicekit.tracing import tracing
 
 
@@ -40,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

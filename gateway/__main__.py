@@ -10,7 +10,7 @@ from gateway.config import SERVICE, GatewayConfig
 from gateway.server import GatewayServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import run, serve_until_signalled
+from servicekit.process import end, run, serve_until_signalled
 from servicekit.tracing import tracing
 
 # The event loop waits this long while a thread detokenises; the default is 5 ms.
@@ -48,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

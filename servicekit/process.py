@@ -8,18 +8,20 @@
 
     options = load_config(Options, service="mine")
     configure_logs(options.server.log_level, "mine")
-    sys.exit(run(lambda: serve(options)))
+    end(run(lambda: serve(options)))
 
 Knows no service. The ports belong to `servicekit.server`.
 """
 
 import asyncio
+import atexit
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
@@ -97,6 +99,20 @@ def run(main: Callable[[], Awaitable[None]]) -> int:
     finally:
         signal.signal(signal.SIGTERM, previous)
     return 0
+
+
+def end(status: int) -> NoReturn:
+    """Ends the process with this exit code, as soon as what is registered with `atexit` has run.
+
+    Skips the end of the interpreter: a thread of a library that returns to it then, such as gRPC's
+    poller, crashes the process, whose exit code would no longer be that of `run`.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever read it may be gone.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 async def _cancel_at_sigterm(main: Callable[[], Awaitable[None]]) -> None:

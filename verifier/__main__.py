@@ -5,7 +5,7 @@ import sys
 
 from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
-from servicekit.process import run
+from servicekit.process import end, run
 from servicekit.tracing import tracing
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
@@ -38,4 +38,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -11,6 +11,7 @@ from unittest import mock
 
 from gateway import __main__ as gateway
 from gateway.server import GatewayServer
+from servicekit.process import end
 
 
 def main() -> int:
@@ -32,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from servicekit.process import end
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
@@ -68,4 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

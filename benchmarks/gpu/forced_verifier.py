@@ -6,11 +6,11 @@ Answers only requests with the prompts of `texts.replays`.
 """
 
 import dataclasses
-import sys
 from unittest import mock
 
 from benchmarks.forced_texts import ForcedTexts
 from benchmarks.gpu.texts import replays
+from servicekit.process import end
 from verifier import __main__ as verifier
 from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
@@ -31,4 +31,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

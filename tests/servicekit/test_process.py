@@ -272,3 +272,25 @@ def test_plaintext_beyond_loopback_exits_with_2_unless_a_flag_allows_it(start: A
     assert script.read_address().startswith("0.0.0.0:")
     script.process.send_signal(signal.SIGTERM)
     assert script.end()[0] == 0
+
+
+ENDS = """
+import atexit, os
+from servicekit.process import end
+
+class Crashes:
+    def __del__(self):
+        os.abort()
+
+crashes = Crashes()  # until the interpreter ends
+atexit.register(print, "at exit")
+print("buffered", end=" ")
+end(3)
+"""
+
+
+def test_what_crashes_while_the_interpreter_ends_does_not_change_the_exit_code() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "buffered at exit\n", "")

@@ -11,6 +11,7 @@ the events would make gateways and clients compete. Where a session makes the hi
 at once.
 """
 
+import contextlib
 import itertools
 import threading
 import time
@@ -211,24 +212,23 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while True:
-                self._inbox.handle(timeout_s=0.0)
-                if self._inbox.is_stopping:
-                    break
-                self._reject_idle()
-                self._drafters.tick()
-                if not self.step():
-                    self._drafters.flush()
-                    self._flush()
-                    self._inbox.resolve_idle()
-                    self._inbox.handle(timeout_s=self._idle_wait_s())
-            self._drafters.stop()
+            with contextlib.closing(self._masks):
+                while True:
+                    self._inbox.handle(timeout_s=0.0)
+                    if self._inbox.is_stopping:
+                        break
+                    self._reject_idle()
+                    self._drafters.tick()
+                    if not self.step():
+                        self._drafters.flush()
+                        self._flush()
+                        self._inbox.resolve_idle()
+                        self._inbox.handle(timeout_s=self._idle_wait_s())
+                self._drafters.stop()
         except BaseException as error:
             self.stopped.set_exception(error)
         else:
             self.stopped.set_result(None)
-        finally:
-            self._masks.close()
 
     def _admit(self) -> None:
         """Lets waiting sequences run while there is room."""

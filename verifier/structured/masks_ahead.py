@@ -24,6 +24,9 @@ Asked = tuple[GrammarState, SequenceOf[int]]
 # To wake the thread costs the caller more than one mask.
 _LEAST_ASKED = 2
 
+# A mask takes far less, unless the engine has failed in the middle of a step.
+_LAST_MASK_S = 1.0
+
 
 class MasksAhead:
     """Owned by the engine thread. For each step it calls `begin`, then `finish`: in between, no
@@ -69,9 +72,12 @@ class MasksAhead:
             pass
 
     def close(self) -> None:
-        """Ends the thread; idempotent."""
+        """Ends the thread, or gives it up if the library does not return; idempotent."""
         self._is_closed = True
         self._wake()
+        # It may never have started.
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(_LAST_MASK_S)
 
     def _wake(self) -> None:
         # Nobody else releases it, so it is not released twice.

@@ -76,9 +76,7 @@ def ahead() -> Iterator[MasksAhead]:
     ahead = MasksAhead()
     yield ahead
     ahead.close()
-    if ahead._thread is not None:
-        ahead._thread.join(PATIENCE_S)
-        assert not ahead._thread.is_alive()
+    assert ahead._thread is None or not ahead._thread.is_alive()
 
 
 def begin(ahead: MasksAhead, *watched: Watched) -> None:
