@@ -3,7 +3,7 @@
 Knows nothing of what the services do: it could be its own project.
 
     process         signals, drain and exit code of a server process
-    server          its listening ports
+    server          its listening ports; grpc_stop stops one of them
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
     message_limits  limits that .proto files state, enforced
     kernels/        compiles and caches numeric kernels; needs numba, so not every service has it

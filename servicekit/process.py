@@ -148,7 +148,7 @@ async def _drain_and_stop(server: Server, drain: Callable[[], Awaitable[None]] |
     if drain is not None:
         # Before the drain: otherwise clients with open channels would keep sending their calls
         # here, to be refused, until the last stream has ended.
-        server.refuse_calls(server.options.drain_timeout_s)
+        server.refuse_calls()
         try:
             async with asyncio.timeout_at(deadline_s) as limit:
                 await drain()

@@ -26,6 +26,7 @@ from servicekit import VERSION, health
 from servicekit.address import Address, parse_address
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
+from servicekit.grpc_stop import GrpcStop
 from servicekit.interceptors.access import AccessInterceptor, Caller
 from servicekit.interceptors.bounds import BoundsInterceptor
 from servicekit.interceptors.error_mapping import ErrorInterceptor
@@ -126,7 +127,6 @@ class Server:
         self._address: str | None = None
         self._health_address: str | None = None
         self._metrics: MetricsServer | None = None
-        self._refusing: asyncio.Task[None] | None = None
         limits = limits_of_methods(service_names, limit_options) if limit_options else {}
         access = []
         if options.allowed_clients or admit is not None:
@@ -149,10 +149,13 @@ class Server:
                 *_max_age(options.max_connection_age_s),
             ],
         )
+        self._stop = GrpcStop(self.grpc)
         self._probes: grpc.aio.Server | None = None
+        self._probes_stop: GrpcStop | None = None
         if options.health_listen is not None:
             self._probes = grpc.aio.server(options=_arguments(_MAX_PROBE_STREAMS, _MAX_PROBE_BYTES))
             self._health.add_to_server(self._probes)
+            self._probes_stop = GrpcStop(self._probes)
         self._health.add_to_server(self.grpc)
         if options.reflection:
             reflection.enable_server_reflection(
@@ -286,25 +289,22 @@ class Server:
         """Health says NOT_SERVING from now on, even after `set_serving`."""
         self._health.retire()
 
-    def refuse_calls(self, grace_s: float) -> None:
+    def refuse_calls(self) -> None:
         """Refuses new calls on the main port and sends every client a GOAWAY.
 
-        Calls in flight may take `grace_s` more. The other ports answer as before.
+        Calls in flight go on until `stop`. The other ports answer as before.
         """
-        if self._refusing is None:
-            self._refusing = asyncio.create_task(self.grpc.stop(grace_s))
+        self._stop.begin()
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, gives those in flight `grace_s` to end, cancels them, closes.
 
-        May be called again, also while it runs: the shorter grace counts.
+        May be called again, also while it runs: the shortest grace counts.
         """
         self._health.close()
-        await self.grpc.stop(grace_s)
-        if self._refusing is not None:
-            await self._refusing
-        if self._probes is not None:
-            await self._probes.stop(0)
+        await self._stop.stop(grace_s)
+        if self._probes_stop is not None:
+            await self._probes_stop.stop(0)
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             await asyncio.to_thread(metrics.stop)
