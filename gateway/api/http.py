@@ -189,11 +189,12 @@ class _Guard:
                 pass
 
     def _add_headers(self, message: Message, request_id: str) -> None:
-        headers = message.setdefault("headers", [])
-        headers.append((b"x-request-id", request_id.encode()))
+        # Not in place: applications may send the same headers with every answer.
+        headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
         if not self._is_ready():
             # So that clients open their next connection elsewhere.
             headers.append((b"connection", b"close"))
+        message["headers"] = headers
 
 
 class _Server(uvicorn.Server):

@@ -30,12 +30,12 @@ _BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4
 
 _JSON = (b"content-type", b"application/json")
-_SSE_HEADERS = [
+_SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx would hold chunks back.
     (b"x-accel-buffering", b"no"),
-]
+)
 
 #: A job's events, each with the index of its prompt.
 Events = AsyncGenerator[tuple[int, GenerateEvent], None]

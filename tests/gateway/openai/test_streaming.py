@@ -21,7 +21,7 @@ from tests.gateway.openai.clients import (
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -107,6 +107,35 @@ async def test_a_chats_stream_has_openais_form(
         assert "".join(choice["delta"].get("content", "") for choice in choices) == "abc"
         assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
         assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
+
+
+async def test_a_stream_has_no_headers_of_those_before_it(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_api()
+    for request_id in ("first", "second"):
+        answer = await post(running, "/v1/completions", body(), x_request_id=request_id)
+        assert answer.headers["x-request-id"] == request_id
+
+
+async def test_a_stream_that_began_during_a_drain_closes_no_later_connection(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
+        opened = await verifier.nth("open", 0)
+        running.gateway.server.set_not_serving()
+        verifier.send(verifier.decided(opened.sequence_id, 2, [5], finish=STOP))
+        assert (await read_answer(reader)).headers["connection"] == "close"
+    running.gateway.server.set_serving()
+    verifier.play(lambda opened: [5, 0])
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+    assert b"connection: close" not in head.lower()
 
 
 async def test_each_prompt_has_its_choices(
