@@ -86,6 +86,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # A write waits for all before it, not for most of it: what is left unread is noticed.
+        transport.set_write_buffer_limits(high=1)
         connection = Connection(
             abort=transport.abort, certificate_names=_certificate_names(transport)
         )

@@ -5,6 +5,7 @@ until every prompt has begun and the first text is there; an error after that co
 the stream.
 """
 
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from starlette.types import Send
@@ -28,6 +29,9 @@ _MAX_ANSWER_BYTES = 32 << 20
 _BYTES_PER_LOGPROB = 8
 _BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4
+
+# Six digits, and the comma and the space between two.
+_BYTES_PER_TOKEN_ID = 8
 
 _JSON = (b"content-type", b"application/json")
 _SSE_HEADERS = (
@@ -196,8 +200,11 @@ def _chunks(choices: Sequence[str], envelope: Envelope, speculation: str = "") -
 
 
 def _num_bytes(part: Part) -> int:
+    """About as much as the part takes as JSON."""
     logprobs = part.logprobs or ()
-    num_bytes = len(part.text) + sum(len(call.arguments) for call in part.tool_calls)
+    num_bytes = _BYTES_PER_TOKEN_ID * len(part.token_ids or ())
+    for text in (part.text, *(call.arguments for call in part.tool_calls)):
+        num_bytes += len(json.dumps(text))
     return num_bytes + sum(
         len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
     )
