@@ -229,6 +229,8 @@ class GatewayServer:
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones are done."""
         await self.frontend.drain()
+        if self._http is not None:
+            await self._http.drain()
 
     async def stop(self) -> None:
         """Stops everything and cuts running requests off. May be called again."""

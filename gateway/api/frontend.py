@@ -87,25 +87,16 @@ class Frontend:
         """Whether requests for a model may ask for a trace of every step: the gateway and all the
         model's verifiers allow it.
         """
-        model = self._fleet.models().get(model_id)
+        model = self.find_model(model_id)
         return self._allow_trace and model is not None and model.allows_trace
 
     def list_models(self) -> Sequence[Model]:
         """The models that are served."""
         return list(self._fleet.models().values())
 
-    def find_model(self, model_id: str) -> Model:
-        """The model that a request names.
-
-        Raises:
-            UnavailableError: no verifier serves any.
-            InvalidRequestError: as `acceptance.find_model`.
-        """
-        models = self._fleet.models()
-        if not models:
-            self._metrics.count_shed("no_verifier")
-            raise no_verifier()
-        return acceptance.find_model(model_id, models)
+    def find_model(self, model_id: str) -> Model | None:
+        """The model of this id; None: it is not served, and `generate` refuses requests for it."""
+        return self._fleet.models().get(model_id)
 
     async def generate(
         self,
@@ -165,7 +156,7 @@ class Frontend:
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                model = self.find_model(request.model_id)
+                model = self._model_of(request)
                 text = self._texts.find(model.tokenizer_digest)
                 accepted = await self._accept(
                     request, model, text, principal, admitted, record.trace_parent
@@ -213,6 +204,13 @@ class Frontend:
         """
         self._admission.check_idle()
         self._coordinator.check_idle()
+
+    def _model_of(self, request: GenerateRequest) -> Model:
+        models = self._fleet.models()
+        if not models:
+            self._metrics.count_shed("no_verifier")
+            raise no_verifier()
+        return acceptance.find_model(request.model_id, models)
 
     @contextlib.contextmanager
     def _count_expiry(

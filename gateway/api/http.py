@@ -5,6 +5,7 @@ answer may stay unread. An ASGI application (Starlette on uvicorn) on the event 
 further APIs are more routes around the same `Frontend`.
 """
 
+import asyncio
 import contextlib
 import functools
 import socket
@@ -41,6 +42,9 @@ _SHUTDOWN_TIMEOUT_S = 1
 # Longer than load balancers keep a connection for their next request (60 s, most of them): the
 # side that closes first loses no request.
 _IDLE_TIMEOUT_S = 75
+
+# Of an answer, handed to a connection at a time.
+_PART_BYTES = 64 * 1024
 
 # The line and the headers of a request.
 _MAX_HEAD_BYTES = 32 * 1024
@@ -115,6 +119,11 @@ class HttpListener:
             if self._server.started:
                 await self._server.shutdown(sockets=[self._socket])
 
+    async def drain(self) -> None:
+        """Returns when the clients have taken the answers to the requests that are running now."""
+        if tasks := self._server.server_state.tasks:
+            await asyncio.wait(tasks)
+
     def close(self) -> None:
         """Frees the address, even if `run` never began."""
         self._socket.close()
@@ -177,9 +186,10 @@ class _Guard:
                 async def watched_send(message: Message) -> None:
                     if message["type"] == "http.response.start":
                         self._add_headers(message, request_id)
-                    call.begin_write()
-                    await send(message)
-                    call.end_write()
+                    for part in _parts(message):
+                        call.begin_write()
+                        await send(part)
+                        call.end_write()
 
                 await self._application(scope, receive, watched_send)
         except OverloadedError:
@@ -189,11 +199,29 @@ class _Guard:
                 pass
 
     def _add_headers(self, message: Message, request_id: str) -> None:
-        headers = message.setdefault("headers", [])
-        headers.append((b"x-request-id", request_id.encode()))
+        # Not in place: applications may send the same headers with every answer.
+        headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
         if not self._is_ready():
             # So that clients open their next connection elsewhere.
             headers.append((b"connection", b"close"))
+        message["headers"] = headers
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """The message as it is sent: each part waits until the client has taken the one before.
+
+    The last part of an answer is empty. So a request is answered, and its connection waits for the
+    next one, once nothing is left of the answer here.
+    """
+    if message["type"] != "http.response.body":
+        yield message
+        return
+    body = message.get("body", b"")
+    for start in range(0, len(body), _PART_BYTES):
+        part = body[start : start + _PART_BYTES]
+        yield {"type": message["type"], "body": part, "more_body": True}
+    if not message.get("more_body", False):
+        yield {"type": message["type"], "body": b"", "more_body": False}
 
 
 class _Server(uvicorn.Server):

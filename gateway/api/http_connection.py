@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
@@ -86,6 +87,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # A write waits for all before it, not for most of it: what is left unread is noticed.
+        transport.set_write_buffer_limits(high=1)
         connection = Connection(
             abort=transport.abort, certificate_names=_certificate_names(transport)
         )
@@ -98,7 +101,12 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_answering:
+        if self._is_answering:
+            return
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            # The rest of a body that its answer did not wait for.
+            self._await_request()
+        else:
             self._await_head()
 
     def handle_events(self) -> None:
@@ -128,6 +136,13 @@ class BoundedConnection(H11Protocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_request(self) -> None:
+        self._stop_waiting()
+        self.limits.waiting[self] = None
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _await_head(self) -> None:
         self.limits.waiting.setdefault(self, None)

@@ -5,6 +5,7 @@ until every prompt has begun and the first text is there; an error after that co
 the stream.
 """
 
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from starlette.types import Send
@@ -29,13 +30,16 @@ _BYTES_PER_LOGPROB = 8
 _BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4
 
+# Six digits, and the comma and the space between two.
+_BYTES_PER_TOKEN_ID = 8
+
 _JSON = (b"content-type", b"application/json")
-_SSE_HEADERS = [
+_SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx would hold chunks back.
     (b"x-accel-buffering", b"no"),
-]
+)
 
 #: A job's events, each with the index of its prompt.
 Events = AsyncGenerator[tuple[int, GenerateEvent], None]
@@ -196,8 +200,11 @@ def _chunks(choices: Sequence[str], envelope: Envelope, speculation: str = "") -
 
 
 def _num_bytes(part: Part) -> int:
+    """About as much as the part takes as JSON."""
     logprobs = part.logprobs or ()
-    num_bytes = len(part.text) + sum(len(call.arguments) for call in part.tool_calls)
+    num_bytes = _BYTES_PER_TOKEN_ID * len(part.token_ids or ())
+    for text in (part.text, *(call.arguments for call in part.tool_calls)):
+        num_bytes += len(json.dumps(text))
     return num_bytes + sum(
         len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
     )

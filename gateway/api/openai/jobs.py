@@ -103,6 +103,7 @@ def completion_job(parsed: schema.CompletionRequest, *, allows_trace: bool) -> J
 def chat_job(
     parsed: schema.ChatCompletionRequest,
     *,
+    is_served: bool,
     form: ToolCallForm | None,
     num_bytes: int,
     allows_trace: bool,
@@ -110,6 +111,8 @@ def chat_job(
     """The job of a request for a chat completion.
 
     Args:
+        is_served: whether the model is. If not, running the job refuses it, and a call that must
+            come is not looked at.
         form: how the model writes tool calls; None: unknown.
         num_bytes: of the body.
         allows_trace: as above.
@@ -118,7 +121,7 @@ def chat_job(
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
     wants_report = _wants_report(parsed)
-    grammar = tools.forced_call(parsed, form)
+    grammar = tools.forced_call(parsed, form) if is_served else None
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),

@@ -112,11 +112,10 @@ class OpenAiApi:
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         name = scope["path_params"]["model"]
-        for model in self._frontend.list_models():
-            if model.model_id == name:
-                await send_json(send, json.dumps(self._model(model)))
-                return
-        raise ApiError(404, f"{name!r} is not served", param="model", code="model_not_found")
+        model = self._frontend.find_model(name)
+        if model is None:
+            raise ApiError(404, f"{name!r} is not served", param="model", code="model_not_found")
+        await send_json(send, json.dumps(self._model(model)))
 
     async def _complete(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
@@ -137,7 +136,7 @@ class OpenAiApi:
     def _chat_job(self, body: bytes) -> Job:
         parsed = requests.parse(schema.ChatCompletionRequest, body)
         model = self._frontend.find_model(parsed.model)
-        text = self._texts.find(model.tokenizer_digest)
+        text = None if model is None else self._texts.find(model.tokenizer_digest)
         if text is not None and text.chat_template is None:
             raise ApiError(
                 400,
@@ -147,6 +146,7 @@ class OpenAiApi:
             )
         return chat_job(
             parsed,
+            is_served=model is not None,
             form=None if text is None else text.tool_call_form,
             num_bytes=len(body),
             allows_trace=self._frontend.allows_trace(parsed.model),

@@ -93,6 +93,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     status_line, *lines = head.decode().split("\r\n")
     headers = {line.split(": ")[0].lower(): line.split(": ", 1)[1] for line in lines}
+    assert len(headers) == len(lines), "a header is repeated"
     if headers.get("transfer-encoding") == "chunked":
         body = _join_chunks(body)
     return Answer(int(status_line.split()[1]), headers, body.decode())

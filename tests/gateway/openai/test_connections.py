@@ -54,6 +54,37 @@ async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> N
     assert (answer.status, answer.error["code"]) == (408, "timeout")
 
 
+async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
+    start_api: StartApi,
+) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+        head, _, body = sent.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+            await reader.readuntil(b"}}")
+        writer.write(body)
+        passed = asyncio.Event()
+        asyncio.get_running_loop().call_later(3 * IMPATIENT.request_timeout_s, passed.set)
+        await passed.wait()
+        writer.write(request_bytes("/health"))
+        assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartApi) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+        head, _, body = sent.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"}}")
+        writer.write(body[:-1])
+        assert await until_closed(reader) == b""
+
+
 async def test_a_stream_may_take_longer_than_a_request(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:

@@ -314,6 +314,9 @@ async def test_without_a_verifier_every_request_is_to_come_again(start_api: Star
     ):
         answer = await post(running, f"/v1/{path}", {"model": "scripted", **fields})
         assert answer.status == 503, fields
+    assert running.sample("tandem_requests_received_total") == 3
+    assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
+    assert running.sample("tandem_requests_shed_total", reason="no_verifier") == 3
 
 
 async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> None:

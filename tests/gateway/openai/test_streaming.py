@@ -1,6 +1,7 @@
 """Streams: their form, their texts, their errors; and clients that go away or do not read."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.api.openai import delivery
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (
     connection,
@@ -21,7 +23,7 @@ from tests.gateway.openai.clients import (
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -107,6 +109,35 @@ async def test_a_chats_stream_has_openais_form(
         assert "".join(choice["delta"].get("content", "") for choice in choices) == "abc"
         assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
         assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
+
+
+async def test_a_stream_has_no_headers_of_those_before_it(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_api()
+    for request_id in ("first", "second"):
+        answer = await post(running, "/v1/completions", body(), x_request_id=request_id)
+        assert answer.headers["x-request-id"] == request_id
+
+
+async def test_a_stream_that_began_during_a_drain_closes_no_later_connection(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
+        opened = await verifier.nth("open", 0)
+        running.gateway.server.set_not_serving()
+        verifier.send(verifier.decided(opened.sequence_id, 2, [5], finish=STOP))
+        assert (await read_answer(reader)).headers["connection"] == "close"
+    running.gateway.server.set_serving()
+    verifier.play(lambda opened: [5, 0])
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+    assert b"connection: close" not in head.lower()
 
 
 async def test_each_prompt_has_its_choices(
@@ -249,8 +280,13 @@ async def test_64_clients_that_vanish_free_everything(
     await running.until_idle()
 
 
+@pytest.mark.parametrize(
+    ("stream", "finish"),
+    [(True, 0), (True, STOP), (False, STOP)],
+    ids=["running stream", "ended stream", "whole"],
+)
 async def test_a_client_that_does_not_read_is_cut_off(
-    start_api: StartApi, start_verifier: StartVerifier
+    start_api: StartApi, start_verifier: StartVerifier, stream: bool, finish: int
 ) -> None:
     verifier = await start_verifier(max_model_len=1 << 21)
     running = await start_api(
@@ -263,24 +299,72 @@ async def test_a_client_that_does_not_read_is_cut_off(
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(client, (host, int(port)))
-        fields = {"return_token_ids": True, "max_tokens": 1 << 21}
+        fields = {"return_token_ids": True, "max_tokens": 1 << 21, "stream": stream}
         await loop.sock_sendall(client, request_bytes("/v1/completions", body(**fields)))
         opened = await verifier.nth("open", 0)
-        # More than the buffers of both sockets hold.
-        for first in range(0, UNREAD_TOKENS, 20_000):
-            verifier.send(verifier.decided(opened.sequence_id, 2 + first, [1999] * 20_000))
-        await verifier.nth("close", 0)
+        send_long_output(verifier, opened.sequence_id, finish=finish)
+        if not finish:
+            await verifier.nth("close", 0)
         await running.until_idle()
-        assert running.sample("tandem_requests_unread_total") == 1
+        await until(lambda: running.sample("tandem_requests_unread_total") == 1)
         # Its place is free, although it still holds its end of the connection.
         verifier.play(lambda opened: [5, 0])
         answer = await post(running, "/v1/completions", body())
         assert answer.events[-1] == "[DONE]"
         last = b""
         async with asyncio.timeout(PATIENCE_S):
-            while received := await loop.sock_recv(client, 1 << 16):
-                last = received
+            # What the gateway still had is dropped: the end never comes.
+            with contextlib.suppress(ConnectionResetError):
+                while received := await loop.sock_recv(client, 1 << 16):
+                    last = received
         assert b"[DONE]" not in last
+        assert b"usage" not in last
+
+
+async def test_a_drain_waits_until_an_answer_is_taken(
+    start_api: StartApi, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 21)
+    running = await start_api(verifiers=[verifier.address])
+    fields = {"return_token_ids": True, "max_tokens": 1 << 21, "stream": False}
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(**fields)))
+        opened = await verifier.nth("open", 0)
+        send_long_output(verifier, opened.sequence_id, finish=STOP)
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        await running.until_idle()
+        draining = asyncio.ensure_future(running.gateway.drain())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(draining), 0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            answer = json.loads(await reader.read())
+            await draining
+    assert head.startswith(b"HTTP/1.1 200")
+    assert len(answer["choices"][0]["token_ids"]) == UNREAD_TOKENS
+
+
+async def test_what_a_whole_answer_may_hold_is_counted_in_bytes(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_ANSWER_BYTES", 1000)
+    running = await start_api()
+    # As JSON, the second one has six bytes for each character.
+    for text, status in (("a" * 300, 200), ("日" * 300, 400)):
+        verifier.play(lambda opened, text=text: [*texts(text), 0])  # type: ignore[misc]
+        fields = {"stream": False, "max_tokens": 2000}
+        answer = await post(running, "/v1/completions", body(**fields))
+        assert answer.status == status, answer.body
+
+
+def send_long_output(verifier: ScriptedVerifier, sequence_id: str, *, finish: int) -> None:
+    """More than the buffers of both sockets hold."""
+    step = 20_000
+    for first in range(0, UNREAD_TOKENS, step):
+        is_last = first + step == UNREAD_TOKENS
+        verifier.send(
+            verifier.decided(sequence_id, 2 + first, [1999] * step, finish=finish if is_last else 0)
+        )
 
 
 async def test_a_client_that_pipelines_gets_its_answers_in_order(
