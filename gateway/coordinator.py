@@ -368,6 +368,7 @@ class Coordinator:
             # It was not taken: it waits on, as before, and has not moved.
             self._sequences.drop(sequence)
             generation.num_resumes -= 1
+            sequence.displaced.refused_by |= {verifier.name}
             self._resumption.put_back(sequence.displaced)
             return
         if generation.has_output:
@@ -407,13 +408,10 @@ class Coordinator:
         self._publish([generation])
         if generation.is_over:
             return True
-        try:
-            verifier = self._fleet.find_verifier(
-                generation.request, num_choices=1, numerics_digest=displaced.numerics_digest
-            )
-        except UnavailableError:
-            return False
-        if verifier.load.full_until_s > time.monotonic():
+        verifier = self._find_taker(displaced)
+        if verifier is None:
+            # All were asked. By the next try, those that refused it may have room.
+            displaced.refused_by = frozenset()
             return False
         generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
         generation.num_resumes += 1
@@ -429,6 +427,18 @@ class Coordinator:
         )
         self._start(generation, verifier, displaced=displaced)
         return True
+
+    def _find_taker(self, displaced: Displaced) -> VerifierLink | None:
+        try:
+            verifier = self._fleet.find_verifier(
+                displaced.generation.request,
+                num_choices=1,
+                refused_by=displaced.refused_by,
+                numerics_digest=displaced.numerics_digest,
+            )
+        except UnavailableError:
+            return None
+        return None if verifier.load.full_until_s > time.monotonic() else verifier
 
     def _fail_displaced(self, displaced: Displaced) -> None:
         """No verifier took the choice in time; its client has what was decided."""

@@ -1,6 +1,7 @@
 """A verifier that is lost, stuck, full or shutting down loses no request and no token."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -449,6 +450,50 @@ async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
     full, opened = await fleet.owner(2)
     full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_verifiers_without_room_for_its_grammar_end_a_choice_in_time(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(2, resume_timeout_s=1.0)
+    call = fleet.running.call(1)
+    lost, _ = await fleet.owner()
+    await lost.stop()
+    (other,) = fleet.others(lost)
+
+    async def refuse_all() -> None:
+        for index in itertools.count():
+            opened = await other.nth("open", index)
+            other.send(no_room_for_a_grammar(opened.sequence_id))
+
+    refusing = asyncio.ensure_future(refuse_all())
+    error = await error_of(call)
+    refusing.cancel()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert 1 < fleet.num_opens() < 8
+
+
+async def test_a_choice_that_one_verifier_refuses_goes_on_at_another(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(3)
+    call = fleet.running.call(1)
+    lost, _ = await fleet.owner()
+    await lost.stop()
+    full, second = await fleet.owner(2)
+    full.send(no_room_for_a_grammar(second.sequence_id))
+    other, third = await fleet.owner(3)
+    assert other is not full
+    other.send(
+        other.opened(third.sequence_id), other.decided(third.sequence_id, 1, [6], finish=STOP)
+    )
+    assert (await collect(call)).token_ids == [6]
+
+
+def no_room_for_a_grammar(sequence_id: str) -> verifier_pb2.Event:
+    return ScriptedVerifier.rejected(
+        sequence_id, code=RESOURCE_EXHAUSTED, field="sampling.structured_output"
+    )
 
 
 async def test_a_refusal_that_names_a_field_leaves_room_for_others(
