@@ -162,7 +162,10 @@ async def test_without_another_verifier_the_request_waits_for_one(start_fleet: S
     verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
     verifier.end_session()
     second = await verifier.nth("open", 1)
-    verifier.send(verifier.decided(second.sequence_id, 2, [6], finish=STOP))
+    verifier.send(
+        verifier.opened(second.sequence_id),
+        verifier.decided(second.sequence_id, 2, [6], finish=STOP),
+    )
     output = await collect(call)
     assert output.token_ids == [5, 6]
     assert output.usage.resumes == 1
@@ -351,6 +354,29 @@ async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> 
     assert "no progress within 2 s" in [entry.get("reason") for entry in fleet.running.log]
     verifier.send(verifier.decided(second.sequence_id, 1, [6], finish=STOP))
     assert (await collect(call)).token_ids == [6]
+
+
+async def test_after_a_stall_the_only_verifiers_sequences_have_time_again(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0, instance_ids=["one"])
+    (verifier,) = fleet.verifiers
+    # Its engine always has something to do.
+    verifier.num_elsewhere = 1
+    call = fleet.running.call(1)
+    await verifier.nth("open", 0)
+    second = await verifier.nth("open", 1)
+    # It answers, and has not made a step yet.
+    num_calls = verifier.num_load_calls
+    await until(lambda: verifier.num_load_calls > num_calls + 10)
+    assert (verifier.num_sessions, fleet.num_opens()) == (2, 2)
+    verifier.send(
+        verifier.opened(second.sequence_id),
+        verifier.decided(second.sequence_id, 1, [6], finish=STOP),
+    )
+    output = await collect(call)
+    assert output.token_ids == [6]
+    assert output.usage.resumes == 1
 
 
 async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
