@@ -399,7 +399,9 @@ class Coordinator:
             return
         self._sequences.drop(sequence)
         self._delivery.discard(generation)
-        self._resumption.add(generation, numerics_digest=sequence.numerics_digest, reason=reason)
+        # A verifier that had not taken it yet has made none of its output.
+        maker = sequence.displaced or sequence
+        self._resumption.add(generation, numerics_digest=maker.numerics_digest, reason=reason)
 
     def _place(self, displaced: Displaced) -> bool:
         """Opens a displaced choice at a verifier. Returns False if none can take it now."""

@@ -59,8 +59,8 @@ class Generation:
         token_ids: prompt and output, as decided.
         sequence_id: by which its verifier knows it; each verifier gets another one.
         num_cached_tokens: prompt tokens whose K/V the first verifier had.
-        num_resumes: how often another verifier went on with it.
-        resumes: when each of these verifiers took it, and why.
+        num_resumes: how often it was opened at another verifier that did not refuse it.
+        resumes: when each verifier that went on with it took it, and why.
         admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
         error: why there will be no more output.
@@ -267,7 +267,7 @@ class Generation:
             prompt_tokens=self.prompt_length,
             output_tokens=self._num_shown - self.prompt_length,
             cached_tokens=self.num_cached_tokens,
-            resumes=self.num_resumes,
+            resumes=len(self.resumes),
         )
 
     def _show(self, step: Step, *, is_last: bool) -> None:

@@ -154,6 +154,33 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert (await collect(call)).token_ids == [6]
 
 
+async def test_a_verifier_lost_before_it_takes_a_choice_has_made_none_of_its_output(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(4, ["a", "b", "a", "b"])
+    links = {link.name: link for link in fleet.running.gateway.fleet.verifiers}
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    (twin,) = [v for v in fleet.others(lost) if v.numerics_digest == lost.numerics_digest]
+    twin.send(twin.draining())
+    await until(lambda: links[twin.address].is_draining)
+    await lost.stop()
+    other, _ = await fleet.owner(2)
+    assert other.numerics_digest != lost.numerics_digest
+    twin.end_session()
+    await until(lambda: twin.num_sessions == 2 and links[twin.address].is_available)
+    await other.stop()
+    taker, third = await fleet.owner(3)
+    assert taker is twin
+    taker.send(
+        taker.opened(third.sequence_id), taker.decided(third.sequence_id, 2, [6], finish=STOP)
+    )
+    output = await collect(call)
+    assert output.token_ids == [5, 6]
+    assert output.usage.resumes == fleet.num_resumes("verifier_gone") == 1
+
+
 async def test_without_another_verifier_the_request_waits_for_one(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1)
     (verifier,) = fleet.verifiers
