@@ -88,12 +88,15 @@ class Coordinator:
         self._metrics = metrics
         self._logger = logger
         self._on_availability = on_availability
-        self._sequences = LiveSequences(metrics)
+        self._sequences = LiveSequences(self._report_load)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
         self._delivery = Delivery(self._publish)
         self._retries = RetryBudget()
         self._resumption = Resumption(
-            timeout_s=resume_timeout_s, place=self._place, fail=self._fail_displaced
+            timeout_s=resume_timeout_s,
+            place=self._place,
+            fail=self._fail_displaced,
+            on_load=self._report_load,
         )
 
     # A verifier's step ended.
@@ -221,7 +224,7 @@ class Coordinator:
             AssertionError: something is; it names it.
         """
         self._sequences.check_idle()
-        assert self._resumption.is_idle, "choices wait for a verifier"
+        assert not self._resumption.num_waiting, "choices wait for a verifier"
         assert self._moves.is_idle, "sequences are still to be moved"
         assert self._delivery.is_idle, "clients are still to be served"
         self._fleet.check_idle()
@@ -445,6 +448,13 @@ class Coordinator:
     def _fail_displaced(self, displaced: Displaced) -> None:
         """No verifier took the choice in time; its client has what was decided."""
         displaced.generation.fail(_gone())
+
+    def _report_load(self) -> None:
+        sequences = self._sequences
+        self._metrics.set_load(
+            num_running=sequences.num_running,
+            num_waiting=sequences.num_waiting + self._resumption.num_waiting,
+        )
 
     # Drafters.
 

@@ -44,6 +44,7 @@ class Resumption:
         timeout_s: float,
         place: Callable[[Displaced], bool],
         fail: Callable[[Displaced], None],
+        on_load: Callable[[], None],
     ) -> None:
         """Begins with nobody waiting.
 
@@ -51,10 +52,12 @@ class Resumption:
             timeout_s: how long a choice waits for a verifier.
             place: opens a choice at a verifier, or finds it over; False if none can take it now.
             fail: ends a choice whose time is over.
+            on_load: called when `num_waiting` has changed.
         """
         self._timeout_s = timeout_s
         self._place = place
         self._fail = fail
+        self._on_load = on_load
         self._loop = asyncio.get_running_loop()
         # Each is in one of the two, in the order of their turns: soon, or after an interval.
         self._due: deque[Displaced] = deque()
@@ -62,8 +65,8 @@ class Resumption:
         self._next_run: asyncio.Handle | None = None
 
     @property
-    def is_idle(self) -> bool:
-        return not (self._due or self._later)
+    def num_waiting(self) -> int:
+        return len(self._due) + len(self._later)
 
     def add(self, generation: Generation, *, numerics_digest: str, reason: str) -> None:
         """The choice needs a verifier; it is tried soon."""
@@ -75,11 +78,13 @@ class Resumption:
                 expires_s=self._loop.time() + self._timeout_s,
             )
         )
+        self._on_load()
         self._run_soon()
 
     def put_back(self, displaced: Displaced) -> None:
         """It was refused: it is tried again after an interval, or when a verifier comes."""
         self._later.append(displaced)
+        self._on_load()
         if self._next_run is None:
             self._next_run = self._loop.call_later(_RETRY_INTERVAL_S, self.wake)
 
@@ -105,6 +110,7 @@ class Resumption:
                 self._fail(displaced)
             else:
                 self._later.append(displaced)
+        self._on_load()
         if self._due:
             self._run_soon()
         elif self._later and self._next_run is None:

@@ -249,9 +249,28 @@ async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet
     await verifier.nth("open", 0)
     await verifier.stop()
     resumption = fleet.running.gateway.coordinator._resumption
-    await until(lambda: not resumption.is_idle)
+    await until(lambda: resumption.num_waiting == 1)
     call.cancel()
     await fleet.running.until_idle()
+
+
+async def test_a_choice_that_waits_for_another_verifier_counts_as_waiting(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1, resume_timeout_s=600)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.opened(opened.sequence_id))
+    await until(lambda: fleet.running.sample("tandem_num_requests_running") == 1)
+    await verifier.stop()
+    resumption = fleet.running.gateway.coordinator._resumption
+    await until(lambda: resumption.num_waiting == 1)
+    assert fleet.running.sample("tandem_num_requests_running") == 0
+    assert fleet.running.sample("tandem_num_requests_waiting") == 1
+    call.cancel()
+    await fleet.running.until_idle()
+    assert fleet.running.sample("tandem_num_requests_waiting") == 0
 
 
 async def test_a_stop_string_in_what_was_decided_ends_the_request(
