@@ -88,12 +88,15 @@ class Coordinator:
         self._metrics = metrics
         self._logger = logger
         self._on_availability = on_availability
-        self._sequences = LiveSequences(metrics)
+        self._sequences = LiveSequences(self._report_load)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
         self._delivery = Delivery(self._publish)
         self._retries = RetryBudget()
         self._resumption = Resumption(
-            timeout_s=resume_timeout_s, place=self._place, fail=self._fail_displaced
+            timeout_s=resume_timeout_s,
+            place=self._place,
+            fail=self._fail_displaced,
+            on_load=self._report_load,
         )
 
     # A verifier's step ended.
@@ -221,7 +224,7 @@ class Coordinator:
             AssertionError: something is; it names it.
         """
         self._sequences.check_idle()
-        assert self._resumption.is_idle, "choices wait for a verifier"
+        assert not self._resumption.num_waiting, "choices wait for a verifier"
         assert self._moves.is_idle, "sequences are still to be moved"
         assert self._delivery.is_idle, "clients are still to be served"
         self._fleet.check_idle()
@@ -368,6 +371,7 @@ class Coordinator:
             # It was not taken: it waits on, as before, and has not moved.
             self._sequences.drop(sequence)
             generation.num_resumes -= 1
+            sequence.displaced.refused_by |= {verifier.name}
             self._resumption.put_back(sequence.displaced)
             return
         if generation.has_output:
@@ -398,7 +402,9 @@ class Coordinator:
             return
         self._sequences.drop(sequence)
         self._delivery.discard(generation)
-        self._resumption.add(generation, numerics_digest=sequence.numerics_digest, reason=reason)
+        # A verifier that had not taken it yet has made none of its output.
+        maker = sequence.displaced or sequence
+        self._resumption.add(generation, numerics_digest=maker.numerics_digest, reason=reason)
 
     def _place(self, displaced: Displaced) -> bool:
         """Opens a displaced choice at a verifier. Returns False if none can take it now."""
@@ -407,13 +413,10 @@ class Coordinator:
         self._publish([generation])
         if generation.is_over:
             return True
-        try:
-            verifier = self._fleet.find_verifier(
-                generation.request, num_choices=1, numerics_digest=displaced.numerics_digest
-            )
-        except UnavailableError:
-            return False
-        if verifier.load.full_until_s > time.monotonic():
+        verifier = self._find_taker(displaced)
+        if verifier is None:
+            # All were asked. By the next try, those that refused it may have room.
+            displaced.refused_by = frozenset()
             return False
         generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
         generation.num_resumes += 1
@@ -430,9 +433,28 @@ class Coordinator:
         self._start(generation, verifier, displaced=displaced)
         return True
 
+    def _find_taker(self, displaced: Displaced) -> VerifierLink | None:
+        try:
+            verifier = self._fleet.find_verifier(
+                displaced.generation.request,
+                num_choices=1,
+                refused_by=displaced.refused_by,
+                numerics_digest=displaced.numerics_digest,
+            )
+        except UnavailableError:
+            return None
+        return None if verifier.load.full_until_s > time.monotonic() else verifier
+
     def _fail_displaced(self, displaced: Displaced) -> None:
         """No verifier took the choice in time; its client has what was decided."""
         displaced.generation.fail(_gone())
+
+    def _report_load(self) -> None:
+        sequences = self._sequences
+        self._metrics.set_load(
+            num_running=sequences.num_running,
+            num_waiting=sequences.num_waiting + self._resumption.num_waiting,
+        )
 
     # Drafters.
 

@@ -59,8 +59,8 @@ class Generation:
         token_ids: prompt and output, as decided.
         sequence_id: by which its verifier knows it; each verifier gets another one.
         num_cached_tokens: prompt tokens whose K/V the first verifier had.
-        num_resumes: how often another verifier went on with it.
-        resumes: when each of these verifiers took it, and why.
+        num_resumes: how often it was opened at another verifier that did not refuse it.
+        resumes: when each verifier that went on with it took it, and why.
         admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
         error: why there will be no more output.
@@ -195,6 +195,7 @@ class Generation:
             or not num_accepted <= num_drafts <= self._max_draft_tokens
             or base_length + num_tokens > self._max_length
             or num_accepted > num_tokens
+            or not (num_tokens or finish_reason is FinishReason.CANCELLED)
             or (num_tokens and max(token_ids) >= self._vocab_size)
             or len(logprobs) != (num_tokens if self._wants_logprobs else 0)
             or self._num_scored != self._num_to_score
@@ -232,8 +233,8 @@ class Generation:
                 self._end(FinishReason.STOP)
                 return steps
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
-            if tail := self._output_text.finish():
-                self._show_tail(tail, steps)
+            if self._decided_finish_reason is not FinishReason.CANCELLED:
+                _add_tail(steps[-1], self._output_text.finish())
             self._end(self._decided_finish_reason)
         elif decided:
             self.changed.set()
@@ -267,7 +268,7 @@ class Generation:
             prompt_tokens=self.prompt_length,
             output_tokens=self._num_shown - self.prompt_length,
             cached_tokens=self.num_cached_tokens,
-            resumes=self.num_resumes,
+            resumes=len(self.resumes),
         )
 
     def _show(self, step: Step, *, is_last: bool) -> None:
@@ -287,17 +288,6 @@ class Generation:
         self._num_shown += step.num_tokens
         self._unread.show(step)
         self._usage.count(step)
-
-    def _show_tail(self, tail: str, steps: Sequence[Step]) -> None:
-        """Shows text that was held back to the end, with the last token if that is not read."""
-        if not steps:
-            texts = (tail,) if self.request.report_tokens else ()
-            self._unread.show(Step(0, 0, 0, text=tail, token_texts=texts))
-            return
-        last = steps[-1]
-        last.text += tail
-        if last.token_texts:
-            last.token_texts = [*last.token_texts[:-1], last.token_texts[-1] + tail]
 
     def _impossible(self, decided: Decided) -> VerifierError:
         if self._num_scored != self._num_to_score:
@@ -322,6 +312,13 @@ class Generation:
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason
         self.changed.set()
+
+
+def _add_tail(last: Step, tail: str) -> None:
+    """Adds text that was held back to the end to the last step."""
+    last.text += tail
+    if last.token_texts:
+        last.token_texts = [*last.token_texts[:-1], last.token_texts[-1] + tail]
 
 
 def _check_sizes(logprobs: Sequence[EncodedLogprob], num_alternatives: int) -> None:

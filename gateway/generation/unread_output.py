@@ -37,8 +37,7 @@ class UnreadOutput:
         self._prompt_length = prompt_length
         # How many of the tokens were read.
         self._num_read = len(token_ids)
-        # In order: a step's trace comes before its tokens; a held-back text at the end is a step
-        # without tokens.
+        # In order: a step's trace comes before its tokens.
         self._shown: collections.deque[Step | EncodedStep] = collections.deque()
         self._num_trace_bytes = 0
         self.logprobs: list[EncodedLogprob] = []
@@ -94,7 +93,7 @@ class UnreadOutput:
             text=step.text,
             num_draft_tokens=step.num_draft_tokens,
             num_accepted_tokens=step.num_accepted_tokens,
-            num_steps=1 if step.num_tokens else 0,
+            num_steps=1,
             steps=(step,),
         )
 
@@ -114,9 +113,7 @@ class UnreadOutput:
             if isinstance(step, EncodedStep):
                 break
             room_bytes -= self._max_bytes(step, num_tokens)
-            # A text that was held back is short, and goes with the last tokens: a client that has
-            # these must know that there are no more.
-            if room_bytes < 0 and step.num_tokens and (steps or prompt_logprobs):
+            if room_bytes < 0 and (steps or prompt_logprobs):
                 break
             self._shown.popleft()
             steps.append(step)
@@ -130,7 +127,7 @@ class UnreadOutput:
             text="".join([step.text for step in steps]),
             num_draft_tokens=sum([step.num_draft_tokens for step in steps]),
             num_accepted_tokens=sum([step.num_accepted_tokens for step in steps]),
-            num_steps=sum([step.num_tokens > 0 for step in steps]),
+            num_steps=len(steps),
             logprobs=tuple(self.logprobs[:num_tokens]),
             prompt_logprobs=tuple(prompt_logprobs),
             steps=steps,

@@ -20,6 +20,7 @@ class VerifierLoad:
         longest_step_s: about the longest of its last steps; 0 before the first.
         last_answer_s: when it last sent anything.
         last_progress_s: when its engine was last seen to step, or to have nothing to do.
+        begun_s: when it last got a sequence of this gateway while it had none.
         full_until_s: when it may have room again, after it refused a sequence for lack of it.
         is_unresponsive: whether it has not answered, or not made a step, for too long.
     """
@@ -30,6 +31,7 @@ class VerifierLoad:
         self.longest_step_s = 0.0
         self.last_answer_s = 0.0
         self.last_progress_s = 0.0
+        self.begun_s = 0.0
         self.full_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
@@ -52,6 +54,7 @@ class VerifierLoad:
 
     def begin(self, now_s: float) -> None:
         """It gets the first sequence of this gateway."""
+        self.begun_s = now_s
         if not self.is_unresponsive:
             self.last_progress_s = now_s
 
@@ -110,3 +113,4 @@ class VerifierLoad:
         """This gateway itself was not able to listen for so long."""
         self.last_answer_s += time_s
         self.last_progress_s += time_s
+        self.begun_s += time_s

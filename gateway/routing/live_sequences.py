@@ -7,13 +7,12 @@ is still to be sent a Close: to end it, or to say what its pool keeps.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.generation.generation import Generation
 from gateway.messages.request import Keep
 from gateway.messages.response import FinishReason
 from gateway.messages.verifier import CloseCommand
-from gateway.metrics import GatewayMetrics
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.resumption import Displaced
 
@@ -63,28 +62,39 @@ class LiveSequences:
     """All open sequences; on the event loop.
 
     Invariant: each verifier's `num_sequences` counts its sequences here.
+
+    Attributes:
+        num_running: how many their verifier has admitted to its batch.
     """
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, on_load: Callable[[], None]) -> None:
+        """Args:
+        on_load: called when `num_running` or `num_waiting` has changed.
+        """
+        self._on_load = on_load
         self._by_id: dict[str, LiveSequence] = {}
         self._by_verifier: dict[VerifierLink, dict[str, LiveSequence]] = {}
         self._unclosed: dict[str, LiveSequence] = {}
-        self._num_running = 0
+        self.num_running = 0
         #: The sequence of an id, or None; hot path.
         self.find = self._by_id.get
+
+    @property
+    def num_waiting(self) -> int:
+        """How many their verifier has not admitted to its batch."""
+        return len(self._by_id) - self.num_running
 
     def add(self, sequence: LiveSequence) -> None:
         self._by_id[sequence.sequence_id] = sequence
         self._by_verifier.setdefault(sequence.verifier, {})[sequence.sequence_id] = sequence
         sequence.verifier.num_sequences += 1
-        self._report_load()
+        self._on_load()
 
     def set_running(self, sequence: LiveSequence) -> None:
         """The verifier has admitted it to its batch."""
         sequence.is_running = True
-        self._num_running += 1
-        self._report_load()
+        self.num_running += 1
+        self._on_load()
 
     def of_verifier(self, verifier: VerifierLink) -> Sequence[LiveSequence]:
         return list(self._by_verifier.get(verifier, {}).values())
@@ -106,8 +116,8 @@ class LiveSequences:
         sequence.verifier.num_sequences -= 1
         sequence.verifier.forget(sequence_id)
         if sequence.is_running:
-            self._num_running -= 1
-        self._report_load()
+            self.num_running -= 1
+        self._on_load()
 
     def close(self, generation: Generation) -> None:
         """The output of a forgotten sequence is final: its verifier is told, if it waits for that.
@@ -138,9 +148,4 @@ class LiveSequences:
         assert not self._by_id, f"live sequences: {list(self._by_id)}"
         assert not self._by_verifier, "verifiers without sequences are remembered"
         assert not self._unclosed, f"sequences that are not closed: {list(self._unclosed)}"
-        assert self._num_running == 0, f"{self._num_running} count as running"
-
-    def _report_load(self) -> None:
-        self._metrics.set_load(
-            num_running=self._num_running, num_waiting=len(self._by_id) - self._num_running
-        )
+        assert self.num_running == 0, f"{self.num_running} count as running"

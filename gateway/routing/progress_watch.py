@@ -69,18 +69,19 @@ class ProgressWatch:
         now_s = self._loop.time()
         silent_s = now_s - load.last_answer_s
         stuck_s = now_s - load.last_progress_s
+        # Sequences that came after a stall began have not waited since then.
+        waited_s = now_s - max(load.last_progress_s, load.begun_s)
+        max_step_s = self._max_step_s(verifier)
         is_silent = silent_s >= self._failover_after_s
-        is_stuck = stuck_s >= self._max_step_s(verifier)
-        load.is_unresponsive = is_silent or is_stuck
+        load.is_unresponsive = is_silent or stuck_s >= max_step_s
         if not verifier.num_sequences or not load.is_unresponsive:
             pass
         elif self._fleet.has_alternative(verifier):
-            verifier.give_up(
-                f"no answer within {self._failover_after_s:g} s"
-                if is_silent
-                else f"no step for {stuck_s:.1f} s"
-            )
-        elif max(silent_s, stuck_s) >= self._progress_timeout_s:
+            if is_silent:
+                verifier.give_up(f"no answer within {self._failover_after_s:g} s")
+            elif waited_s >= max_step_s:
+                verifier.give_up(f"no step for {stuck_s:.1f} s")
+        elif max(silent_s, waited_s) >= self._progress_timeout_s:
             verifier.give_up(f"no progress within {self._progress_timeout_s:g} s")
         if silent_s >= _SILENT_INTERVALS * self._interval_s and verifier not in self._polls:
             poll = asyncio.ensure_future(verifier.poll(timeout_s=self._failover_after_s))

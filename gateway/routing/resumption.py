@@ -17,20 +17,22 @@ CHOICES_PER_ITERATION = 16
 _RETRY_INTERVAL_S = 0.25
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Displaced:
     """One choice without a verifier.
 
     Attributes:
         numerics_digest: of the verifier that made its output so far.
         reason: why it lost that verifier, for metrics.
-        expires_s: when it fails, if no verifier has taken it.
+        expires_s: when it fails, if none of the verifiers there are takes it.
+        refused_by: names of verifiers that are asked only after all others.
     """
 
     generation: Generation
     numerics_digest: str
     reason: str
     expires_s: float
+    refused_by: frozenset[str] = frozenset()
 
 
 class Resumption:
@@ -42,6 +44,7 @@ class Resumption:
         timeout_s: float,
         place: Callable[[Displaced], bool],
         fail: Callable[[Displaced], None],
+        on_load: Callable[[], None],
     ) -> None:
         """Begins with nobody waiting.
 
@@ -49,42 +52,47 @@ class Resumption:
             timeout_s: how long a choice waits for a verifier.
             place: opens a choice at a verifier, or finds it over; False if none can take it now.
             fail: ends a choice whose time is over.
+            on_load: called when `num_waiting` has changed.
         """
         self._timeout_s = timeout_s
         self._place = place
         self._fail = fail
+        self._on_load = on_load
         self._loop = asyncio.get_running_loop()
-        self._displaced: dict[Generation, Displaced] = {}  # oldest first
-        # Those of this round that were not tried yet.
-        self._untried: deque[Displaced] = deque()
+        # Each is in one of the two, in the order of their turns: soon, or after an interval.
+        self._due: deque[Displaced] = deque()
+        self._later: deque[Displaced] = deque()
         self._next_run: asyncio.Handle | None = None
 
     @property
-    def is_idle(self) -> bool:
-        return not self._displaced
+    def num_waiting(self) -> int:
+        return len(self._due) + len(self._later)
 
     def add(self, generation: Generation, *, numerics_digest: str, reason: str) -> None:
         """The choice needs a verifier; it is tried soon."""
-        displaced = Displaced(
-            generation=generation,
-            numerics_digest=numerics_digest,
-            reason=reason,
-            expires_s=self._loop.time() + self._timeout_s,
+        self._due.append(
+            Displaced(
+                generation=generation,
+                numerics_digest=numerics_digest,
+                reason=reason,
+                expires_s=self._loop.time() + self._timeout_s,
+            )
         )
-        self._displaced[generation] = displaced
-        self._untried.append(displaced)
+        self._on_load()
         self._run_soon()
 
     def put_back(self, displaced: Displaced) -> None:
-        """The verifier that it was opened at refused it: it is tried again, in the time it has."""
-        self._displaced[displaced.generation] = displaced
+        """It was refused: it is tried again after an interval, or when a verifier comes."""
+        self._later.append(displaced)
+        self._on_load()
         if self._next_run is None:
             self._next_run = self._loop.call_later(_RETRY_INTERVAL_S, self.wake)
 
     def wake(self) -> None:
         """A verifier came: tries all."""
-        if self._displaced:
-            self._untried = deque(self._displaced.values())
+        self._due += self._later
+        self._later.clear()
+        if self._due:
             self._run_soon()
 
     def _run_soon(self) -> None:
@@ -94,18 +102,16 @@ class Resumption:
 
     def _run(self) -> None:
         self._next_run = None
-        for _ in range(min(CHOICES_PER_ITERATION, len(self._untried))):
-            displaced = self._untried.popleft()
-            if self._displaced.get(displaced.generation) is not displaced:
-                continue
+        for _ in range(min(CHOICES_PER_ITERATION, len(self._due))):
+            displaced = self._due.popleft()
             if self._place(displaced):
-                # Unless it was displaced again meanwhile.
-                if self._displaced.get(displaced.generation) is displaced:
-                    del self._displaced[displaced.generation]
-            elif self._loop.time() >= displaced.expires_s:
-                del self._displaced[displaced.generation]
+                continue
+            if self._loop.time() >= displaced.expires_s:
                 self._fail(displaced)
-        if self._untried:
+            else:
+                self._later.append(displaced)
+        self._on_load()
+        if self._due:
             self._run_soon()
-        elif self._displaced and self._next_run is None:
+        elif self._later and self._next_run is None:
             self._next_run = self._loop.call_later(_RETRY_INTERVAL_S, self.wake)

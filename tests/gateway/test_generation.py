@@ -385,20 +385,32 @@ def test_text_held_back_to_the_end_is_the_last_tokens(tokenizer: Tokenizer) -> N
     assert reported(part) == [("x", False), ("", False), ("ab", False)]
 
 
-def test_text_held_back_to_an_end_without_tokens_is_reported_alone(tokenizer: Tokenizer) -> None:
-    generation = make_generation(
-        tokenizer=tokenizer, stop_sequences=["abc"], report_tokens=True, max_new_tokens=100
-    )
-    append_step(generation, [tokenizer.encode("a")[0]])
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_an_end_without_the_token_that_caused_it_is_an_error_of_the_verifier(
+    finish: FinishReason,
+) -> None:
+    generation = make_generation()
+    append_step(generation, [4])
+    with pytest.raises(VerifierError, match="decided 0 tokens"):
+        append_step(generation, [], finish=finish)
+    generation.publish()
+    assert generation.finish_reason is FinishReason.UNFINISHED
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_text_held_back_to_a_cancellation_is_not_shown(
+    tokenizer: Tokenizer, is_published: bool
+) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
+    append_step(generation, tokenizer.encode("xa"))
+    if is_published:
+        generation.publish()
+    append_step(generation, [], finish=FinishReason.CANCELLED)
     generation.publish()
     part = read_chunk(generation)
     assert part is not None
-    assert (part.text, reported(part)) == ("", [("", False)])
-    append_step(generation, [], finish=FinishReason.LENGTH)
-    generation.publish()
-    part = read_chunk(generation)
-    assert part is not None
-    assert (part.token_ids, part.text, reported(part)) == ([], "a", [("a", False)])
+    assert (part.text, part.finish_reason) == ("x", FinishReason.CANCELLED)
+    assert read_chunk(generation) is None
 
 
 @given(

@@ -1,6 +1,7 @@
 """A verifier that is lost, stuck, full or shutting down loses no request and no token."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -153,6 +154,33 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert (await collect(call)).token_ids == [6]
 
 
+async def test_a_verifier_lost_before_it_takes_a_choice_has_made_none_of_its_output(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(4, ["a", "b", "a", "b"])
+    links = {link.name: link for link in fleet.running.gateway.fleet.verifiers}
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    (twin,) = [v for v in fleet.others(lost) if v.numerics_digest == lost.numerics_digest]
+    twin.send(twin.draining())
+    await until(lambda: links[twin.address].is_draining)
+    await lost.stop()
+    other, _ = await fleet.owner(2)
+    assert other.numerics_digest != lost.numerics_digest
+    twin.end_session()
+    await until(lambda: twin.num_sessions == 2 and links[twin.address].is_available)
+    await other.stop()
+    taker, third = await fleet.owner(3)
+    assert taker is twin
+    taker.send(
+        taker.opened(third.sequence_id), taker.decided(third.sequence_id, 2, [6], finish=STOP)
+    )
+    output = await collect(call)
+    assert output.token_ids == [5, 6]
+    assert output.usage.resumes == fleet.num_resumes("verifier_gone") == 1
+
+
 async def test_without_another_verifier_the_request_waits_for_one(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1)
     (verifier,) = fleet.verifiers
@@ -161,7 +189,10 @@ async def test_without_another_verifier_the_request_waits_for_one(start_fleet: S
     verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
     verifier.end_session()
     second = await verifier.nth("open", 1)
-    verifier.send(verifier.decided(second.sequence_id, 2, [6], finish=STOP))
+    verifier.send(
+        verifier.opened(second.sequence_id),
+        verifier.decided(second.sequence_id, 2, [6], finish=STOP),
+    )
     output = await collect(call)
     assert output.token_ids == [5, 6]
     assert output.usage.resumes == 1
@@ -218,9 +249,28 @@ async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet
     await verifier.nth("open", 0)
     await verifier.stop()
     resumption = fleet.running.gateway.coordinator._resumption
-    await until(lambda: not resumption.is_idle)
+    await until(lambda: resumption.num_waiting == 1)
     call.cancel()
     await fleet.running.until_idle()
+
+
+async def test_a_choice_that_waits_for_another_verifier_counts_as_waiting(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1, resume_timeout_s=600)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.opened(opened.sequence_id))
+    await until(lambda: fleet.running.sample("tandem_num_requests_running") == 1)
+    await verifier.stop()
+    resumption = fleet.running.gateway.coordinator._resumption
+    await until(lambda: resumption.num_waiting == 1)
+    assert fleet.running.sample("tandem_num_requests_running") == 0
+    assert fleet.running.sample("tandem_num_requests_waiting") == 1
+    call.cancel()
+    await fleet.running.until_idle()
+    assert fleet.running.sample("tandem_num_requests_waiting") == 0
 
 
 async def test_a_stop_string_in_what_was_decided_ends_the_request(
@@ -352,6 +402,29 @@ async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> 
     assert (await collect(call)).token_ids == [6]
 
 
+async def test_after_a_stall_the_only_verifiers_sequences_have_time_again(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0, instance_ids=["one"])
+    (verifier,) = fleet.verifiers
+    # Its engine always has something to do.
+    verifier.num_elsewhere = 1
+    call = fleet.running.call(1)
+    await verifier.nth("open", 0)
+    second = await verifier.nth("open", 1)
+    # It answers, and has not made a step yet.
+    num_calls = verifier.num_load_calls
+    await until(lambda: verifier.num_load_calls > num_calls + 10)
+    assert (verifier.num_sessions, fleet.num_opens()) == (2, 2)
+    verifier.send(
+        verifier.opened(second.sequence_id),
+        verifier.decided(second.sequence_id, 1, [6], finish=STOP),
+    )
+    output = await collect(call)
+    assert output.token_ids == [6]
+    assert output.usage.resumes == 1
+
+
 async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2, failover_after_s=1.0)
     for verifier in fleet.verifiers:
@@ -449,6 +522,50 @@ async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
     full, opened = await fleet.owner(2)
     full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_verifiers_without_room_for_its_grammar_end_a_choice_in_time(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(2, resume_timeout_s=1.0)
+    call = fleet.running.call(1)
+    lost, _ = await fleet.owner()
+    await lost.stop()
+    (other,) = fleet.others(lost)
+
+    async def refuse_all() -> None:
+        for index in itertools.count():
+            opened = await other.nth("open", index)
+            other.send(no_room_for_a_grammar(opened.sequence_id))
+
+    refusing = asyncio.ensure_future(refuse_all())
+    error = await error_of(call)
+    refusing.cancel()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert 1 < fleet.num_opens() < 8
+
+
+async def test_a_choice_that_one_verifier_refuses_goes_on_at_another(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(3)
+    call = fleet.running.call(1)
+    lost, _ = await fleet.owner()
+    await lost.stop()
+    full, second = await fleet.owner(2)
+    full.send(no_room_for_a_grammar(second.sequence_id))
+    other, third = await fleet.owner(3)
+    assert other is not full
+    other.send(
+        other.opened(third.sequence_id), other.decided(third.sequence_id, 1, [6], finish=STOP)
+    )
+    assert (await collect(call)).token_ids == [6]
+
+
+def no_room_for_a_grammar(sequence_id: str) -> verifier_pb2.Event:
+    return ScriptedVerifier.rejected(
+        sequence_id, code=RESOURCE_EXHAUSTED, field="sampling.structured_output"
+    )
 
 
 async def test_a_refusal_that_names_a_field_leaves_room_for_others(

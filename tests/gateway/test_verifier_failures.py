@@ -132,6 +132,7 @@ IMPOSSIBLE_EVENTS = {
     "outside the vocabulary": {"token_ids": [5, 2048]},
     "more than was asked for": {"token_ids": [5] * 21},
     "in the past": {"base_length": 0},
+    "stopped without a token": {"token_ids": [], "finish_reason": STOP},
     "logprobs unasked for": {"logprobs": [sampling_pb2.TokenLogprob(token_id=5)]},
 }
 

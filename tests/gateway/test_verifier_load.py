@@ -1,6 +1,11 @@
 """What a verifier's messages say of its load; drills show what comes of it."""
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 from gateway.peers.verifier_load import VerifierLoad
+from gateway.routing.progress_watch import ProgressWatch
 
 
 def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
@@ -96,3 +101,25 @@ def test_a_slow_moment_of_short_steps_is_forgotten() -> None:
     for step_id in range(2, 10_000):
         told(load, step_id, num_tokens=5)
     assert load.longest_step_s < 0.02
+
+
+async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_time() -> None:
+    reasons: list[str] = []
+    load = VerifierLoad()
+    fleet: Any = SimpleNamespace(has_alternative=lambda _: True)
+    verifier: Any = SimpleNamespace(load=load, num_sequences=1, give_up=reasons.append)
+    watch = ProgressWatch(
+        fleet=fleet, failover_after_s=20.0, progress_timeout_s=120.0, can_wait=False
+    )
+    now_s = asyncio.get_running_loop().time()
+    load.connect(now_s, "one")
+    load.last_progress_s = now_s - 100
+    watch._check(verifier)
+    assert len(reasons) == 1
+    load.begin(now_s)
+    watch._check(verifier)
+    assert len(reasons) == 1
+    assert load.is_unresponsive, "it gets no requests while others respond"
+    load.begun_s = now_s - 50
+    watch._check(verifier)
+    assert len(reasons) == 2
