@@ -46,7 +46,7 @@ class ScheduledSequence:
     # Known tokens to run, from num_computed_tokens on.
     num_new_tokens: int
     draft_token_ids: list[int]
-    # False for a prefill chunk that ends before the last known token.
+    # False for a prefill chunk that ends before the last known token, and where it is only scored.
     samples: bool
     # Its place among the depth policy's candidates; -1: it is none.
     candidate: int = -1
@@ -415,13 +415,14 @@ class Scheduler:
         *,
         is_forced: bool = False,
     ) -> ScheduledSequence:
-        num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
-        self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
+        end = sequence.num_computed_tokens + num_new_tokens
+        num_blocks = self.num_blocks_for(end + len(draft_token_ids))
+        self.block_pool.extend(sequence.block_table, num_blocks)
         return ScheduledSequence(
             sequence=sequence,
             num_new_tokens=num_new_tokens,
             draft_token_ids=draft_token_ids,
-            samples=sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids),
+            samples=sequence.scoring is None and end == len(sequence.token_ids),
             candidate=candidate,
             is_forced=is_forced,
         )
