@@ -1,12 +1,16 @@
 """The prefix cache: which blocks are found, kept, evicted and never shared."""
 
+import hashlib
 import random
+from typing import Any
 
 import pytest
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
+from tests.verifier.sequences import make_sequence
+from tests.verifier.test_scheduler import make_scheduler
 from verifier.engine.messages import Opened
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
@@ -124,6 +128,37 @@ class TestFinding:
         assert num_cached(world, TEXT[:20]) == 0
         assert world.scheduler.block_pool.num_free == 20
         assert world.scheduler.counts.num_prefix_cache_queries == 0
+
+
+def test_a_long_prompt_is_hashed_little_further_than_it_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More would stop running streams, and be of no use before its blocks fill."""
+    num_blocks = 500
+    scheduler = make_scheduler(num_blocks=3 * num_blocks, max_num_batched_tokens=32)
+    text = list(range(num_blocks * 4))
+    first = make_sequence(token_ids=text)
+    second = make_sequence(token_ids=[*text[:40], *reversed(text)])
+    num_hashed = 0
+    blake2b = hashlib.blake2b
+
+    def counted(*args: Any, **fields: Any) -> Any:
+        nonlocal num_hashed
+        num_hashed += 1
+        return blake2b(*args, **fields)
+
+    monkeypatch.setattr(hashlib, "blake2b", counted)
+    scheduler.add(first)
+    scheduler.admit()
+    assert num_hashed < 100
+    scheduler.block_pool.extend(first.block_table, num_blocks)
+    first.num_computed_tokens = len(text) - 1
+    scheduler.finish(first)
+    num_hashed = 0
+    scheduler.add(second)
+    scheduler.admit()
+    assert second.num_cached_tokens == 40
+    assert num_hashed < 100
 
 
 class TestEviction:

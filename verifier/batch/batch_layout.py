@@ -48,7 +48,7 @@ class ScheduledTokens:
     block_table: list[int]
     # As in `BatchLayout`.
     table_id: int = 0
-    # False: a prefill chunk that does not end the prompt.
+    # False: a prefill chunk that does not end the prompt, or a sequence that is only scored.
     is_sampled: bool = True
     # Offsets, among its scheduled tokens, of rows that are scored.
     scored_offsets: range = range(0)

@@ -68,7 +68,7 @@ class StepBatch:
     ) -> None:
         """`verification`: how drafts are computed that are verified; `Scoring` has its own."""
         continued = [item for item in scheduled if item.sequence.scoring is None]
-        self.sampled = [item for item in continued if item.samples]
+        self.sampled = [item for item in scheduled if item.samples]
         self.continued = self.sampled + [item for item in continued if not item.samples]
         scored = [item for item in scheduled if item.sequence.scoring is not None]
         self.scheduled = self.continued + scored

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from servicekit.kernels.jit import kernel
+from servicekit.logs import get_logger
 from verifier.sampling.acceptance_rules import (
     PADDING,
     BoolArray,
@@ -50,6 +51,8 @@ from verifier.sampling.logits_processing import (
 )
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
+
+logger = get_logger(__name__)
 
 # All rows may be used.
 _ALL = np.ones(0, dtype=np.bool_)
@@ -170,14 +173,15 @@ def verify_isolating_faults(
             is_usable=is_usable,
             rule=rule,
         )
-    except Exception:
-        pass  # raised again below, for one sequence
+    except Exception as error:
+        of_all = error  # raised again below, for one sequence
     num_sequences = len(sequences)
     width = int(num_draft_tokens.max(initial=0)) + 1
     output_token_ids = np.full((num_sequences, width), PADDING, dtype=np.int64)
     num_accepted_tokens = np.zeros(num_sequences, dtype=np.int64)
     is_finite = np.zeros(num_sequences, dtype=np.bool_)
     logprobs = {}
+    is_found = False
     first_row = first_draft = 0
     for i, sequence in enumerate(sequences):
         num_drafts = int(num_draft_tokens[i])
@@ -192,6 +196,7 @@ def verify_isolating_faults(
                 rule=rule,
             )
         except Exception as error:
+            is_found = True
             fail(i, error)
         else:
             [token_ids] = verdict.output_token_ids
@@ -201,6 +206,9 @@ def verify_isolating_faults(
             if 0 in verdict.logprobs:
                 logprobs[i] = verdict.logprobs[0]
         first_row, first_draft = end_row, end_draft
+    if not is_found:
+        # A fault of the step, not of a sequence; as lengths that contradict each other.
+        logger.error("verify_failed_for_no_sequence", exc_info=of_all)
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,

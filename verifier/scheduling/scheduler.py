@@ -37,6 +37,10 @@ logger = get_logger(__name__)
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
 
+# Of a waiting prompt, before the cache is asked for them; all those of a long one take 16 ms, in
+# which no stream runs.
+_DIGESTS_AT_ONCE = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledSequence:
@@ -46,7 +50,7 @@ class ScheduledSequence:
     # Known tokens to run, from num_computed_tokens on.
     num_new_tokens: int
     draft_token_ids: list[int]
-    # False for a prefill chunk that ends before the last known token.
+    # False for a prefill chunk that ends before the last known token, and where it is only scored.
     samples: bool
     # Its place among the depth policy's candidates; -1: it is none.
     candidate: int = -1
@@ -234,8 +238,12 @@ class Scheduler:
         if not self.has_prefix_cache:
             return []
         num_blocks = sequence.max_cached_tokens // self.block_size
-        self._extend_digests(sequence, num_blocks)
-        return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
+        cache, digests = self.block_pool.cache, sequence.block_digests
+        found = cache.find(digests[:num_blocks])
+        while len(found) == len(digests) < num_blocks:
+            self._extend_digests(sequence, min(len(digests) + _DIGESTS_AT_ONCE, num_blocks))
+            found += cache.find(digests[len(found) :])
+        return found
 
     def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
         """Whether there are blocks for a waiting sequence's next chunk, beside those that running
@@ -415,13 +423,14 @@ class Scheduler:
         *,
         is_forced: bool = False,
     ) -> ScheduledSequence:
-        num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
-        self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
+        end = sequence.num_computed_tokens + num_new_tokens
+        num_blocks = self.num_blocks_for(end + len(draft_token_ids))
+        self.block_pool.extend(sequence.block_table, num_blocks)
         return ScheduledSequence(
             sequence=sequence,
             num_new_tokens=num_new_tokens,
             draft_token_ids=draft_token_ids,
-            samples=sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids),
+            samples=sequence.scoring is None and end == len(sequence.token_ids),
             candidate=candidate,
             is_forced=is_forced,
         )

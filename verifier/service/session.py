@@ -323,8 +323,9 @@ class Session:
                     keep=wire.keep_of(command.close.keep, field="close.keep"),
                     keep_length=command.close.keep_length,
                 )
-                if not self._close_uncompiled(close):
-                    self._engine.submit(close)
+                self._close_uncompiled(close)
+                # One with this id may be open, so that the engine would have refused the other.
+                self._engine.submit(close)
             case "update":
                 wire.COMMAND_LIMITS.check(command)
                 update = wire.update(command.update, session_id, drafters=self._drafters)
@@ -355,11 +356,11 @@ class Session:
         self._uncompiled[sequence.sequence_id] = uncompiled
         compiling.add_done_callback(lambda _: self._on_compiled(uncompiled))
 
-    def _close_uncompiled(self, command: Close) -> bool:
-        """Ends the sequence if it still waits for its grammar; returns whether it does."""
+    def _close_uncompiled(self, command: Close) -> None:
+        """Ends the sequence if it still waits for its grammar."""
         uncompiled = self._uncompiled.pop(command.sequence_id, None)
         if uncompiled is None:
-            return False
+            return
         uncompiled.grammar.cancel()
         cancelled = Decided(
             sequence_id=command.sequence_id,
@@ -371,7 +372,6 @@ class Session:
             finish_reason=FinishReason.CANCELLED,
         )
         self._deliver([cancelled], None)
-        return True
 
     def _on_compiled(self, uncompiled: "_Uncompiled") -> None:
         sequence, compiled = uncompiled.sequence, uncompiled.grammar

@@ -176,7 +176,11 @@ class Grammars:
                 continue
             timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
             timer.daemon = True
-            timer.start()
+            try:
+                timer.start()
+            except RuntimeError:  # the system has no thread left
+                job.future.set_exception(_no_thread(job.grammar))
+                continue
             # The future has an exception already if it took too long.
             with contextlib.suppress(InvalidStateError):
                 try:
@@ -268,7 +272,7 @@ def _read_tokenizer(
         return LLTokenizer(
             path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=end_token_ids
         )
-    except (OSError, ValueError):
+    except BaseException:  # also what the library panics with
         return None
 
 
@@ -292,6 +296,14 @@ def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:
         return _wrong(grammar, f"compiling the grammar takes over {MAX_COMPILE_S:g} s")
     return OverloadedError(
         "another grammar takes too long to compile", field=grammar.field, retry_after_ms=_RETRY_MS
+    )
+
+
+def _no_thread(grammar: Grammar) -> OverloadedError:
+    return OverloadedError(
+        "no thread is left to limit how long the grammar compiles",
+        field=grammar.field,
+        retry_after_ms=_RETRY_MS,
     )
 
 

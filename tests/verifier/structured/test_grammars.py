@@ -432,6 +432,39 @@ def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None
         grammars.close()
 
 
+def test_a_tokenizer_that_the_library_panics_over_is_said_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Panic(BaseException):
+        """As the library's: no Exception."""
+
+    def panic(*args: object, **fields: object) -> LLTokenizer:
+        raise Panic
+
+    monkeypatch.setattr(module, "LLTokenizer", panic)
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+    with pytest.raises(UnsupportedFieldError):
+        grammars.compile(Grammar(GrammarKind.REGEX, "a", "field")).result(timeout=20)
+    grammars.close()
+
+
+def test_a_moment_without_a_thread_refuses_one_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+
+    def no_thread(self: threading.Timer) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", no_thread)
+    grammar = Grammar(GrammarKind.REGEX, "a", "field")
+    with pytest.raises(OverloadedError) as caught:
+        grammars.compile(grammar).result(timeout=20)
+    assert caught.value.field == "field"
+    assert caught.value.retry_after_ms
+    grammars.compile(grammar).result(timeout=20)
+    grammars.close()
+
+
 @contextlib.contextmanager
 def held_thread(
     monkeypatch: pytest.MonkeyPatch,

@@ -277,6 +277,24 @@ async def test_what_waits_for_its_grammar_counts_as_waiting(
     assert (await running.load()).num_waiting == 0
 
 
+async def test_a_close_of_an_id_with_a_second_open_that_waits_for_its_grammar_ends_the_first(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Grammars, "compile", lambda *_: Future())
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.send(
+        # Without a hint it goes on for ever.
+        pb.Command(open=make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS)),
+        pb.Command(open=constrained("a", {"regex": "a"})),
+        pb.Command(close=pb.Close(sequence_id="a")),
+        pb.Command(open=make_open("after")),
+    )
+    await session.wait_finished("after")
+    load = await running.load()
+    assert load.num_running == load.num_waiting == 0
+
+
 async def test_an_id_that_was_closed_before_its_grammar_was_compiled_is_free(
     start_verifier: StartVerifier,
 ) -> None:
