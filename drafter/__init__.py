@@ -8,5 +8,4 @@ of one batch. The rooms, each of which knows only those below it:
 - `pools`: which texts the shared pools store, and their snapshots.
 - `pool_index`: the memory of the pools, and drafts from them.
 - `ngram`: one text, its index, and the rules of a draft.
-- `kernels`: compiling, and access to memory by address.
 """

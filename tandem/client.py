@@ -87,7 +87,7 @@ from tandem.generation import (
     Traced,
     Usage,
 )
-from tandem.retry import Failover, RetryPolicy
+from tandem.retry import Attempts, Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 __all__ = [
@@ -182,7 +182,7 @@ class TandemClient:
         continuation = Continuation(request)
         attempts = self._failover.begin(timeout_s)
         while (wanted := continuation.next_call()) is not None:
-            call = self._stubs[attempts.next_gateway()].Generate(
+            call = self._next_stub(attempts).Generate(
                 wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
             )
             try:
@@ -226,7 +226,7 @@ class TandemClient:
         attempts = self._failover.begin(timeout_s)
         while True:
             try:
-                response = self._stubs[attempts.next_gateway()].ListModels(
+                response = self._next_stub(attempts).ListModels(
                     gateway_pb2.ListModelsRequest(),
                     timeout=attempts.time_left_s,
                     metadata=self._metadata,
@@ -241,7 +241,7 @@ class TandemClient:
                 return wire.to_models(response)
 
     def close(self) -> None:
-        """Closes the channels; calls still open end with CANCELLED."""
+        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
         self._closed.set()
         for channel in self._channels:
             channel.close()
@@ -251,6 +251,11 @@ class TandemClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _next_stub(self, attempts: Attempts) -> gateway_pb2_grpc.GenerationServiceStub:
+        if self._closed.is_set():
+            raise _closed_error()
+        return self._stubs[attempts.next_gateway()]
 
 
 class AsyncTandemClient:
@@ -303,7 +308,7 @@ class AsyncTandemClient:
         continuation = Continuation(request)
         attempts = self._failover.begin(timeout_s)
         while (wanted := continuation.next_call()) is not None:
-            call = self._stubs[attempts.next_gateway()].Generate(
+            call = self._next_stub(attempts).Generate(
                 wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
             )
             try:
@@ -351,7 +356,7 @@ class AsyncTandemClient:
         attempts = self._failover.begin(timeout_s)
         while True:
             try:
-                response = await self._stubs[attempts.next_gateway()].ListModels(
+                response = await self._next_stub(attempts).ListModels(
                     gateway_pb2.ListModelsRequest(),
                     timeout=attempts.time_left_s,
                     metadata=self._metadata,
@@ -366,7 +371,7 @@ class AsyncTandemClient:
                 return wire.to_models(response)
 
     async def close(self) -> None:
-        """Closes the channels; calls still open end with CANCELLED."""
+        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
         self._is_closed = True
         for channel in self._channels:
             await channel.close()
@@ -380,3 +385,12 @@ class AsyncTandemClient:
     async def _is_closed_after(self, pause_s: float) -> bool:
         await asyncio.sleep(pause_s)
         return self._is_closed
+
+    def _next_stub(self, attempts: Attempts) -> "gateway_pb2_grpc.GenerationServiceAsyncStub":
+        if self._is_closed:
+            raise _closed_error()
+        return self._stubs[attempts.next_gateway()]
+
+
+def _closed_error() -> TandemError:
+    return TandemError(grpc.StatusCode.CANCELLED, "the client is closed")

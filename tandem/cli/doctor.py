@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.channel import parse_targets
 from tandem.cli import machine_checks, target_checks, version
 from tandem.cli.check import Check, Status, fail, ok, warn
 from tandem.cli.connection_flags import DEFAULT_TARGET, ConnectionFlags
@@ -103,7 +104,12 @@ def _target_checks(connection: ConnectionFlags) -> Iterator[Check]:
     except (OSError, ValueError) as error:
         yield fail("token-file", str(error), "name a file of text that can be read")
         return
-    for address in connection.target.split(","):
+    try:
+        addresses = parse_targets(connection.target)
+    except ValueError as error:
+        yield fail("target", str(error), "name gateways as HOST:PORT, separated by commas")
+        return
+    for address in addresses:
         with waiting_for(address):
             checks = list(
                 target_checks.target(

@@ -6,11 +6,12 @@ restart anything.
 
 import asyncio
 import contextlib
+import io
 import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich import box
 from rich.console import Console
@@ -23,6 +24,9 @@ from tandem.cli.scraping import History, ScrapeError, Snapshot, Window, metrics_
 from tandem.cli.service_figures import acceptance, kv_used, tokens_per_s
 from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.cli.terminal import has_colour, printable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _SCRAPE_INTERVAL_S = 2.0
 # Rates and shares are of so long.
@@ -50,7 +54,7 @@ class LiveOutput:
         # Since when a process starts, by name, and what turns meanwhile.
         self._starting: dict[str, tuple[float, Spinner]] = {}
         self._console = Console(
-            file=sys.stderr, no_color=not has_colour(sys.stderr), highlight=False
+            file=_lossy_stderr(), no_color=not has_colour(sys.stderr), highlight=False
         )
         self._live = Live(
             get_renderable=self._table,
@@ -149,6 +153,21 @@ class LiveOutput:
         )
         spinner.update(text=f"starting, {now_s - since_s:.0f} s")
         return spinner
+
+
+class _LossyFile(io.FileIO):
+    """A file that drops what cannot be written: a terminal may be closed while services run."""
+
+    def write(self, content: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return memoryview(content).nbytes
+
+
+def _lossy_stderr() -> io.TextIOWrapper:
+    file = io.BufferedWriter(_LossyFile(sys.stderr.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(file, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
 
 
 def _figures(name: str, window: Window | None) -> list[str]:

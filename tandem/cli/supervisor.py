@@ -181,8 +181,8 @@ class _Process:
     async def unwatch(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            # Its own error, if any, is `watch`'s: it must not keep the others from being stopped.
+            await asyncio.wait([self._watch])
 
     async def stop(self) -> None:
         process = self._running

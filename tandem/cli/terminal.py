@@ -59,8 +59,11 @@ def waiting_for(what: str, *, after_s: float = 0.0) -> Iterator[None]:
 def report(command: str, message: str) -> None:
     """Prints one line on stderr, in one write: other processes may write there too.
 
+    It is lost if stderr cannot be written, as when its terminal or its reader is gone.
+
     Args:
         message: made printable, since it may hold a server's text.
     """
-    sys.stderr.write(f"tandem {command}: {printable(' '.join(message.split()))}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"tandem {command}: {printable(' '.join(message.split()))}\n")
+        sys.stderr.flush()

@@ -218,8 +218,8 @@ async def _run(
         if serving.done() or serving.cancelling():
             supervisor.kill()
         else:
-            output.report("stopping")
             serving.cancel()
+            output.report("stopping")
 
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup

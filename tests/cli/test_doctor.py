@@ -231,6 +231,22 @@ def serve(
     return server, f"127.0.0.1:{port}"
 
 
+def test_a_name_of_grpc_with_commas_is_one_gateway_and_an_empty_one_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def ask(address: str, **_: object) -> list[Check]:
+        asked.append(address)
+        return []
+
+    monkeypatch.setattr(target_checks, "target", ask)
+    for addresses in ("ipv4:127.0.0.1:1,127.0.0.1:2", "a:1,b:2", "a:1,,b:2"):
+        main(["doctor", "--model", str(tmp_path), "--target", addresses])
+    assert asked == ["ipv4:127.0.0.1:1,127.0.0.1:2", "a:1", "b:2"]
+    assert "fail target: " in capsys.readouterr().out
+
+
 def target(address: str, ca: Path | None = None) -> dict[str, Check]:
     checks = target_checks.target(
         address,

@@ -174,6 +174,23 @@ async def test_stop_ends_the_last_tier_first_and_waits_for_it(
     await running.stop()
 
 
+async def test_stop_reaches_the_services_though_a_report_has_failed(
+    service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail_at_restarts(line: str) -> None:
+        if "starting it again" in line:
+            raise ConnectionError(line)
+
+    running = Supervisor(fail_at_restarts, FAST)
+    await running.start([service("drafter"), service("verifier")])
+    pids = {entry["stand_in"]: entry["pid"] for entry in log_entries(capfd)}
+    os.kill(pids["drafter"], signal.SIGKILL)
+    with pytest.raises(ConnectionError):
+        await running.watch()
+    await running.stop()
+    assert [entry["stand_in"] for entry in log_entries(capfd)] == ["verifier"]
+
+
 async def test_a_service_that_ignores_sigterm_is_killed_after_the_bound(
     supervisor: Start,
     service: Service,

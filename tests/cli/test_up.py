@@ -8,13 +8,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.cli import main, up
+from tandem.cli.live_output import LiveOutput
 from tandem.ready_line import parse_ready_line
 
 pytestmark = pytest.mark.stand_in
@@ -71,17 +73,19 @@ class RunningUp:
 
 
 @contextlib.asynccontextmanager
-async def running_up(folder: Path, *options: str) -> AsyncIterator[RunningUp]:
+async def running_up(
+    folder: Path, *options: str, stderr: int = asyncio.subprocess.PIPE
+) -> AsyncIterator[RunningUp]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tandem", "up", "--model", str(folder / "model")),
         *("--port", "0", "--http-port", "0"),
         *options,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=stderr,
         # `python -m` looks in the working folder first, so the stand-ins come before the services.
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm"},
     )
     try:
         yield RunningUp(process)
@@ -216,6 +220,48 @@ async def test_a_second_signal_kills_what_does_not_stop(folder: Path) -> None:
         assert await running.ended() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("make", [os.pipe, os.openpty])
+async def test_a_signal_stops_all_though_nobody_reads_stderr_any_more(
+    folder: Path, make: Callable[[], tuple[int, int]], number: signal.Signals
+) -> None:
+    reading, writing = make()
+    shown = Shown()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: shown, os.fdopen(reading, "rb", 0)
+    )
+    async with running_up(folder, stderr=writing) as running:
+        os.close(writing)
+        addresses = await running.ready()
+        await shown.until(b"watch it with")
+        transport.close()
+        await shown.closed.wait()
+        running.process.send_signal(number)
+        await asyncio.wait_for(running.process.wait(), 20.0)
+        with pytest.raises(ConnectionRefusedError):
+            await accepts(addresses["grpc"])
+
+
+async def test_logs_are_read_on_when_their_terminal_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        async with LiveOutput({}) as output:
+            os.close(master)
+            # More than a pipe holds.
+            lines = b"a line\n" * 20_000
+            writing = threading.Thread(
+                target=os.write, args=(output.log_descriptor, lines), daemon=True
+            )
+            writing.start()
+            await asyncio.to_thread(writing.join, 20.0)
+            assert not writing.is_alive()
+        monkeypatch.undo()
+
+
 async def test_a_service_that_dies_is_restarted_on_its_port_and_reported(folder: Path) -> None:
     async with running_up(folder) as running:
         await running.ready()
@@ -319,6 +365,27 @@ def test_wrong_usage_exits_with_2(options: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["up", *options])
     assert caught.value.code == 2
+
+
+class Shown(asyncio.Protocol):
+    """What was written to a pipe or a terminal until it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self._content = b""
+        self._changed = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self._content += data
+        self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+    async def until(self, text: bytes) -> None:
+        while text not in self._content:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def option(argv: list[str], flag: str) -> str:

@@ -200,6 +200,18 @@ async def test_no_pause_goes_beyond_the_callers_deadline(
     assert len(gateway.requests) == 1
 
 
+async def test_calls_of_a_closed_client_are_cancelled(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    client = connect(gateway.address)
+    await client.close()
+    for call in (client.list_models(), client.generate(REQUEST)):
+        with pytest.raises(TandemError) as caught:
+            await call
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+    assert not gateway.requests
+
+
 async def test_a_closed_client_does_not_try_again(gateway: StandInGateway, connect: Any) -> None:
     refused = asyncio.Event()
 

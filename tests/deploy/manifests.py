@@ -30,6 +30,7 @@ VARIANTS = {
     "dev+gateway-api": ("dev", "gateway-api"),
     "dev+orchestrator": ("dev", "orchestrator"),
     "dev+drafter-clients": ("dev", "drafter-clients"),
+    "dev+tracing": ("dev", "tracing"),
     "dev+monitoring": ("dev", "monitoring"),
     "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
     "gpu+model-loader": ("gpu", "model-loader"),

@@ -355,6 +355,12 @@ def test_a_step_on_a_gpu_has_room_for_every_sequence_and_its_drafts() -> None:
         )
 
 
+def test_k_v_takes_the_default_share_of_a_gpus_memory() -> None:
+    # One GPU's is of what a measured step leaves; several GPUs' is smaller, as nothing is measured.
+    for variant in ("gpu", "gpu+tensor-parallel", "ha"):
+        assert configuration(variant, workloads(variant)[2]).kv_memory_fraction is None
+
+
 def test_routes_lead_to_what_gateways_serve() -> None:
     services = {CODE["gateway"].health_name, health.SERVICE_NAME}
     [grpc_route] = of_kind("dev+gateway-api", "GRPCRoute")

@@ -1,5 +1,6 @@
 """The Job that fills the models' volume: what it may do, and its script."""
 
+import fnmatch
 import importlib.metadata
 import os
 import re
@@ -117,6 +118,26 @@ def test_the_hubs_client_has_the_options() -> None:
     assert set(re.findall(r"(?<= )--[a-z-]+", script)) <= known
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ],
+)
+def test_every_file_that_the_services_read_is_downloaded(container: Any, name: str) -> None:
+    [_, _, script] = container["command"]
+    patterns = re.findall(r"--include '([^']+)'", script)
+    assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
 def test_the_services_read_the_folder_that_it_fills(container: Any) -> None:
     [source] = container["envFrom"]
     variables = named(VARIANT, "ConfigMap", source["configMapRef"]["name"])["data"]
@@ -139,7 +160,7 @@ class TestScript:
         self.command = container["command"]
         assert {one["name"]: one.get("value") for one in container["env"]}["MODELS"] == "/models"
 
-    def run(self, download: str) -> int:
+    def run(self, download: str, *, repository: str = "someone/something") -> int:
         """The exit code, with a download in place of the Hub's that runs in its target folder."""
         hub = self.commands / "hf"
         hub.write_text(
@@ -153,7 +174,7 @@ class TestScript:
             env={
                 "PATH": f"{self.commands}:{os.environ['PATH']}",
                 "MODELS": str(self.models),
-                "MODEL_REPOSITORY": "someone/something",
+                "MODEL_REPOSITORY": repository,
                 "MODEL_REVISION": "main",
                 "MODEL_FOLDER": "model",
             },
@@ -170,6 +191,11 @@ class TestScript:
         found = {path.name for path in (self.models / "model").iterdir()}
         assert found == {"config.json", "model.safetensors"}
         assert len(list(self.models.iterdir())) == 1
+
+    def test_what_an_attempt_for_another_repository_left_is_not_used(self) -> None:
+        assert self.run("touch model.safetensors; exit 3", repository="someone/other") != 0
+        assert self.run("touch config.json") == 0
+        assert [path.name for path in (self.models / "model").iterdir()] == ["config.json"]
 
     def test_a_folder_that_is_there_is_left_alone(self) -> None:
         (self.models / "model").mkdir()

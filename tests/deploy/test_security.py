@@ -164,27 +164,28 @@ def test_only_needed_callers_are_admitted(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_services_may_call_only_their_peers_and_the_clusters_dns(variant: str) -> None:
-    callees = {"gateway": "verifier", "verifier": "drafter"}
+    _, *components = VARIANTS[variant]
+    dns = ("kube-system", 53)
+    expected = {"gateway": {("verifier", "grpc"), dns}, "verifier": {("drafter", "grpc"), dns}}
     for workload in workloads(variant):
-        rules = [
-            rule
+        called = {
+            (called_name(peer), port["port"])
             for policy in of_kind(variant, "NetworkPolicy")
             if "Egress" in policy["spec"]["policyTypes"]
             and selects(policy["spec"]["podSelector"], workload.labels)
             for rule in policy["spec"].get("egress", ())
-        ]
-        if workload.service not in callees:
-            assert not rules
-            continue
-        [to_peers, to_dns] = rules
-        called = [
-            (peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"], port["port"])
-            for peer in to_peers["to"]
-            for port in to_peers["ports"]
-        ]
-        assert called == [(callees[workload.service], "grpc")]
-        [dns] = to_dns["to"]
-        assert dns["namespaceSelector"]["matchLabels"] == {
-            "kubernetes.io/metadata.name": "kube-system"
+            for peer in rule["to"]
+            for port in rule["ports"]
         }
-        assert {port["port"] for port in to_dns["ports"]} == {53}
+        # The port of OTLP over gRPC.
+        collector = {("opentelemetry-collector", 4317), dns} if "tracing" in components else set()
+        assert called == expected.get(workload.service, set()) | collector
+
+
+def called_name(peer: dict[str, Any]) -> str:
+    """The component or the name that the peer's labels require, or the namespace of any pod."""
+    namespace = peer.get("namespaceSelector", {}).get("matchLabels", {})
+    pod = peer.get("podSelector", {}).get("matchLabels", {})
+    name = pod.get("app.kubernetes.io/component") or pod.get("app.kubernetes.io/name")
+    assert bool(name) is not bool(namespace)
+    return str(name or namespace["kubernetes.io/metadata.name"])
