@@ -111,4 +111,14 @@ def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match=r"--quantization: fp8: GPU 0 .* 8\.6; 8\.9 is needed"):
         choose_device(config, rank=0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 9))
+    for version in ("2.9.0+cu126", "2.11.1"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(
+            ConfigError, match=r"--quantization: fp8: .* 8\.9 torch 2\.12 is needed"
+        ):
+            choose_device(config, rank=0)
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    assert choose_device(config, rank=0) == torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
     assert choose_device(config, rank=0) == torch.device("cuda", 0)

@@ -142,6 +142,8 @@ def test_kernels_compile_and_fit(
     kernels = compiled.kernels
     assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
     assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
+    # Block ids are loaded ahead, too.
+    assert re.search(r"local_alloc.*memdesc<\dx\d+xi32", kernels["attend"].asm["ttgir"])
     code = kernels["attend"].asm["ptx"]
     if dtype is not torch.float32:
         assert UNITS[capability] in code

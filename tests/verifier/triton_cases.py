@@ -296,6 +296,11 @@ def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> 
         together = World(sizes, entries).attend(TOGETHER, sliding_window=sliding_window)
         apart = World(sizes, entries).attend(APART, sliding_window=sliding_window)
         assert torch.equal(together, apart)
+        # Two or three splits for some programs, one for others.
+        for max_programs in (30, 70, 110):
+            shared = dataclasses.replace(APART, max_programs=max_programs)
+            few = World(sizes, entries).attend(shared, sliding_window=sliding_window)
+            assert torch.equal(few, together)
         counts = [entry.num_queries for entry in entries]
         for entry, rows in zip(entries, together.split(counts), strict=True):
             for at in {entry.num_queries // 2, entry.num_queries - 1} & set(range(len(rows))):

@@ -5,10 +5,10 @@ depends only on bounds of them, so a captured launch (a CUDA graph) can be repla
 
 Attention is computed by *splits*: split j of a sequence is positions [j * SPLIT, (j + 1) * SPLIT),
 whatever the batch. A row's splits are reduced one by one, each from nothing, and folded together in
-their order by `_fold`. One program does both for all splits of its rows, or one program per split
-does the first and `combine` the second. The operations on a row are the same, so its bits do not
-depend on that, nor on what else is in the batch. A key that a row does not see counts as exactly
-zero, so they do not depend on the other rows of its tile either.
+their order by `_fold`. One program does both for all splits of its rows, or several share the
+first, each some of the splits, and `combine` does the second. The operations on a row are the same,
+so its bits do not depend on that, nor on what else is in the batch. A key that a row does not see
+counts as exactly zero, so they do not depend on the other rows of its tile either.
 
 Shape legend: T rows of the step, B sequences, H heads, G key heads (GROUP = H / G), D = DIM, a
 power of two from DIM on is DIMS. A tile has ROWS rows: TILE_TOKENS tokens times the GROUP heads
@@ -99,7 +99,7 @@ def attend(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """One tile of queries of one sequence, for one key head; of one split only, if IS_SPLIT."""
+    """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = _sequence_of_tile(cu_seqlens_q, num_sequences, tile, TILE_TOKENS)
@@ -115,14 +115,10 @@ def attend(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(first_position - window + 1, 0)
-    if IS_SPLIT:
-        first_split = tl.program_id(2)
-        end_split = first_split + 1
-        if (first_split * SPLIT >= end) | (end_split * SPLIT <= begin):
-            return
-    else:
-        first_split = begin // SPLIT
-        end_split = (end + SPLIT - 1) // SPLIT
+    first_split = begin // SPLIT + tl.program_id(2)
+    end_split = (end + SPLIT - 1) // SPLIT
+    if first_split >= end_split:
+        return
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
@@ -139,13 +135,14 @@ def attend(
         mask=is_value,
         other=0.0,
     )
+    out_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
     table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
     # Softmax over the keys so far: the largest score, the sum of exponentials relative to it, and
     # that of values weighted by them.
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DIMS], tl.float32)
-    for split in range(first_split, end_split):
+    for split in range(first_split, end_split, tl.num_programs(2)):
         split_top = tl.full([ROWS], float("-inf"), tl.float32)
         split_total = tl.zeros([ROWS], tl.float32)
         split_weighted = tl.zeros([ROWS, DIMS], tl.float32)
@@ -157,9 +154,9 @@ def attend(
             is_key = key_positions < high
             block = tl.load(table + key_positions // BLOCK_SIZE, mask=is_key, other=0)
             slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
-            places = (slots * (NUM_KV_HEADS * DIM) + kv_head * DIM)[:, None] + dims[None, :]
+            kv_places = (slots * (NUM_KV_HEADS * DIM) + kv_head * DIM)[:, None] + dims[None, :]
             is_read = is_key[:, None] & (dims < DIM)[None, :]
-            key = tl.load(cached_keys + places, mask=is_read, other=0.0)
+            key = tl.load(cached_keys + kv_places, mask=is_read, other=0.0)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if HAS_SOFTCAP:
                 # softcap * tanh(scores); 2.885... is 2 * log2(e).
@@ -174,7 +171,7 @@ def attend(
             kept = tl.exp2(split_top - anchor)
             split_top = new_top
             split_total = split_total * kept + tl.sum(weights, axis=1)
-            value = tl.load(cached_values + places, mask=is_read, other=0.0)
+            value = tl.load(cached_values + kv_places, mask=is_read, other=0.0)
             split_weighted = tl.dot(
                 weights.to(value.dtype),
                 value,
@@ -182,19 +179,18 @@ def attend(
                 input_precision="ieee",
             )
         if IS_SPLIT:
-            top, total, weighted = split_top, split_total, split_weighted
+            places = out_rows * num_splits + split
+            tl.store(partial_tops + places, split_top, mask=is_row)
+            tl.store(partial_totals + places, split_total, mask=is_row)
+            tl.store(
+                partial_sums + places[:, None] * DIM + dims[None, :], split_weighted, mask=is_value
+            )
         else:
             top, total, weighted = _fold(
                 top, total, weighted, split_top, split_total, split_weighted
             )
 
-    out_rows = tokens * (NUM_KV_HEADS * GROUP) + heads
-    if IS_SPLIT:
-        out_rows = out_rows * num_splits + first_split
-        tl.store(partial_tops + out_rows, top, mask=is_row)
-        tl.store(partial_totals + out_rows, total, mask=is_row)
-        tl.store(partial_sums + out_rows[:, None] * DIM + dims[None, :], weighted, mask=is_value)
-    else:
+    if not IS_SPLIT:
         attended = (weighted / total[:, None]).to(output.dtype.element_ty)
         tl.store(output + out_rows[:, None] * DIM + dims[None, :], attended, mask=is_value)
 

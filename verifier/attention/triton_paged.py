@@ -34,6 +34,11 @@ same bits in a decode and in a chunk.
 ENOUGH_PROGRAMS = 512
 """As many keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
 
+MAX_PROGRAMS = 2048
+"""Where several share K/V. A launch has programs for the most sequences and the longest one that
+there may be; those that find nothing to do have to be started, too.
+"""
+
 MAX_WORKSPACE_BYTES = 128 << 20
 """Of the results of splits; where they would take more, one program goes through all splits."""
 
@@ -47,6 +52,7 @@ class Splitting:
 
     split_tokens: int = SPLIT_TOKENS
     enough_programs: int = ENOUGH_PROGRAMS
+    max_programs: int = MAX_PROGRAMS
     max_workspace_bytes: int = MAX_WORKSPACE_BYTES
 
 
@@ -234,22 +240,30 @@ def paged_attention(
     num_heads, num_rows, head_dim = queries.shape
     block_size, num_kv_heads = cached_keys.shape[1:3]
     num_sequences = len(tables.seq_lens)
+    output = queries.new_empty((num_rows, num_heads, head_dim))
+    if not num_rows or not num_sequences:
+        return output
     group = num_heads // num_kv_heads
     tile_rows = max(MIN_TILE_ROWS[queries.dtype], _power_of_two(group))
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
     num_splits = max(-(-tables.longest_k // splitting.split_tokens), 1)
     partial_shape = (num_rows, num_heads, num_splits)
+    # Entries may be padding: there are no fewer tiles with queries than one sequence has.
+    fewest_tiles = max(num_rows // tile_tokens, 1)
+    programs_per_tile = min(
+        num_splits,
+        -(-splitting.enough_programs // (fewest_tiles * num_kv_heads)),
+        splitting.max_programs // (num_tiles * num_kv_heads),
+    )
     is_split = (
-        num_splits > 1
-        and num_tiles * num_kv_heads < splitting.enough_programs
+        programs_per_tile > 1
         and math.prod(partial_shape) * (head_dim + 2) * 4 <= splitting.max_workspace_bytes
     )
-    output = queries.new_empty((num_rows, num_heads, head_dim))
-    if not num_rows or not num_sequences:
-        return output
     if is_split:
-        tops, totals = queries.new_empty((2, *partial_shape), dtype=torch.float32)
+        # Each by itself, so that all begin at multiples of 16 bytes: Triton compiles for that.
+        tops = queries.new_empty(partial_shape, dtype=torch.float32)
+        totals = torch.empty_like(tops)
         sums = queries.new_empty((*partial_shape, head_dim), dtype=torch.float32)
     else:
         tops = totals = sums = output  # never used
@@ -258,7 +272,7 @@ def paged_attention(
     # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
     options = {"enable_fp_fusion": False, "num_warps": 4 if dims <= 128 else 8}
-    triton_kernels.attend[(num_tiles, num_kv_heads, num_splits if is_split else 1)](
+    triton_kernels.attend[(num_tiles, num_kv_heads, programs_per_tile if is_split else 1)](
         queries,
         cached_keys,
         cached_values,
@@ -291,7 +305,8 @@ def paged_attention(
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0.0,
-        num_stages=2,
+        # With fewer, loads of block ids are not pipelined, and each tile of keys waits for its own.
+        num_stages=3,
         **options,
     )
     if is_split:

@@ -136,6 +136,9 @@ class GraphPool(Generic[Output]):
             buckets: which, in order; None: all, from the largest on, since a smaller graph uses the
                 memory of a larger one again.
         """
+        # A collection takes as long as a capture: one for all of them. Afterwards, the memory of
+        # graphs is measured.
+        gc.collect()
         started_at_s, longest_s = self._clock(), 0.0
         for size in reversed(self._limits.buckets) if buckets is None else buckets:
             if self._has_failed:
@@ -186,18 +189,25 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # torch has one stream for all captures, and drops the workspace that its libraries have on
+        # a stream when any graph of that stream goes: other models' graphs would still use it.
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, compute: Callable[[], Output]) -> CapturedGraph[Output]:
         graph = torch.cuda.CUDAGraph()
-        # As the capture does when it begins: what that gives back is none of the graph's.
+        # What this gives back is none of the graph's.
         torch.cuda.synchronize(self._device)
-        gc.collect()
         torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info(self._device)[0]
         stream = torch.cuda.current_stream(self._device)
         try:
             # Other threads may use the GPU meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ):
                 output = compute()
         except BaseException:
             self._clean_up(stream)

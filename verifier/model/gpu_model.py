@@ -137,11 +137,6 @@ def load_on_gpu(
     longest = min(
         config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings
     )
-    limits = BatchLimits(
-        max_num_tokens=config.max_num_batched_tokens,
-        max_num_tables=config.max_num_seqs,
-        max_table_blocks=-(-longest // attention.block_size),
-    )
     try:
         # Before the memory is measured, so that it counts.
         sampler = sampler_for(config, vocab_size=shape.vocab_size, device=device)
@@ -149,9 +144,14 @@ def load_on_gpu(
         raise ConfigError("--max-num-seqs", f"its sampler does not fit: {error}") from error
     graphs = _graphs_for(backend, device)
 
-    def assembled(num_blocks: int) -> GpuDecoder:
+    def assembled(num_blocks: int, longest: int) -> GpuDecoder:
         cache = WrittenCache(
             kv_shape, num_blocks=num_blocks, block_size=attention.block_size, device=device
+        )
+        limits = BatchLimits(
+            max_num_tokens=config.max_num_batched_tokens,
+            max_num_tables=config.max_num_seqs,
+            max_table_blocks=-(-longest // attention.block_size),
         )
         return GpuDecoder(
             weights, backend=backend, cache=cache, limits=limits, sampler=sampler, graphs=graphs
@@ -160,7 +160,7 @@ def load_on_gpu(
     num_kv_blocks = _room_for_kv_blocks(
         config,
         device,
-        assembled,
+        lambda num_blocks: assembled(num_blocks, longest),
         model_limit=shape.max_position_embeddings,
         block_size=attention.block_size,
         block_bytes=kv_shape.block_bytes(attention.block_size),
@@ -174,7 +174,7 @@ def load_on_gpu(
     )
     logger.info("gpu_decoder", device=str(device))
     try:
-        model = assembled(num_kv_blocks)
+        model = assembled(num_kv_blocks, max_model_len)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             "--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU: {error}"
@@ -351,9 +351,12 @@ def _reference(
 ) -> tuple[FloatArray, float, float | None]:
     """What `check_decoder` takes, and nothing of transformers' model left on the device.
 
+    Computed on the CPU if the model, which is not quantised there, does not fit on the device.
+
     Raises:
         CheckpointError: it could not compute them.
     """
+    fits = True
     try:
         fp8_distance = None
         if is_fp8:
@@ -362,6 +365,11 @@ def _reference(
             exact, rounding = reference(folder, dtype=dtype, quantization="none", device=device)
     except CheckpointError:
         raise
+    except torch.OutOfMemoryError as error:
+        if device.type == "cpu":
+            raise CheckpointError(f"transformers' logits could not be computed: {error}") from error
+        # Outside of this block nothing refers to the model.
+        fits = False
     except Exception as error:
         # Any model's code runs there.
         raise CheckpointError(f"transformers' logits could not be computed: {error}") from error
@@ -369,6 +377,9 @@ def _reference(
         # Modules may refer to each other in a circle.
         gc.collect()
         torch.cuda.empty_cache()
+    if not fits:
+        logger.info("reference_on_cpu", reason="transformers' model does not fit on the GPU")
+        return _reference(folder, dtype, is_fp8, torch.device("cpu"))
     logits: FloatArray = exact.cpu().numpy()
     return logits, rounding, fp8_distance
 

@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+from torch.torch_version import TorchVersion
 from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
@@ -158,6 +159,13 @@ def _check_capability(gpu: int, quantization: str) -> None:
     if quantization == "fp8" and capability < MIN_FP8_COMPUTE_CAPABILITY:
         raise ConfigError(
             "--quantization", f"fp8: GPU {gpu} has compute capability {have}; 8.9 is needed (Ada)"
+        )
+    # Before 2.12, torch launches Ada's products of FP8 on the default stream, not the current one:
+    # a captured graph lacks them.
+    if quantization == "fp8" and capability == (8, 9) and TorchVersion(torch.__version__) < "2.12":
+        raise ConfigError(
+            "--quantization",
+            f"fp8: on compute capability {have} torch 2.12 is needed; this is {torch.__version__}",
         )
 
 

@@ -179,6 +179,42 @@ def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyP
         load_on_gpu(config, described, CPU)
 
 
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_where_transformers_model_does_not_fit_the_cpu_computes_its_logits(
+    quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In FP8, the decoder needs half of that memory."""
+    for name in ("reference", "fp8_reference"):
+        compute = getattr(gpu_model, name)
+
+        def of_a_small_gpu(
+            *arguments: Any, device: torch.device, compute: Any = compute, **o: Any
+        ) -> Any:
+            if device.type == "cuda":
+                raise torch.OutOfMemoryError("tried to allocate 141 GiB")
+            return compute(*arguments, device=device, **o)
+
+        monkeypatch.setattr(gpu_model, name, of_a_small_gpu)
+    is_fp8 = quantization == "fp8"
+    with structlog.testing.capture_logs() as logs:
+        got = gpu_model._reference(MODEL_FOLDER, torch.bfloat16, is_fp8, GPU)
+    assert [log["event"] for log in logs] == ["reference_on_cpu"]
+    expected = gpu_model._reference(MODEL_FOLDER, torch.bfloat16, is_fp8, CPU)
+    assert (got[0] == expected[0]).all()
+    assert got[1:] == expected[1:]
+
+
+def test_the_longest_step_is_that_of_the_room_for_kv() -> None:
+    """Graphs launch attention for it."""
+    config = config_for(folder_of("llama"), device="cpu", num_kv_blocks=2)
+    described = find_on_gpu(config, CPU)
+    assert described is not None
+    ready = load_on_gpu(config, described, CPU)
+    assert isinstance(ready.model, GpuDecoder)
+    assert ready.max_model_len == 32
+    assert ready.model._batch.limits.max_table_blocks == 2
+
+
 @pytest.mark.parametrize(
     ("name", "flag"), [("load_weights", "--model"), ("WrittenCache", "--num-kv-blocks: 4 blocks")]
 )

@@ -1,12 +1,15 @@
 """Which bucket a step goes to, and which buckets have a graph."""
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.verifier.gpu.graph_stand_in import RecordingCapture
 from tests.volume import examples
-from verifier.gpu.graph_pool import BUCKETS, GraphLimits, GraphPool
+from verifier.gpu.graph_pool import BUCKETS, CudaCapture, GraphLimits, GraphPool
 
 
 class Clock:
@@ -71,6 +74,57 @@ def test_a_prepared_bucket_is_captured_once_and_then_replayed() -> None:
     pool.run(2, times=40)
     assert pool.capture.num_captures == 2
     assert pool.capture.num_replays == 40
+
+
+def test_preparing_collects_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each graph: CUDA's calls do nothing here."""
+    collected: list[int] = []
+    monkeypatch.setattr("verifier.gpu.graph_pool.gc.collect", lambda: collected.append(1))
+    streams = stand_in_for_cuda(monkeypatch)
+    limits = GraphLimits(buckets=(1, 2, 4), max_bytes=1000, max_prepare_s=100.0)
+    capture = CudaCapture(torch.device("cuda", 0))
+    graphs = GraphPool(lambda num_tokens: num_tokens, capture=capture, limits=limits)
+    graphs.prepare()
+    assert graphs.captured == [1, 2, 4]
+    assert len(collected) == 1
+    assert len(streams) == 3
+
+
+def test_graphs_of_one_model_share_a_stream_that_no_other_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch drops a stream's workspaces with any of its graphs."""
+    streams = stand_in_for_cuda(monkeypatch)
+    one, other = (CudaCapture(torch.device("cuda", 0)) for _ in range(2))
+    for capture in (one, one, other):
+        capture(lambda: 1)
+    assert streams[0] is streams[1]
+    assert streams[1] is not streams[2]
+    assert None not in streams
+
+
+def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Torch's calls do nothing; the streams of captures."""
+    streams: list[object] = []
+
+    @contextlib.contextmanager
+    def graph(_: object, *, stream: object = None, **options: object) -> Iterator[None]:
+        streams.append(stream)
+        yield
+
+    answers = {
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": lambda device: object(),
+        "CUDAGraph": object,
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (1000, 1000),
+        "current_stream": lambda device: None,
+        "graph": graph,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    return streams
 
 
 def test_preparing_ends_before_the_time_is_over() -> None:

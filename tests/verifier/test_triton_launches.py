@@ -1,0 +1,95 @@
+"""How many programs the `triton` backend launches, and over what: no kernel runs."""
+
+import importlib.util
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from verifier.attention.backend import DeviceTables
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="needs the package triton (extra dev), and it is not installed here",
+)
+META = torch.device("meta")
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 64, 96, 288, 512)
+
+
+class Launches:
+    """Stands in for a kernel: notes grids and arguments."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+        self.arguments: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *arguments, **_: self.arguments.append(arguments)
+
+
+@pytest.fixture
+def attends(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    from verifier.attention import triton_kernels
+
+    launches = Launches()
+    monkeypatch.setattr(triton_kernels, "attend", launches)
+    monkeypatch.setattr(triton_kernels, "combine", Launches())
+    return launches
+
+
+def attend(
+    num_tokens: int, *, longest_k: int, num_heads: int = 32, device: torch.device = META
+) -> None:
+    """A step of a graph: as many entries as tokens; of sizes that lengths do not change."""
+    from verifier.attention.triton_paged import Splitting, paged_attention
+
+    indices = torch.empty(num_tokens, dtype=torch.int32, device=device)
+    blocks = torch.empty(
+        (1, 16, 8 if num_heads == 32 else 2, 128), dtype=torch.bfloat16, device=device
+    )
+    paged_attention(
+        torch.empty((num_heads, num_tokens, 128), dtype=torch.bfloat16, device=device),
+        blocks,
+        blocks,
+        DeviceTables(
+            cu_seqlens_q=torch.empty(num_tokens + 1, dtype=torch.int32, device=device),
+            seq_lens=indices,
+            table_rows=indices,
+            block_tables=indices[None],
+            slot_mapping=indices,
+            longest_k=longest_k,
+        ),
+        scaling=1.0,
+        sliding_window=None,
+        splitting=Splitting(),
+    )
+
+
+@pytest.mark.parametrize("longest_k", [1024, 4096, 32_768, 131_072])
+def test_the_longest_length_does_not_multiply_programs(attends: Launches, longest_k: int) -> None:
+    """All but a few of them have nothing to do if sequences are short, or few."""
+    for num_tokens in BUCKETS:
+        attend(num_tokens, longest_k=longest_k)
+        grid = attends.grids[-1]
+        assert math.prod(grid) <= max(2048, math.prod(grid[:2])), num_tokens
+        assert grid[2] <= -(-longest_k // 512)
+
+
+def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None:
+    """96 tokens may be 8 sequences with drafts, so 64 programs of this model have work."""
+    for num_tokens in (1, 8, 24, 64, 96):
+        attend(num_tokens, longest_k=4096)
+        assert attends.grids[-1][2] > 1, num_tokens
+    attend(512, longest_k=4096)
+    assert attends.grids[-1][2] == 1, "256 have work at least"
+
+
+def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends: Launches) -> None:
+    """At a multiple of 16 bytes; for others Triton compiles anew, while requests wait."""
+    attend(35, longest_k=1500, num_heads=14, device=torch.device("cpu"))
+    assert attends.grids[-1][2] > 1
+    tops, totals, sums = attends.arguments[-1][8:11]
+    assert tops.numel() % 4, "the test shows nothing"
+    assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
