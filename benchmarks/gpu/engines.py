@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import AsyncIterator, Sequence
 
-from benchmarks.gpu.bench import REPLAYED, Bench, variant
+from benchmarks.gpu.bench import REPLAYED, Bench, counting_down, variant
 from benchmarks.gpu.texts import Text, random_texts, replays
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure
@@ -15,8 +15,8 @@ HOST_GOAL_MS = 0.8
 
 
 def tasks_for(texts: Sequence[Text], streams: int) -> list[Task]:
-    """The tasks of a turn: two for each stream unless that is many, eight at least."""
-    count = max(8, streams, min(2 * streams, 64))
+    """The tasks of a turn: two for each stream unless that is many."""
+    count = max(streams, min(2 * streams, 64))
     return [task for task, _ in texts[:count]]
 
 
@@ -78,12 +78,12 @@ async def _on_over_off(
     goal: float,
 ) -> AsyncIterator[Measure]:
     with bench.engine(bench.size.small) as engine:
-        for streams in all_streams:
+        for num_left, streams in counting_down(all_streams):
             tasks = tasks_for(texts, streams)
             on, off = (
                 bench.generating(name, engine, tasks, streams, speculate=name == "on")
                 for name in ("on", "off")
             )
-            await bench.compare(on, off)
+            await bench.compare(on, off, num_left=num_left)
             name = f"{bench.size.small.name}: {what}"
             yield bench.ratio(row, name, on, off, Goal(value=goal), REPLAYED)

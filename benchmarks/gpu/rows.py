@@ -15,9 +15,9 @@ class RowPlan:
 
     module: str
     function: str
-    # Measuring ends so long after the row's start, loading included.
+    # Measuring ends so long after the row's start, but for what must be measured in any case.
     enough_s: float
-    # The process that measures is ended so long after it; a first row's loading takes longest.
+    # The process that measures is ended so long after it. Neither time runs while it loads.
     most_s: float
 
     def load(self) -> "Row":

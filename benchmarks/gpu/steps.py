@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench, variant
+from benchmarks.gpu.bench import Bench, counting_down, variant
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from verifier.attention.kv_cache import KVCache, KVShape
@@ -59,7 +59,7 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
     shape = bench.size.large
     _, loaded = bench.loaded(shape)
     served = loaded.served
-    for batch in bench.size.batches:
+    for num_left, batch in counting_down(bench.size.batches):
         plain, verifying = (
             _step(
                 bench,
@@ -70,7 +70,7 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
             )
             for rows in (1, 1 + NUM_DRAFTS)
         )
-        await bench.compare(verifying, plain)
+        await bench.compare(verifying, plain, num_left=num_left)
         goal = VERIFY_GOALS.get(batch)
         yield bench.ratio(
             "verify",
@@ -99,10 +99,9 @@ async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
         [(max(chunk, context), chunk)],
     )
     backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
-    for case in cases:
-        for name in backends:
-            if name != "auto":
-                yield await _attention(bench, "sweep", name, case)
+    pairs = [(case, name) for case in cases for name in backends if name != "auto"]
+    for num_left, (case, name) in counting_down(pairs):
+        yield await _attention(bench, "sweep", name, case, num_left=num_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,7 @@ async def _attention(
     name: str,
     sequences: Sequence[tuple[int, int]],
     goal: float | None = None,
+    num_left: int = 1,
 ) -> Measure:
     """Bytes of K/V per second, with the writing of new K/V, over those of a copy."""
     config = bench.size.large.config()
@@ -135,7 +135,7 @@ async def _attention(
         )
         attend = _attending(bench, layer, choice, sequences)
         copy = bench.copying()
-        await bench.compare(attend, copy)
+        await bench.compare(attend, copy, num_left=num_left)
     except torch.AcceleratorError:
         raise  # nothing runs on the device after it
     except Exception as error:
