@@ -20,12 +20,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, steps, strict, supervisor, worker
 from benchmarks.gpu.bench import ON_CPU, Bench, counting_down
+from benchmarks.gpu.engines import full_step_ms
 from benchmarks.gpu.peers import of_one_length
 from benchmarks.gpu.rows import ROWS, RowPlan
 from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
 from benchmarks.gpu.steps import step_layout
 from benchmarks.gpu.supervisor import Supervisor
 from benchmarks.gpu.texts import Text, all_texts, random_texts, replays
+from benchmarks.in_process import StepTimes
 from benchmarks.ratios import Interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from benchmarks.workloads import Task
@@ -296,6 +298,18 @@ def test_checkpoints_are_written_once_and_load(tmp_path: Path) -> None:
     assert logits.isfinite().all()
     assert logits.std() > 0
     assert TINY.step_weights_bytes(2) == sum(each.nbytes for each in model.parameters())
+
+
+def test_the_hosts_time_is_that_of_steps_with_all_streams() -> None:
+    def step(num_sampled: int, commit_s: float) -> StepTimes:
+        times = {"schedule": 0.001, "forward": 0.002, "verify": 0.003, "commit": commit_s}
+        return StepTimes(num_sampled=num_sampled, phase_durations_s=times, draft_s=0.004)
+
+    steps = [step(2, 0.1), step(64, 0.01), step(58, 0.03), step(57, 0.1), step(3, 0.1)]
+    expected = {"schedule": 1, "forward": 2, "verify": 3, "commit": 20, "draft": 4}
+    assert full_step_ms(steps, 64) == pytest.approx(expected)
+    with pytest.raises(RuntimeError, match="no step sampled 90% of 65 sequences"):
+        full_step_ms(steps[3:], 65)
 
 
 def test_shapes_have_the_known_numbers_of_weights() -> None:
