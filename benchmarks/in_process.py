@@ -7,8 +7,9 @@ only the verifier is measured.
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,11 +60,25 @@ class Counts:
         return 1 - phases["forward"] / total_s
 
 
+class StepTimes(NamedTuple):
+    """What one step took."""
+
+    # Sequences that sampled.
+    num_sampled: int
+    # As in `StepRecord`; one of the phases holds `draft_s`.
+    phase_durations_s: Mapping[str, float]
+    # Of the benchmark's own drafting.
+    draft_s: float
+
+
 class InProcessEngine(EngineObserver):
     """A started engine; `run` is called from one thread at a time."""
 
     def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
         self._counts = Counts()
+        self._observe_step: Callable[[StepTimes], None] | None = None
+        # Since the last step was over.
+        self._draft_s = 0.0
         self._loaded = loaded or load_model(config)
         self._config = config
         self._engine: Engine = build_engine(self._loaded, config, [self])
@@ -73,6 +88,15 @@ class InProcessEngine(EngineObserver):
         counts.num_steps += 1
         for phase, duration_s in record.phase_durations_s.items():
             counts.spent(phase, duration_s)
+        draft_s, self._draft_s = self._draft_s, 0.0
+        if self._observe_step is not None:
+            self._observe_step(
+                StepTimes(
+                    num_sampled=len(record.verdict.num_accepted_tokens),
+                    phase_durations_s=record.phase_durations_s,
+                    draft_s=draft_s,
+                )
+            )
 
     def run(
         self,
@@ -82,10 +106,11 @@ class InProcessEngine(EngineObserver):
         speculate: bool,
         max_drafts: int | None = None,
         observe: Callable[[Decided], None] | None = None,
+        observe_step: Callable[[StepTimes], None] | None = None,
     ) -> Counts:
         """Runs all tasks, `streams` at a time; `observe` is called with each decision, whose
-        `sequence_id` is the task's index. `max_drafts`: per sequence and step; None: the limit of
-        the verifier.
+        `sequence_id` is the task's index, and `observe_step` with each step.
+        `max_drafts`: per sequence and step; None: the limit of the verifier.
 
         Raises:
             Exception: the engine's, a rejected sequence's or `observe`'s.
@@ -94,6 +119,7 @@ class InProcessEngine(EngineObserver):
         if max_drafts is None:
             max_drafts = self._loaded.served.max_num_speculative_tokens
         self._counts = Counts()
+        self._observe_step = observe_step
         drafting = _Drafting(self._engine, self._counts) if speculate else None
         # For each task that has ended None, or what keeps the others from ending.
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -126,7 +152,9 @@ class InProcessEngine(EngineObserver):
                 if event.finish_reason is not None:
                     open_next()
                     done.put(None)
-            counts.spent("draft", time.perf_counter() - started_at_s)
+            draft_s = time.perf_counter() - started_at_s
+            counts.spent("draft", draft_s)
+            self._draft_s += draft_s
 
         def open_next() -> None:
             if not waiting:

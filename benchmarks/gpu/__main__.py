@@ -7,6 +7,7 @@ says why, and the others go on. Weights have the shapes of Llama-3-8B (steps, at
 Qwen3-0.6B (the rest), and mean nothing. Where acceptance matters, recorded texts are replayed: the
 model computes all it must, and then the recorded text's next token is made the likeliest. Rows:
 
+    load          a step of one layer of the small model: whether it can be loaded at all
     decode        a step over the time to read weights and K/V once at the speed of a copy
     verify        a step that verifies 8 drafts of each sequence over a plain one
     kernel        bytes of K/V per second of one layer's attention over those of a copy

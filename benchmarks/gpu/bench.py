@@ -6,19 +6,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from benchmarks.forced_texts import ForcedTexts
+from benchmarks.gpu.forced_sampler import saying
 from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, Shape, write_checkpoint
 from benchmarks.gpu.texts import all_texts
 from benchmarks.in_process import InProcessEngine
 from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.serving.turns import Goal, Measure, Say, Variant, by_turns
 from benchmarks.workloads import Task
-from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
+from verifier.gpu.decoder import GpuDecoder
+
+Case = TypeVar("Case")
 
 REPLAYED = "recorded text replayed over random weights"
 
@@ -96,17 +99,31 @@ class Bench:
     # Checkpoints are written here, once.
     folder: Path
     say: Say
-    # When the row should be done, by time.monotonic().
+    # When the row should be done, by time.monotonic(); loading moves it on.
     deadline_s: float = 0.0
+    # Called with True when loading begins, and with False when it ends.
+    tell_loading: Callable[[bool], None] = lambda _: None
     _loaded: dict[str, tuple[VerifierConfig, LoadedModel]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
         return str(self.size.dtype).removeprefix("torch.")
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """What takes none of the row's time; not to be nested."""
+        started_at_s = time.monotonic()
+        self.tell_loading(True)
+        try:
+            yield
+        finally:
+            self.deadline_s += time.monotonic() - started_at_s
+            self.tell_loading(False)
+
     def checkpoint(self, shape: Shape) -> Path:
         self.say(f"checkpoint {shape.name}")
-        return write_checkpoint(shape, self.folder, device=self.device, dtype=self.size.dtype)
+        with self.loading():
+            return write_checkpoint(shape, self.folder, device=self.device, dtype=self.size.dtype)
 
     def flags(self, shape: Shape, **others: object) -> dict[str, object]:
         """A verifier's configuration."""
@@ -131,7 +148,8 @@ class Bench:
         if key not in self._loaded:
             config = VerifierConfig.model_validate(self.flags(shape, **others))
             self.say(f"loads {key}")
-            self._loaded[key] = config, load_model(config)
+            with self.loading():
+                self._loaded[key] = config, load_model(config)
         return self._loaded[key]
 
     @contextlib.contextmanager
@@ -140,10 +158,11 @@ class Bench:
     ) -> Iterator[InProcessEngine]:
         """A running engine; `replays`: the model says `texts.all_texts`."""
         config, loaded = self.loaded(shape, **others)
+        if isinstance(loaded.model, GpuDecoder):
+            loaded.model.forget_tables()
         if replays:
-            assert isinstance(loaded.model, ComputesLogits)
-            forced = ForcedTexts(loaded.model, all_texts(self.size.max_new_tokens))
-            loaded = dataclasses.replace(loaded, model=forced)
+            model = saying(loaded.model, all_texts(self.size.max_new_tokens))
+            loaded = dataclasses.replace(loaded, model=model)
         with InProcessEngine(config, loaded).started() as engine:
             yield engine
 
@@ -165,11 +184,15 @@ class Bench:
 
         return variant(name, streams, tokens_per_s)
 
-    async def compare(self, *variants: Variant) -> None:
-        """Fills the variants' figures by turns, until the row's time is over."""
-        await by_turns(
-            variants, self.size.rounds, self.say, lambda: time.monotonic() > self.deadline_s
-        )
+    async def compare(self, *variants: Variant, num_left: int = 1) -> None:
+        """Fills the variants' figures by turns, until their share of the row's time is over.
+
+        Args:
+            num_left: how many comparisons the row has left, this one included.
+        """
+        now_s = time.monotonic()
+        end_s = now_s + (self.deadline_s - now_s) / num_left
+        await by_turns(variants, self.size.rounds, self.say, lambda: time.monotonic() > end_s)
 
     def ratio(
         self,
@@ -248,6 +271,11 @@ def variant(
         return figure()
 
     return Variant(name=name, streams=streams, turn=turn, unit=unit)
+
+
+def counting_down(cases: Sequence[Case]) -> Iterator[tuple[int, Case]]:
+    """Each case, and how many are left with it."""
+    return zip(range(len(cases), 0, -1), cases, strict=True)
 
 
 # Yields a measure as soon as it is known: a row may be ended before it is done.

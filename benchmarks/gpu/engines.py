@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import AsyncIterator, Sequence
 
-from benchmarks.gpu.bench import REPLAYED, Bench, variant
+from benchmarks.gpu.bench import REPLAYED, Bench, counting_down, variant
 from benchmarks.gpu.texts import Text, random_texts, replays
+from benchmarks.in_process import StepTimes
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
@@ -12,11 +13,12 @@ from benchmarks.workloads import Task
 SPECULATION_GOAL = 2.5
 RANDOM_GOAL = 0.98
 HOST_GOAL_MS = 0.8
+_FULL = 0.9
 
 
 def tasks_for(texts: Sequence[Text], streams: int) -> list[Task]:
-    """The tasks of a turn: two for each stream unless that is many, eight at least."""
-    count = max(8, streams, min(2 * streams, 64))
+    """The tasks of a turn: two for each stream unless that is many."""
+    count = max(streams, min(2 * streams, 64))
     return [task for task, _ in texts[:count]]
 
 
@@ -42,18 +44,19 @@ async def measure_random(bench: Bench) -> AsyncIterator[Measure]:
 async def measure_host(bench: Bench) -> AsyncIterator[Measure]:
     """Time of a step outside the forward pass, drafting aside."""
     streams = bench.size.host_streams
-    tasks = tasks_for(replays(bench.size.max_new_tokens), streams)
+    # More than streams, so that most steps have all.
+    tasks = [task for task, _ in replays(bench.size.max_new_tokens)[: 2 * streams]]
     phases: dict[str, list[float]] = {}
     with bench.engine(bench.size.small) as engine:
 
         def host_ms() -> float:
-            counts = engine.run(tasks, streams=streams, speculate=True)
-            spent = counts.phase_durations_s
-            # Drafting is the benchmark's own; it is part of the phase that publishes, too.
-            host_s = sum(spent.values()) - 2 * spent.get("draft", 0.0) - spent["forward"]
-            for phase, duration_s in spent.items():
-                phases.setdefault(phase, []).append(duration_s / counts.num_steps * 1e3)
-            return host_s / counts.num_steps * 1e3
+            steps: list[StepTimes] = []
+            engine.run(tasks, streams=streams, speculate=True, observe_step=steps.append)
+            spent = full_step_ms(steps, streams)
+            for phase, duration_ms in spent.items():
+                phases.setdefault(phase, []).append(duration_ms)
+            # Drafting is the benchmark's own, in the phase that publishes.
+            return sum(spent.values()) - 2 * spent["draft"] - spent["forward"]
 
         host = variant("host", streams, host_ms, unit="ms")
         await bench.compare(host)
@@ -69,6 +72,20 @@ async def measure_host(bench: Bench) -> AsyncIterator[Measure]:
     )
 
 
+def full_step_ms(steps: Sequence[StepTimes], streams: int) -> dict[str, float]:
+    """Milliseconds by phase, and of drafting: means over the steps that sample nine in ten of the
+    streams; others are of a prefill, or of a run's end.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    full = [step for step in steps if step.num_sampled >= _FULL * streams]
+    if not full:
+        raise RuntimeError(f"no step sampled {_FULL:.0%} of {streams} sequences")
+    spent = [{**step.phase_durations_s, "draft": step.draft_s} for step in full]
+    return {phase: statistics.fmean(each[phase] for each in spent) * 1e3 for phase in spent[0]}
+
+
 async def _on_over_off(
     bench: Bench,
     row: str,
@@ -78,12 +95,12 @@ async def _on_over_off(
     goal: float,
 ) -> AsyncIterator[Measure]:
     with bench.engine(bench.size.small) as engine:
-        for streams in all_streams:
+        for num_left, streams in counting_down(all_streams):
             tasks = tasks_for(texts, streams)
             on, off = (
                 bench.generating(name, engine, tasks, streams, speculate=name == "on")
                 for name in ("on", "off")
             )
-            await bench.compare(on, off)
+            await bench.compare(on, off, num_left=num_left)
             name = f"{bench.size.small.name}: {what}"
             yield bench.ratio(row, name, on, off, Goal(value=goal), REPLAYED)

@@ -8,11 +8,10 @@ Answers only requests with the prompts of `texts.replays`.
 import dataclasses
 from unittest import mock
 
-from benchmarks.forced_texts import ForcedTexts
+from benchmarks.gpu.forced_sampler import saying
 from benchmarks.gpu.texts import replays
 from servicekit.process import end
 from verifier import __main__ as verifier
-from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.tensor_parallel.leader import Leader
@@ -20,9 +19,8 @@ from verifier.tensor_parallel.leader import Leader
 
 def _load(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
     loaded = load_model(config, leader)
-    assert isinstance(loaded.model, ComputesLogits)
     texts = replays(max_new_tokens=loaded.served.max_model_len)
-    return dataclasses.replace(loaded, model=ForcedTexts(loaded.model, texts))
+    return dataclasses.replace(loaded, model=saying(loaded.model, texts))
 
 
 def main() -> int:

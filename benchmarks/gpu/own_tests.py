@@ -1,14 +1,14 @@
 """Runs `tests/gpu` before anything is measured: a wrong result needs no speed."""
 
 import asyncio
+import collections
+import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 from benchmarks.gpu.supervisor import end
 from benchmarks.services import REPOSITORY
@@ -37,24 +37,16 @@ class TestsRun:
 
 
 async def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
-    """Runs them all within the time; that there is no report is a failure, too.
+    """Runs them all; those that are not done within the time, or no outcome, are a failure, too.
 
-    If pytest cannot start with the project's configuration, whose plugins may be missing on a
-    machine that only serves, the tests run without it.
+    Without the project's configuration, whose plugins may be missing on a machine that only serves.
     """
-    end_s = time.monotonic() + limit_s
-    run = await _run((), folder, limit_s)
-    if run.passed + run.skipped == 0:
-        run = await _run(_BARE, folder, end_s - time.monotonic())
-    return run
-
-
-async def _run(options: Sequence[str], folder: str, limit_s: float) -> TestsRun:
     with tempfile.TemporaryDirectory() as kept:
-        file = Path(kept) / "report.xml"
-        command = [sys.executable, "-m", "pytest", folder, "-q", f"--junitxml={file}", *options]
+        file = Path(kept) / "outcomes"
+        file.touch()
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-m", "pytest", folder, "-q", *_BARE),
+            *("-p", "benchmarks.gpu.outcomes", "--outcomes", str(file)),
             cwd=REPOSITORY,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -64,30 +56,24 @@ async def _run(options: Sequence[str], folder: str, limit_s: float) -> TestsRun:
             async with asyncio.timeout(max(0.0, limit_s)):
                 printed = b"".join(await process.communicate())
         except TimeoutError:
-            return _none("not done in time")
+            return _read(file, "not done in time")
         finally:
             await end(process)
-        if process.returncode not in (0, 1) or not file.exists():
+        if process.returncode not in (0, 1):
             last = (printed.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-            return _none(f"pytest ended with status {process.returncode}: {last}")
-        return read_report(file)
+            return _read(file, f"pytest ended with status {process.returncode}: {last}")
+        return _read(file)
 
 
-def read_report(file: Path) -> TestsRun:
-    """What pytest wrote as `--junitxml`."""
-    passed = skipped = 0
-    failed = []
-    for case in ElementTree.parse(file).iter("testcase"):
-        fault = next((each for each in case if each.tag in ("failure", "error")), None)
-        if fault is not None:
-            message = " ".join(fault.get("message", "").split())
-            failed.append(f"{case.get('name')}: {message[:300]}")
-        elif any(each.tag == "skipped" for each in case):
-            skipped += 1
-        else:
-            passed += 1
-    return TestsRun(passed=passed, skipped=skipped, failed=failed)
-
-
-def _none(reason: str) -> TestsRun:
-    return TestsRun(passed=0, skipped=0, failed=[reason])
+def _read(file: Path, *reasons: str) -> TestsRun:
+    """What is in the file, and reasons why there is no more."""
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    outcomes = collections.Counter(outcome for outcome, _, _ in told)
+    failed = [
+        f"{name}: {' '.join(reason.split())[:300]}"
+        for outcome, name, reason in told
+        if outcome == "failed"
+    ]
+    return TestsRun(
+        passed=outcomes["passed"], skipped=outcomes["skipped"], failed=[*failed, *reasons]
+    )

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.gpu.bench import Bench, variant
+from benchmarks.gpu.bench import Bench, counting_down, variant
 from benchmarks.gpu.engines import tasks_for
 from benchmarks.gpu.texts import replays
 from benchmarks.serving.turns import Goal, Measure, Variant
@@ -25,19 +25,21 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
     """Each peer runs the same prompts for the same numbers of tokens, all of one length: a compiled
     graph serves one length. The weights' own text, so nothing is replayed.
     """
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        bench.checkpoint(bench.size.small), dtype=bench.size.dtype
-    )
-    model: PreTrainedModel = loaded.to(bench.device).eval()
+    folder = bench.checkpoint(bench.size.small)
+    with bench.loading():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=bench.size.dtype)
+        model: PreTrainedModel = loaded.to(bench.device).eval()
+    all_streams = bench.size.streams[:2]
     with bench.engine(bench.size.small, replays=False) as engine:
-        for streams in bench.size.streams[:2]:
+        for num_left, streams in counting_down(all_streams):
             tasks = of_one_length(
                 tasks_for(replays(bench.size.max_new_tokens), streams), bench.size.max_new_tokens
             )
             own = bench.generating("Tandem, off", engine, tasks, streams, speculate=False)
             runs = _runs(model, tasks, streams, bench.size.max_num_batched_tokens)
-            for name, run in runs.items():
-                yield await _against(bench, own, name, run, tasks)
+            for num_runs_left, (name, run) in counting_down(list(runs.items())):
+                num_comparisons = (num_left - 1) * len(runs) + num_runs_left
+                yield await _against(bench, own, name, run, tasks, num_comparisons)
                 # Continuous batching keeps what memory is free, and an attention of its own.
                 loaded.destroy_cached_continuous_batching_manager()
                 loaded.set_attn_implementation("sdpa")
@@ -81,7 +83,12 @@ def _runs(
 
 
 async def _against(
-    bench: Bench, own: Variant, name: str, run: Callable[[], int], tasks: Sequence[Task]
+    bench: Bench,
+    own: Variant,
+    name: str,
+    run: Callable[[], int],
+    tasks: Sequence[Task],
+    num_left: int,
 ) -> Measure:
     what = f"{bench.size.small.name}: Tandem without drafts / transformers' {name}"
     own.figures.clear()
@@ -95,7 +102,7 @@ async def _against(
 
     peer = variant(name, own.streams, tokens_per_s)
     try:
-        await bench.compare(own, peer)
+        await bench.compare(own, peer, num_left=num_left)
     except torch.AcceleratorError:
         raise  # nothing runs on the device after it
     except Exception as error:

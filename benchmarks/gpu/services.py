@@ -1,5 +1,6 @@
 """Gateway, drafter and verifier as processes over gRPC, beside the engine in this process."""
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -25,19 +26,19 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
         for name in ("device", "numerics", "dtype", "max_model_len", "max_num_seqs")
         for word in (f"--{name.replace('_', '-')}", str(flags[name]))
     ]
-    with (
-        bench.engine(bench.size.small) as engine,
-        running_stack(
-            model=model,
-            verifier_module="benchmarks.gpu.forced_verifier",
-            verifier_flags=[
-                *named,
-                *("--max-num-batched-tokens", str(bench.size.max_num_batched_tokens)),
-                *("--kv-memory-fraction", "0.3", "--no-prefix-cache"),
-            ],
-            serves_text=False,
-        ) as stack,
-    ):
+    services_running = running_stack(
+        model=model,
+        verifier_module="benchmarks.gpu.forced_verifier",
+        verifier_flags=[
+            *named,
+            *("--max-num-batched-tokens", str(bench.size.max_num_batched_tokens)),
+            *("--kv-memory-fraction", "0.3", "--no-prefix-cache"),
+        ],
+        serves_text=False,
+    )
+    with bench.engine(bench.size.small) as engine, contextlib.ExitStack() as entered:
+        with bench.loading():
+            stack = entered.enter_context(services_running)
         async with AsyncTandemClient(stack.gateway, retry=None) as client:
 
             async def turn() -> float:

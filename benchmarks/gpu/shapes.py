@@ -91,6 +91,18 @@ TINY = Shape(
 )
 
 
+def one_layer(shape: Shape) -> Shape:
+    """The same model with its first layer alone."""
+
+    def config() -> PreTrainedConfig:
+        config = shape.config()
+        config.num_hidden_layers = 1
+        config.layer_types = config.layer_types[:1]
+        return config
+
+    return Shape(name=f"{shape.name}-one-layer", config=config)
+
+
 def write_checkpoint(
     shape: Shape, parent: Path, *, device: torch.device, dtype: torch.dtype
 ) -> Path:

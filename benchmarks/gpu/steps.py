@@ -7,13 +7,14 @@ from typing import get_args
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench, variant
+from benchmarks.gpu.bench import Bench, counting_down, variant
+from benchmarks.gpu.shapes import one_layer
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import StepSampling
+from verifier.batch.target_model import StepSampling, TargetModel
 from verifier.config import VerifierConfig
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
@@ -23,6 +24,36 @@ DECODE_GOAL = 1.25
 VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
 KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
+
+
+async def measure_load(bench: Bench) -> AsyncIterator[Measure]:
+    """Steps of one layer: what cannot be loaded or launched fails most rows, and says so first."""
+    # So few blocks that the other models have the memory.
+    _, loaded = bench.loaded(one_layer(bench.size.small), num_kv_blocks=256)
+    served, length = loaded.served, bench.size.max_model_len // 2
+    prompt = ScheduledTokens(
+        token_ids=[1] * length,
+        draft_token_ids=[],
+        num_computed_tokens=0,
+        block_table=list(range(-(-length // served.block_size))),
+        table_id=1,
+    )
+    # The first is larger than all graphs; for the second there is one.
+    layouts = {
+        f"prompt of {length} tokens": lay_out([prompt], block_size=served.block_size),
+        "token": step_layout([(length, 1)], served.block_size, served.num_kv_blocks),
+    }
+    for num_left, (what, layout) in counting_down(list(layouts.items())):
+        step = _step(bench, what, layout, loaded.model)
+        await bench.compare(step, num_left=num_left)
+        yield bench.measure(
+            "load",
+            f"one layer of {bench.size.small.name}, a {what}",
+            1,
+            median_interval([duration_s * 1e3 for duration_s in step.figures]),
+            unit="ms",
+            note=f"attention: {served.attention_backend}",
+        )
 
 
 async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
@@ -36,7 +67,7 @@ async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
     kv = _kv_shape(config, config.num_hidden_layers, bench.size.dtype)
     weights_bytes = shape.step_weights_bytes(bench.size.dtype.itemsize)
     read_bytes = weights_bytes + kv.block_bytes(1) * bench.size.context
-    step = _step(bench, f"step, {shape.name}", layout)
+    step = _step(bench, f"step, {shape.name}", layout, loaded.model)
     copy = bench.copying()
     await bench.compare(step, copy)
     floors = [
@@ -59,7 +90,7 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
     shape = bench.size.large
     _, loaded = bench.loaded(shape)
     served = loaded.served
-    for batch in bench.size.batches:
+    for num_left, batch in counting_down(bench.size.batches):
         plain, verifying = (
             _step(
                 bench,
@@ -67,10 +98,11 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
                 step_layout(
                     [(bench.size.context, rows)] * batch, served.block_size, served.num_kv_blocks
                 ),
+                loaded.model,
             )
             for rows in (1, 1 + NUM_DRAFTS)
         )
-        await bench.compare(verifying, plain)
+        await bench.compare(verifying, plain, num_left=num_left)
         goal = VERIFY_GOALS.get(batch)
         yield bench.ratio(
             "verify",
@@ -99,10 +131,9 @@ async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
         [(max(chunk, context), chunk)],
     )
     backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
-    for case in cases:
-        for name in backends:
-            if name != "auto":
-                yield await _attention(bench, "sweep", name, case)
+    pairs = [(case, name) for case in cases for name in backends if name != "auto"]
+    for num_left, (case, name) in counting_down(pairs):
+        yield await _attention(bench, "sweep", name, case, num_left=num_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +150,7 @@ async def _attention(
     name: str,
     sequences: Sequence[tuple[int, int]],
     goal: float | None = None,
+    num_left: int = 1,
 ) -> Measure:
     """Bytes of K/V per second, with the writing of new K/V, over those of a copy."""
     config = bench.size.large.config()
@@ -135,7 +167,7 @@ async def _attention(
         )
         attend = _attending(bench, layer, choice, sequences)
         copy = bench.copying()
-        await bench.compare(attend, copy)
+        await bench.compare(attend, copy, num_left=num_left)
     except torch.AcceleratorError:
         raise  # nothing runs on the device after it
     except Exception as error:
@@ -216,9 +248,8 @@ def step_layout(
     return lay_out(scheduled, block_size=block_size)
 
 
-def _step(bench: Bench, name: str, layout: BatchLayout) -> Variant:
-    """A step of the large model, with greedy verification of its drafts; seconds."""
-    model = bench.loaded(bench.size.large)[1].model
+def _step(bench: Bench, name: str, layout: BatchLayout, model: TargetModel) -> Variant:
+    """A step of the model, with greedy verification of its drafts; seconds."""
     drafts = np.split(layout.draft_token_ids, np.cumsum(layout.num_draft_tokens)[:-1])
     sequences = [
         JudgedSequence(

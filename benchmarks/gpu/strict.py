@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import torch
 
-from benchmarks.gpu.bench import Bench, variant
+from benchmarks.gpu.bench import Bench, counting_down, variant
 from benchmarks.gpu.engines import tasks_for
 from benchmarks.gpu.texts import replays
 from benchmarks.serving.turns import Measure, Variant
@@ -37,27 +37,29 @@ async def _measure_engines(bench: Bench) -> AsyncIterator[Measure]:
         return
     with (
         bench.engine(shape, replays=False, numerics="strict") as strict,
-        bench.engine(shape, replays=False, numerics="fast") as fast,
+        # What "auto" is where there is "strict".
+        bench.engine(shape, replays=False) as fast,
     ):
-        for streams in bench.size.streams[:2]:
+        for num_left, streams in counting_down(bench.size.streams[:2]):
             tasks = tasks_for(replays(bench.size.max_new_tokens), streams)
             above, below = (
                 bench.generating(name, engine, tasks, streams, speculate=False)
                 for name, engine in (("strict", strict), ("fast", fast))
             )
-            await bench.compare(above, below)
+            await bench.compare(above, below, num_left=num_left)
             yield bench.ratio("strict", "strict / fast, speculation off", above, below)
 
 
 async def measure_products(bench: Bench) -> AsyncIterator[Measure]:
     """Weights read per second, as if a product read each once."""
     weights = _weights(bench)
-    for num_rows in _NUM_ROWS:
+    for num_left, num_rows in counting_down(_NUM_ROWS):
         above, below = (
             _multiplying(bench, weights, num_rows, is_strict=is_strict)
             for is_strict in (True, False)
         )
-        await bench.compare(above, below)
+        # The engines' comparisons follow.
+        await bench.compare(above, below, num_left=num_left + len(bench.size.streams[:2]))
         what = f"products of a layer of {bench.size.large.name}, {num_rows} rows: strict / fast"
         yield bench.ratio("strict", what, above, below)
 

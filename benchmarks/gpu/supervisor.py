@@ -20,6 +20,8 @@ from benchmarks.serving.turns import Goal, Measure
 
 _LONGEST_LINE_BYTES = 1 << 20
 _STOP_TIMEOUT_S = 10.0
+# Of a process's start, or of one load: an 8B checkpoint is written in 30 s on a fast disk.
+LOADING_S = 150.0
 WORKER = "benchmarks.gpu.worker"
 
 
@@ -61,16 +63,20 @@ class Supervisor:
 
     async def _follow(self, process: asyncio.subprocess.Process, pending: list[str]) -> None:
         """Takes from `pending` what the process measures, until it cannot go on."""
-        started_at_s = time.monotonic()
+        # Of the row, without its loading before.
+        started_at_s = loads_since_s = time.monotonic()
+        # Starting the process is loading, too.
+        loads = True
         while pending:
-            most_s = min(started_at_s + ROWS[pending[0]].most_s, self.end_s) - time.monotonic()
+            end_s = loads_since_s + LOADING_S if loads else started_at_s + ROWS[pending[0]].most_s
             try:
                 # Unlike `wait_for`, it loses no cancellation that comes with the message.
-                async with asyncio.timeout(max(0.0, most_s)):
+                async with asyncio.timeout(max(0.0, min(end_s, self.end_s) - time.monotonic())):
                     message = await _message(process)
             except TimeoutError:
-                duration_s = time.monotonic() - started_at_s
-                self._give_up(pending.pop(0), f"not done after {duration_s:.0f} s")
+                duration_s = time.monotonic() - (loads_since_s if loads else started_at_s)
+                what = "not loaded" if loads else "not done"
+                self._give_up(pending.pop(0), f"{what} after {duration_s:.0f} s")
                 return
             if message is None:
                 status = await process.wait()
@@ -78,6 +84,14 @@ class Supervisor:
                 return
             if "machine" in message:
                 self.machine = message["machine"]
+                loads, started_at_s = False, time.monotonic()
+                continue
+            if "loads" in message:
+                loads, now_s = message["loads"], time.monotonic()
+                if loads:
+                    loads_since_s = now_s
+                else:
+                    started_at_s += now_s - loads_since_s
                 continue
             assert message["row"] == pending[0], "rows are measured in order"
             if "measure" in message:

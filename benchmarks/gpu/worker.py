@@ -5,7 +5,7 @@
 For `benchmarks.gpu`, which starts another one when this one ends: after some errors of a GPU
 nothing more runs in a process. What it prints for it are lines of `MARK` and a JSON object: first
 the machine, then for each row a `measure` each, and at its end the `error` that kept it from being
-measured whole, or null.
+measured whole, or null. In between, `loads` says that it begins to load a model or has ended to.
 """
 
 import argparse
@@ -50,6 +50,7 @@ async def main(argv: Sequence[str] | None = None) -> None:
         size=size_for(device, quick=arguments.quick),
         folder=arguments.folder,
         say=lambda line: print(line, file=sys.stderr, flush=True),
+        tell_loading=lambda loads: _tell({"loads": loads}),
     )
     for name in arguments.rows:
         plan = ROWS[name]

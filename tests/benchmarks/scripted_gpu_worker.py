@@ -1,7 +1,8 @@
 """A worker of benchmarks.gpu that does what a row's name is scripted for.
 
 Environment: `SCRIPT` is a JSON object from row to what happens: "measure", "error", "fatal" (an
-error after which nothing runs), "die", "hang" (with a child process of its own).
+error after which nothing runs), "die", "hang" (with a child process of its own),
+"load" (for a second, then "measure"), "load for ever".
 """
 
 import argparse
@@ -25,8 +26,12 @@ script = json.loads(os.environ["SCRIPT"])
 tell({"machine": "a machine"})
 for name in arguments.rows:
     print("what a library prints", flush=True)
+    if script[name].startswith("load"):
+        tell({"loads": True})
+        time.sleep(1 if script[name] == "load" else 600)
+        tell({"loads": False})
     match script[name]:
-        case "measure":
+        case "measure" | "load":
             about = {"row": name, "what": "x", "streams": 1, "dtype": "float32", "unit": ""}
             value = {"median": 1.5, "low": 1.0, "high": 2.0}
             measure = about | {"value": value, "note": "", "goal": {"value": 2.0, "is_most": True}}

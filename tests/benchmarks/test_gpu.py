@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import steps, strict, supervisor, worker
-from benchmarks.gpu.bench import ON_CPU, Bench
+from benchmarks.gpu import bench, steps, strict, supervisor, worker
+from benchmarks.gpu.bench import ON_CPU, Bench, counting_down
+from benchmarks.gpu.engines import full_step_ms
 from benchmarks.gpu.peers import of_one_length
 from benchmarks.gpu.rows import ROWS, RowPlan
 from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
 from benchmarks.gpu.steps import step_layout
 from benchmarks.gpu.supervisor import Supervisor
 from benchmarks.gpu.texts import Text, all_texts, random_texts, replays
+from benchmarks.in_process import StepTimes
 from benchmarks.ratios import Interval
-from benchmarks.serving.turns import Goal, Measure
+from benchmarks.serving.turns import Goal, Measure, Variant
 from benchmarks.workloads import Task
 from tests.benchmarks.processes import is_running
 from verifier.gpu.plain import PlainOperations
@@ -137,6 +140,20 @@ async def test_a_row_that_hangs_is_ended_with_all_that_it_started(
     assert not is_running(child)
 
 
+async def test_loading_takes_none_of_a_rows_time_and_has_a_limit_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = {"a": "load", "b": "measure"}
+    supervised, kept = await supervise(tmp_path, monkeypatch, script, limit_s=0.5)
+    assert not supervised.failed
+    assert all(measure.value is not None for measure in kept)
+    monkeypatch.setattr(supervisor, "LOADING_S", 3.0)
+    script = {"a": "load for ever", "b": "measure"}
+    supervised, kept = await supervise(tmp_path, monkeypatch, script, limit_s=60)
+    assert supervised.failed == ["a"]
+    assert kept[0].note == "not measured: not loaded after 3 s"
+
+
 async def test_no_row_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = {"a": "hang", "b": "measure", "c": "measure"}
     _, kept = await supervise(tmp_path, monkeypatch, script, all_s=4)
@@ -190,6 +207,66 @@ async def test_after_an_error_on_a_gpu_nothing_runs_in_its_process(
     }
 
 
+class Clock:
+    """Time that passes only by what takes it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def variant(self, duration_s: float) -> Variant:
+        async def turn() -> float:
+            self.now_s += duration_s
+            return duration_s
+
+        return Variant(name="x", streams=1, turn=turn)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(bench, "time", clock)
+    return clock
+
+
+def bench_of_seven_rounds(folder: Path) -> Bench:
+    size = replace(ON_CPU, rounds=7)
+    return Bench(device=CPU, size=size, folder=folder, say=lambda line: None)
+
+
+async def test_a_row_that_loads_for_long_is_measured_as_long(tmp_path: Path, clock: Clock) -> None:
+    measuring, told = bench_of_seven_rounds(tmp_path), list[bool]()
+    measuring.deadline_s, measuring.tell_loading = clock.now_s + 10, told.append
+    with measuring.loading():
+        assert told == [True]
+        clock.now_s += 60
+    assert told == [True, False]
+    variant = clock.variant(1)
+    await measuring.compare(variant)
+    assert len(variant.figures) == 7
+
+
+async def test_a_row_without_time_has_an_interval_all_the_same(
+    tmp_path: Path, clock: Clock
+) -> None:
+    variant = clock.variant(1)
+    await bench_of_seven_rounds(tmp_path).compare(variant)
+    assert len(variant.figures) == 3
+
+
+async def test_a_slow_comparison_leaves_the_others_their_share(
+    tmp_path: Path, clock: Clock
+) -> None:
+    measuring = bench_of_seven_rounds(tmp_path)
+    measuring.deadline_s = clock.now_s + 30
+    variants = [clock.variant(duration_s) for duration_s in (4, 1, 1)]
+    for num_left, variant in counting_down(variants):
+        await measuring.compare(variant, num_left=num_left)
+    assert [len(variant.figures) for variant in variants] == [3, 7, 6]
+
+
 async def test_a_kernel_that_cannot_be_built_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +298,18 @@ def test_checkpoints_are_written_once_and_load(tmp_path: Path) -> None:
     assert logits.isfinite().all()
     assert logits.std() > 0
     assert TINY.step_weights_bytes(2) == sum(each.nbytes for each in model.parameters())
+
+
+def test_the_hosts_time_is_that_of_steps_with_all_streams() -> None:
+    def step(num_sampled: int, commit_s: float) -> StepTimes:
+        times = {"schedule": 0.001, "forward": 0.002, "verify": 0.003, "commit": commit_s}
+        return StepTimes(num_sampled=num_sampled, phase_durations_s=times, draft_s=0.004)
+
+    steps = [step(2, 0.1), step(64, 0.01), step(58, 0.03), step(57, 0.1), step(3, 0.1)]
+    expected = {"schedule": 1, "forward": 2, "verify": 3, "commit": 20, "draft": 4}
+    assert full_step_ms(steps, 64) == pytest.approx(expected)
+    with pytest.raises(RuntimeError, match="no step sampled 90% of 65 sequences"):
+        full_step_ms(steps[3:], 65)
 
 
 def test_shapes_have_the_known_numbers_of_weights() -> None:

@@ -39,6 +39,21 @@ async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: 
     assert reason.startswith("pytest ended with status 4: ")
 
 
+async def test_what_was_tested_before_the_time_was_over_is_told(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import time\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 1 == 2\n"
+        "def test_slow(): time.sleep(600)\n"
+    )
+    run = await run_tests(25, str(tmp_path))
+    assert run.passed == 1
+    assert run.failed[0].startswith("test_bad: ")
+    assert run.failed[-1] == "not done in time"
+
+
 async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
     (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")

@@ -85,6 +85,7 @@ class GpuDecoder(DeviceModel):
 
     Attributes:
         row_tile: as in `HasRowTile`: what steps are padded to, mostly.
+        sampler: of the next launches; None: logits come to the host, and are sampled there.
     """
 
     row_tile = ROW_TILE
@@ -102,7 +103,7 @@ class GpuDecoder(DeviceModel):
     ) -> None:
         """Args:
         limits: of every step.
-        sampler: None: logits come to the host, and are sampled there.
+        sampler: as the attribute.
         graphs: None: every kernel is launched; so, too, where the backend is none that
             `AttendsToTables`.
         operations: None: the weights'. `Linear` layers have their own in any case.
@@ -112,7 +113,7 @@ class GpuDecoder(DeviceModel):
         self._backend = backend
         self._cache = cache
         self._operations = operations or weights.operations
-        self._sampler = sampler
+        self.sampler = sampler
         # Layers are queued by `launch` wherever the device samples.
         self.computes_at_launch |= sampler is not None
         self._batch = DeviceBatch(limits, device=weights.device)
@@ -141,7 +142,7 @@ class GpuDecoder(DeviceModel):
         if self._graphs is not None:
             with torch.inference_mode(), current_device(self._weights.device):
                 self._graphs.prepare()
-        if self._sampler is None:
+        if self.sampler is None:
             return
         scheduled = ScheduledTokens(
             token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
@@ -151,13 +152,17 @@ class GpuDecoder(DeviceModel):
         )
         step = self.launch(
             lay_out([scheduled], block_size=self._cache.block_size),
-            StepSampling(sequences=[sequence], rule=self._sampler.device_sampler.rule),
+            StepSampling(sequences=[sequence], rule=self.sampler.device_sampler.rule),
         )
         step.wait()
         step.result()
 
+    def forget_tables(self) -> None:
+        """Must come between two engines that run this model: each numbers its tables from 1 on."""
+        self._batch.forget_tables()
+
     def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        if self._sampler is None:
+        if self.sampler is None:
             return super().launch(layout, sampling)
         with torch.inference_mode(), current_device(self._weights.device):
             hidden = self._hidden(layout)
@@ -167,7 +172,7 @@ class GpuDecoder(DeviceModel):
                 is_bad=hidden.is_bad,
                 is_bad_row=hidden.is_bad_row,
             )
-        return self._sampler.begin(layout, sampling, output)
+        return self.sampler.begin(layout, sampling, output)
 
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode(), current_device(self._weights.device):

@@ -105,6 +105,10 @@ class DeviceBatch:
         for slots in (self._staged["slot_mapping"], self._arrays["slot_mapping"]):
             slots[:] = _NO_SLOT
 
+    def forget_tables(self) -> None:
+        """Ids of tables mean others from now on: each is written anew."""
+        self._rows = TableRows(self.limits.max_num_tables, self.limits.max_table_blocks)
+
     def load(self, layout: BatchLayout, *, num_padded_tokens: int | None = None) -> DeviceArrays:
         """Queues the copy of a step's layout to the device.
 
