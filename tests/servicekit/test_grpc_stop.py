@@ -3,6 +3,7 @@
 import asyncio
 import faulthandler
 import random
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ class Waiting:
         self.may_end = asyncio.Event()
         self.has_begun = asyncio.Event()
         self.server = grpc.aio.server()
-        handler = grpc.unary_unary_rpc_method_handler(self._wait)
+        handler: Any = grpc.unary_unary_rpc_method_handler(self._wait)
         self.server.add_registered_method_handlers("test.v1.Waiting", {"Wait": handler})
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 
@@ -29,9 +30,10 @@ class Waiting:
         await self.may_end.wait()
         return b"done"
 
-    async def begin_call(self, channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryCall:
+    async def begin_call(self, channel: grpc.aio.Channel) -> Any:
         """Returns a call that the server has begun."""
-        call = channel.unary_unary(METHOD)(b"", wait_for_ready=True)
+        method: Any = channel.unary_unary(METHOD)
+        call = method(b"", wait_for_ready=True)
         await self.has_begun.wait()
         return call
 
