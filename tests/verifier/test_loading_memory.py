@@ -99,7 +99,9 @@ from verifier.config import VerifierConfig
 from verifier.model.model_part import load_part
 """,
     load="""
-config = VerifierConfig(model=folder, device="cpu", threads=1, tensor_parallel_size=2)
+config = VerifierConfig(
+    model=folder, device="cpu", dtype="bfloat16", threads=1, tensor_parallel_size=2
+)
 loaded = load_part(config, device=torch.device("DEVICE"), collectives=SecondOfTwo())
 """,
 )
