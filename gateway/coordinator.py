@@ -69,6 +69,7 @@ class Coordinator:
         draft_wait: DraftWait,
         max_resumes: int,
         resume_timeout_s: float,
+        stream_interval_s: float,
         metrics: GatewayMetrics,
         logger: Logger,
         on_availability: Callable[[], None],
@@ -80,6 +81,7 @@ class Coordinator:
             draft_wait: how long verifiers may wait for drafts.
             max_resumes: how often another verifier may go on with a choice.
             resume_timeout_s: how long a choice may wait for that verifier.
+            stream_interval_s: for how long a stream's tokens are gathered for one message.
             on_availability: called when a verifier comes or goes.
         """
         self._fleet = fleet
@@ -90,7 +92,7 @@ class Coordinator:
         self._on_availability = on_availability
         self._sequences = LiveSequences(self._report_load)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
-        self._delivery = Delivery(self._publish)
+        self._delivery = Delivery(self._publish, interval_s=stream_interval_s)
         self._retries = RetryBudget()
         self._resumption = Resumption(
             timeout_s=resume_timeout_s,

@@ -86,6 +86,7 @@ class GatewayServer:
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
             max_resumes=config.max_resumes,
+            stream_interval_s=config.stream_interval_s,
             resume_timeout_s=config.resume_timeout_s,
             metrics=metrics,
             logger=logger,

@@ -6,6 +6,11 @@ new request, is handled between two iterations and not after all clients.
 
 A generation waits once, however many steps it gathers: under load a client's chunks merge by
 themselves, and the waiting generations are bounded by the live sequences.
+
+Making, sending and reading a message takes gateway and client more time than a step of a small
+model. So a stream gets at most two messages per interval, usually one, with the tokens of all steps
+in between. Its first and its last tokens never wait, and where steps are longer than the interval
+none does.
 """
 
 import asyncio
@@ -22,36 +27,65 @@ CLIENTS_PER_ITERATION = 4
 class Delivery:
     """Generations with tokens that are not shown yet; on the event loop."""
 
-    def __init__(self, publish: Callable[[Sequence[Generation]], None]) -> None:
+    def __init__(
+        self, publish: Callable[[Sequence[Generation]], None], *, interval_s: float
+    ) -> None:
         """Begins empty.
 
         Args:
             publish: shows the generations' decided tokens to their clients.
+            interval_s: for how long a stream's tokens are gathered; 0: not at all.
         """
         self._publish = publish
+        self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         # Oldest first; thousands may wait, and a plain dict is slow to give its oldest entry.
         self._waiting: OrderedDict[Generation, None] = OrderedDict()
         self._next_run: asyncio.Handle | None = None
+        # Gather tokens until the next tick, when all of them are served.
+        self._gathering: dict[Generation, None] = {}
+        self._next_tick: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting
+        return not self._waiting and not self._gathering
 
     def add(self, generation: Generation) -> None:
         """The generation has new tokens; hot path."""
-        self._waiting[generation] = None
-        if self._next_run is None:
-            self._next_run = self._loop.call_soon(self._run)
+        if self._interval_s and generation.may_gather:
+            if generation in self._gathering:
+                return
+            due_s = generation.served_at_s + self._interval_s
+            if self._loop.time() < due_s:
+                self._gathering[generation] = None
+                if self._next_tick is None:
+                    self._next_tick = self._loop.call_at(due_s, self._tick)
+                return
+        self._gathering.pop(generation, None)
+        self._serve(generation)
 
     def discard(self, generation: Generation) -> None:
         """Nobody wants the generation's tokens any more."""
         self._waiting.pop(generation, None)
+        self._gathering.pop(generation, None)
+
+    def _tick(self) -> None:
+        self._next_tick = None
+        gathering, self._gathering = self._gathering, {}
+        for generation in gathering:
+            self._serve(generation)
+
+    def _serve(self, generation: Generation) -> None:
+        self._waiting[generation] = None
+        if self._next_run is None:
+            self._next_run = self._loop.call_soon(self._run)
 
     def _run(self) -> None:
+        now_s = self._loop.time()
         generations = list(itertools.islice(self._waiting, CLIENTS_PER_ITERATION))
         for generation in generations:
             del self._waiting[generation]
+            generation.served_at_s = now_s
         # The others are served even if these fail.
         self._next_run = self._loop.call_soon(self._run) if self._waiting else None
         self._publish(generations)

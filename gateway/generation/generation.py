@@ -16,6 +16,7 @@ wait for `publish`, few clients at a time.
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class Generation:
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
         error: why there will be no more output.
         changed: set whenever there is something to read; shared by the choices of one request.
+        served_at_s: when its tokens were shown last, by the delivery's clock; -inf: not yet.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Generation:
         self.choice_index = choice_index
         self.seed = seed
         self.changed = changed
+        self.served_at_s = -math.inf
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.prompt_length = len(request.prompt_token_ids)
         self._num_given = len(self.token_ids)
@@ -134,6 +137,17 @@ class Generation:
     def has_started(self) -> bool:
         """Whether a token was shown."""
         return self._usage.num_steps > 0
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether new tokens may wait for more of them. A stop string must be found at once, since
+        the verifier goes on until then, and traces are too large to gather.
+        """
+        return (
+            self._decided_finish_reason is FinishReason.UNFINISHED
+            and not self.request.stop_sequences
+            and not self.request.trace
+        )
 
     @property
     def sampling(self) -> SamplingParams:

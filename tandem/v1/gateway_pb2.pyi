@@ -247,8 +247,8 @@ class Chunk(_message.Message):
     """Drafts scheduled in the steps of this chunk, and those accepted."""
     num_accepted_tokens: _builtins.int
     num_steps: _builtins.int
-    """Model steps of this chunk: 1, or more if the client reads more slowly than tokens are
-    generated; 0 without tokens.
+    """Model steps of this chunk: 1, or more if steps are shorter than the gateway's interval between
+    messages, or the client reads more slowly than tokens are generated; 0 without tokens.
     """
     finish_reason: _sampling_pb2.FinishReason.ValueType
     """Set on the last chunk of the choice, which Finished follows: a client that loses Finished with

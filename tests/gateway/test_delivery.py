@@ -1,22 +1,34 @@
-"""Clients are served soon, and few at a time."""
+"""Clients are served soon, few at a time, and not for every step."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from gateway.generation.delivery import CLIENTS_PER_ITERATION, Delivery
 from gateway.generation.generation import Generation
-from tests.gateway.factories import make_generation
+from gateway.messages.response import FinishReason
+from tests.gateway.factories import append_step, make_generation
+from tests.gateway.test_tokenizer import BUNDLED
+
+# Nothing that gathers is served within a test.
+LONG_S = 600.0
 
 
 class RecordedDelivery:
     """A delivery, and what it published."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, interval_s: float = 0.0) -> None:
         self.batches: list[list[Generation]] = []
-        self.delivery = Delivery(self.publish)
+        self.published = asyncio.Event()
+        self.delivery = Delivery(self.publish, interval_s=interval_s)
 
     def publish(self, generations: Sequence[Generation]) -> None:
         self.batches.append(list(generations))
+        for generation in generations:
+            generation.publish()
+        self.published.set()
 
     def add(self, *generations: Generation) -> None:
         for generation in generations:
@@ -79,8 +91,83 @@ async def test_the_others_are_served_even_if_some_fail() -> None:
         if len(recorded.batches) == 1:
             raise RuntimeError("cannot be published")
 
-    recorded.delivery = Delivery(fail_once)
+    recorded.delivery = Delivery(fail_once, interval_s=0.0)
     recorded.add(*(make_generation() for _ in range(CLIENTS_PER_ITERATION + 1)))
     await iterate(3)
     assert [len(batch) for batch in recorded.batches] == [CLIENTS_PER_ITERATION, 1]
     assert len(failures) == 1
+
+
+async def make_started(recorded: RecordedDelivery, **fields: Any) -> Generation:
+    """A generation whose first token was served."""
+    generation = make_generation(**fields)
+    append_step(generation, [5])
+    recorded.add(generation)
+    await iterate(1)
+    assert recorded.batches.pop() == [generation], "the first token does not wait"
+    return generation
+
+
+async def test_a_stream_that_was_served_gathers_tokens_until_its_last_one() -> None:
+    recorded = RecordedDelivery(interval_s=LONG_S)
+    generation = await make_started(recorded)
+    for token_id in (6, 7):
+        append_step(generation, [token_id])
+        recorded.add(generation)
+        await iterate(3)
+    assert recorded.batches == []
+    assert not recorded.delivery.is_idle
+    append_step(generation, [8], finish=FinishReason.STOP)
+    recorded.add(generation)
+    await iterate(3)
+    assert recorded.batches == [[generation]]
+    assert recorded.delivery.is_idle
+
+
+async def test_what_was_gathered_is_served_together_once() -> None:
+    recorded = RecordedDelivery(interval_s=0.02)
+    first, second = await make_started(recorded), await make_started(recorded)
+    for _ in range(3):
+        for generation in (first, second):
+            append_step(generation, [6])
+            recorded.add(generation)
+    recorded.published.clear()
+    async with asyncio.timeout(10):
+        await recorded.published.wait()
+    assert recorded.delivery.is_idle
+    assert recorded.batches == [[first, second]]
+    assert first.token_ids[-4:] == [5, 6, 6, 6]
+
+
+async def test_tokens_that_come_less_often_do_not_wait() -> None:
+    recorded = RecordedDelivery(interval_s=LONG_S)
+    generation = await make_started(recorded)
+    generation.served_at_s -= LONG_S
+    append_step(generation, [6])
+    recorded.add(generation)
+    await iterate(1)
+    assert recorded.batches == [[generation]]
+
+
+@pytest.mark.parametrize("fields", [{"stop_sequences": ["end"]}, {"trace": True}])
+async def test_a_stop_string_or_a_trace_does_not_wait(fields: dict[str, Any]) -> None:
+    recorded = RecordedDelivery(interval_s=LONG_S)
+    generation = await make_started(recorded, tokenizer=BUNDLED, **fields)
+    append_step(generation, [6])
+    recorded.add(generation)
+    await iterate(1)
+    assert recorded.batches == [[generation]]
+
+
+async def test_a_gathering_generation_that_nobody_wants_is_not_served() -> None:
+    recorded = RecordedDelivery(interval_s=0.01)
+    wanted, unwanted = await make_started(recorded), await make_started(recorded)
+    for generation in (unwanted, wanted):
+        append_step(generation, [6])
+        recorded.add(generation)
+    recorded.delivery.discard(unwanted)
+    recorded.published.clear()
+    async with asyncio.timeout(10):
+        await recorded.published.wait()
+    assert recorded.delivery.is_idle
+    assert recorded.batches == [[wanted]]

@@ -50,7 +50,9 @@ async def start(
 async def test_calls_come_as_the_official_client_expects_them(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
-    running = await start(start_api, verifier, texts, f"I look.\n{CALL}\n{OTHER}")
+    running = await start(
+        start_api, verifier, texts, f"I look.\n{CALL}\n{OTHER}", stream_interval_s=0
+    )
     async with official_client(running) as client:
         whole = await client.chat.completions.create(model="scripted", messages=USER, tools=TOOLS)
         [choice] = whole.choices
