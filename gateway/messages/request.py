@@ -222,6 +222,11 @@ class AcceptedRequest:
     trace_parent: str = ""
 
     @property
+    def max_length(self) -> int:
+        """Of a choice, in tokens: the prompt and the longest output."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
+
+    @property
     def wants_drafts(self) -> bool:
         return self.num_speculative_tokens > 0
 

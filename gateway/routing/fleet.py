@@ -82,7 +82,8 @@ class Fleet:
         numerics_digest: str = "",
     ) -> VerifierLink:
         """The verifier for choices of a request, which serves the model that it was checked
-        against.
+        against, and has room for the longest output that it was accepted with: one with a smaller
+        limit may have come since then, and would end the output at its own.
 
         Verifiers that do not respond or have no room get requests only if all are like that.
 
@@ -102,6 +103,7 @@ class Fleet:
             and verifier.welcome is not None
             and verifier.welcome.model_id == request.model_id
             and verifier.welcome.model_digest == request.model_digest
+            and verifier.welcome.max_model_len >= request.max_length
             and verifier.name not in refused_by
         ]
         if not candidates:
