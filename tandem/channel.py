@@ -15,8 +15,8 @@ from tandem.renewed_channel import RenewedAsyncChannel, RenewedChannel
 # While a call is open, a server that vanished without closing the connection is noticed within the
 # sum of both. A server of Tandem takes a ping every 0.5 s.
 _KEEPALIVE_MS = (10_000, 5_000)
-# Where the call then goes on elsewhere: in some 2 s, with what gRPC adds. A mistake costs little.
-_SHORT_KEEPALIVE_MS = (800, 800)
+#: Where the call then goes on elsewhere. A mistake costs little.
+SHORT_KEEPALIVE_MS = (800, 800)
 
 _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
@@ -137,7 +137,7 @@ def _files(tls: TlsOptions) -> Sequence[Path]:
 
 def _options(target: str, *, round_robin: bool, resumes: bool) -> list[tuple[str, int | str]]:
     """The channel's settings; to this machine it never uses the environment's proxy."""
-    interval_ms, timeout_ms = _SHORT_KEEPALIVE_MS if resumes else _KEEPALIVE_MS
+    interval_ms, timeout_ms = SHORT_KEEPALIVE_MS if resumes else _KEEPALIVE_MS
     options: list[tuple[str, int | str]] = [
         *_CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", interval_ms),
