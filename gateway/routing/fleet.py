@@ -36,12 +36,19 @@ class Fleet:
         """Whether any verifier is connected that requests can go to."""
         return any(verifier.is_available for verifier in self.verifiers)
 
-    def models(self) -> dict[str, Model]:
-        """The models of the verifiers that requests can go to, by id."""
+    def models(self, model_digest: str = "") -> dict[str, Model]:
+        """The models of the verifiers that requests can go to, by id.
+
+        Args:
+            model_digest: only those with this digest, also where another one has more verifiers;
+                "": any.
+        """
         return models_of(
             each.welcome
             for each in self.verifiers
-            if each.welcome is not None and each.is_available
+            if each.welcome is not None
+            and each.is_available
+            and model_digest in ("", each.welcome.model_digest)
         )
 
     def report_connected(self) -> None:

@@ -121,6 +121,30 @@ async def test_a_request_that_had_started_keeps_its_seed_and_id(
     assert gateway.requests[1].request_id == "r-1"
 
 
+async def test_no_other_model_goes_on_with_output(gateway: StandInGateway, connect: Any) -> None:
+    gateway.script[0].started.model_digest = "digest"
+    gateway.interruptions = [(1, GONE), (2, GONE)]
+    async with connect(gateway.address) as client:
+        await client.generate(REQUEST)
+    # Without output any model may begin again.
+    expected = [request.expected_model_digest for request in gateway.requests]
+    assert expected == ["", "", "digest"]
+
+
+async def test_a_model_that_began_again_is_the_one_that_goes_on(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    async def replace(context: Any) -> None:
+        gateway.script[0].started.model_digest = "new"
+        await GONE(context)
+
+    gateway.script[0].started.model_digest = "old"
+    gateway.interruptions = [(1, replace), (2, GONE)]
+    async with connect(gateway.address) as client:
+        await client.generate(REQUEST)
+    assert [each.expected_model_digest for each in gateway.requests] == ["", "", "new"]
+
+
 @pytest.mark.parametrize("failure", [GONE, STOPPED])
 async def test_a_request_with_output_is_resumed_behind_it(
     gateway: StandInGateway, connect: Any, failure: Any
