@@ -187,6 +187,7 @@ class Coordinator:
     def _send_open(self, sequence: LiveSequence) -> None:
         generation = sequence.generation
         verifier = sequence.verifier
+        assert verifier.welcome is not None, "it was chosen, so it is connected"
         if generation.request.wants_drafts:
             sequence.drafter = self._fleet.drafters.choose(verifier.name, sequence.drafter_key)
             sequence.opened_drafter = sequence.drafter
@@ -197,6 +198,10 @@ class Coordinator:
                 request=generation.request,
                 sampling=generation.sampling,
                 seed=generation.seed,
+                num_speculative_tokens=min(
+                    generation.request.num_speculative_tokens,
+                    verifier.welcome.max_num_speculative_tokens,
+                ),
                 draft_wait=self._draft_wait,
                 drafter=sequence.drafter,
             )
@@ -356,7 +361,9 @@ class Coordinator:
     # Choices move to another verifier.
 
     def _on_rejection(self, sequence: LiveSequence, error: RequestError) -> None:
-        """A verifier has no room for the sequence or shuts down, or the request is at fault."""
+        """A verifier has no room for the sequence, shuts down or cannot run it, or the request is
+        at fault.
+        """
         verifier, generation = sequence.verifier, sequence.generation
         if isinstance(error, OverloadedError):
             # One that names a field has no room for that, as for grammars, and has for others.
@@ -366,6 +373,10 @@ class Coordinator:
             reason = "full"
         elif isinstance(error, UnavailableError):
             reason = "draining"
+        elif sequence.displaced is not None and generation.admitted_at_s is not None:
+            # Another one ran it: this one is of another version, or configured otherwise.
+            verifier.ignored.record("rejected_command", error.message)
+            reason = "unable"
         else:
             self._fail(sequence, error)
             return

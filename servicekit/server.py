@@ -141,7 +141,11 @@ class Server:
                 RequestIdInterceptor(),
                 MetricsInterceptor(registry),
                 *access,
-                BoundsInterceptor(options.max_concurrent_calls, options.request_timeout_s),
+                BoundsInterceptor(
+                    options.max_concurrent_calls,
+                    options.request_timeout_s,
+                    knows_tokens=admit is not None,
+                ),
                 ErrorInterceptor(error_table, logger, limits),
             ],
             options=[

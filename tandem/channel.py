@@ -10,11 +10,13 @@ from pathlib import Path
 
 import grpc
 
+from tandem.renewed_channel import RenewedAsyncChannel, RenewedChannel
+
 # While a call is open, a server that vanished without closing the connection is noticed within the
 # sum of both. A server of Tandem takes a ping every 0.5 s.
 _KEEPALIVE_MS = (10_000, 5_000)
-# Where the call then goes on elsewhere: in some 2 s, with what gRPC adds. A mistake costs little.
-_SHORT_KEEPALIVE_MS = (800, 800)
+#: Where the call then goes on elsewhere. A mistake costs little.
+SHORT_KEEPALIVE_MS = (800, 800)
 
 _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,7 +36,9 @@ _ROUND_ROBIN = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """How to reach a server that speaks TLS. Files are PEM."""
+    """How to reach a server that speaks TLS. Files are PEM; they are read again when they change:
+    calls that begin later use what they hold then.
+    """
 
     ca: Path | None = None
     """Certificates to trust; None trusts the system's."""
@@ -110,7 +114,9 @@ def open_channel(
     options = _options(target, round_robin=round_robin, resumes=resumes)
     if tls is None:
         return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, tls.credentials(), options=options)
+    return RenewedChannel(
+        _files(tls), lambda: grpc.secure_channel(target, tls.credentials(), options=options)
+    )
 
 
 def open_async_channel(
@@ -120,12 +126,18 @@ def open_async_channel(
     options = _options(target, round_robin=round_robin, resumes=resumes)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, tls.credentials(), options=options)
+    return RenewedAsyncChannel(
+        _files(tls), lambda: grpc.aio.secure_channel(target, tls.credentials(), options=options)
+    )
+
+
+def _files(tls: TlsOptions) -> Sequence[Path]:
+    return [path for path in (tls.ca, tls.certificate, tls.key) if path is not None]
 
 
 def _options(target: str, *, round_robin: bool, resumes: bool) -> list[tuple[str, int | str]]:
     """The channel's settings; to this machine it never uses the environment's proxy."""
-    interval_ms, timeout_ms = _SHORT_KEEPALIVE_MS if resumes else _KEEPALIVE_MS
+    interval_ms, timeout_ms = SHORT_KEEPALIVE_MS if resumes else _KEEPALIVE_MS
     options: list[tuple[str, int | str]] = [
         *_CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", interval_ms),

@@ -9,11 +9,12 @@
 Owns what the caller has: tokens, logprobs, ends, and what the calls that failed have cost. Does no
 I/O, and does not decide whether a failed call is repeated (`tandem.retry` does).
 
-A call that follows a failure gives the server all output so far and the seed of the `Started`, so
-that it goes on at the next token with the same draws. While the caller has no output, the whole
-request is asked for again. Later each choice that has not ended is resumed by a call of its own,
-one after the other: they have different outputs, and choice i is the only choice of a request with
-the seed of choice i. Without a failure there is one call, and every event passes unchanged.
+A call that follows a failure gives the server all output so far, the seed of the `Started` and the
+model that it tells, so that the same model goes on at the next token with the same draws. While the
+caller has no output, the whole request is asked for again. Later each choice that has not ended is
+resumed by a call of its own, one after the other: they have different outputs, and choice i is the
+only choice of a request with the seed of choice i. Without a failure there is one call, and every
+event passes unchanged.
 """
 
 import dataclasses
@@ -46,6 +47,8 @@ class Continuation:
         """Begins before the first call."""
         self._request = request
         self._started: Started | None = None
+        # Of the model that makes the output: no other goes on with it.
+        self._model_digest = request.expected_model_digest
         # All of them, once the server has started them; and those of the current call.
         self._choices: Sequence[_Choice] = ()
         self._called: Sequence[_Choice] = ()
@@ -77,7 +80,11 @@ class Continuation:
             prompt_logprobs=None if has_prompt_logprobs else request.sampling.prompt_logprobs,
         )
         return dataclasses.replace(
-            request, sampling=sampling, n=1, output_token_ids=tuple(choice.token_ids)
+            request,
+            sampling=sampling,
+            n=1,
+            output_token_ids=tuple(choice.token_ids),
+            expected_model_digest=self._model_digest,
         )
 
     def receive(self, event: Event) -> Event | None:
@@ -125,6 +132,7 @@ class Continuation:
         return concluded
 
     def _start(self, started: Started) -> Started | None:
+        self._model_digest = started.model_digest
         if self._started is None:
             self._started = started
             num_choices = self._request.n or 1

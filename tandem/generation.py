@@ -142,6 +142,8 @@ class GenerationRequest:
     """Which model; "" is the only one served."""
     output_token_ids: Sequence[int] = ()
     """Output received before a failure; the generation resumes behind it."""
+    expected_model_digest: str = ""
+    """The model that made `output_token_ids`, as `Started` tells it; "" is any."""
     affinity_key: str = ""
     """Requests with equal keys go to the same verifier while it has room."""
     priority: int = 0
@@ -246,6 +248,8 @@ class Started:
     seed: int
     """The seed in use, also where the request has none."""
     num_prompt_tokens: int
+    model_digest: str = ""
+    """Of the model's weights and tokenizer; "" from a gateway that does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

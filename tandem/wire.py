@@ -47,6 +47,7 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
         "request_id",
         "model_id",
         "output_token_ids",
+        "expected_model_digest",
         "max_new_tokens",
         "stop_sequences",
         "stop_token_ids",

@@ -164,7 +164,6 @@ class VerifierServer:
         await Watchdog(
             self.engine,
             stall_timeout_s=self._config.stall_timeout_s,
-            draft_idle_timeout_s=self._config.draft_idle_timeout_s,
             on_change=self._on_liveness,
         ).run(stopped)
 

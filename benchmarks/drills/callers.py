@@ -17,7 +17,7 @@ from servicekit.errors import retry_after_ms
 from tandem.v1 import gateway_pb2
 
 _ADMITTED = 12
-_PRESS_INTERVAL_S = 0.1
+_PRESS_INTERVAL_S = 0.25
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 _LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _PRIVATE = (("grpc.use_local_subchannel_pool", 1),)

@@ -7,7 +7,9 @@ from benchmarks.drills.requests import Record, mixed_requests
 from benchmarks.drills.run import Run, until
 from tandem.v1 import gateway_pb2
 
-_NUM_REQUESTS, _NUM_TOKENS = 8, 400
+_NUM_REQUESTS, _NUM_TOKENS = 8, 300
+# Of requests that only look whether there are drafts; both verifiers get some.
+_NUM_SHORT, _NUM_SHORT_TOKENS = 4, 48
 
 
 async def killed(run: Run) -> None:
@@ -84,7 +86,7 @@ async def _expect_drafts(run: Run) -> None:
     """The drafter drafts for every verifier again, soon."""
 
     async def drafts() -> bool:
-        records = await run.start(_requests())
+        records = await run.start(mixed_requests(_NUM_SHORT, num_tokens=_NUM_SHORT_TOKENS))
         await run.finish(records)
         up = [
             verifier.metrics().sum("tandem_verifier_drafters", state="up")

@@ -1,6 +1,7 @@
 """Drills of a rollout: every process restarts, replicas come and go, under steady load."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ async def rolling_restart(run: Run) -> None:
     # Clients prefer different gateways.
     async with _steady_load(run, [run.channels, run.channels[::-1]]) as records:
         for member in run.fleet.members:
-            await run.underway(records[-_NUM_STREAMS:])
+            await _streaming(records)
             member.terminate()
             status = await asyncio.to_thread(member.wait)
             run.expect(status == 0, f"{member.name} ended with status {status}")
@@ -51,20 +52,20 @@ async def scaled(run: Run) -> None:
             grpc.aio.insecure_channel(gateway.address) as channel,
             _steady_load(run, [[channel]]) as records,
         ):
-            await run.underway(records[-_NUM_STREAMS:])
+            await _streaming(records)
             _replace(hosts_file, " ".join(hosts))
             await _expect(run, _has_verifiers(gateway, 2), "a verifier that came is not used")
             await _expect(run, _is_busy(run, second), "a verifier that came gets no request")
             _replace(hosts_file, hosts[1])
             await _expect(run, _has_verifiers(gateway, 1), "a verifier that went is kept")
-            await run.underway(records[-_NUM_STREAMS:])
+            await _streaming(records)
 
 
 @asynccontextmanager
 async def _steady_load(
     run: Run, channels: Sequence[Sequence[grpc.aio.Channel]]
 ) -> AsyncIterator[list[Record]]:
-    """Streams of one request after the other; yields the records, the latest last.
+    """Streams of one request after the other, with pauses; yields the records, the latest last.
 
     Args:
         channels: those that each stream goes through, in turn.
@@ -79,7 +80,10 @@ async def _steady_load(
             through = channels[index % len(channels)]
             (record,) = await run.start([requests[index]], through=through)
             records.append(record)
+            begun_s = record.started_at_s
             await run.finish([record])
+            # As long as the request took: what starts meanwhile needs the processor, too.
+            await asyncio.sleep(max(0.0, time.time() - begun_s))
 
     async with asyncio.TaskGroup() as streams:
         for index in range(_NUM_STREAMS):
@@ -88,6 +92,16 @@ async def _steady_load(
         await until(lambda: _are_many(records))
         yield records
         is_over.set()
+
+
+async def _streaming(records: Sequence[Record]) -> None:
+    """Waits until half of the streams are amid a request."""
+
+    async def are_amid() -> bool:
+        latest = records[-_NUM_STREAMS:]
+        return 2 * sum(bool(each.pieces) and not each.codes for each in latest) >= _NUM_STREAMS
+
+    assert await until(are_amid), "the streams end as soon as they begin"
 
 
 async def _are_many(records: Sequence[Record]) -> bool:

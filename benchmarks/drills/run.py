@@ -25,7 +25,7 @@ TOKENS_UNDERWAY = 8
 #: A bound for what should take a second or a few, on a busy machine.
 PATIENCE_S = 60.0
 
-_POLL_INTERVAL_S = 0.05
+_POLL_INTERVAL_S = 0.1
 _LOAD_TIMEOUT_S = 5.0
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from servicekit.process import end
@@ -18,7 +19,10 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.tensor_parallel.leader import Leader
+
+if TYPE_CHECKING:
+    # It loads torch, which takes longer than all else that a verifier begins with.
+    from verifier.tensor_parallel.leader import Leader
 
 _POLL_INTERVAL_S = 0.01
 
@@ -56,7 +60,7 @@ def main() -> int:
     parser.add_argument("--stall-file", type=Path, required=True)
     arguments, flags = parser.parse_known_args()
 
-    def load(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
+    def load(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
         loaded = load_model(config, leader)
         model = StallingModel(loaded.model, arguments.stall_file)
         return dataclasses.replace(loaded, model=model)

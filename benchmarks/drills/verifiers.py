@@ -6,7 +6,7 @@ from benchmarks.drills.requests import Record, mixed_requests
 from benchmarks.drills.run import Run
 
 # Enough that both verifiers have some, and long enough to be hit in the middle.
-_NUM_REQUESTS, _NUM_TOKENS = 8, 400
+_NUM_REQUESTS, _NUM_TOKENS = 8, 300
 
 
 async def killed(run: Run) -> None:
@@ -76,7 +76,7 @@ async def shut_down(run: Run) -> None:
 
 async def out_of_blocks(run: Run) -> None:
     """Long requests need more K/V than there is: sequences wait and are computed again."""
-    records = await run.start(mixed_requests(24, num_tokens=500))
+    records = await run.start(mixed_requests(24, num_tokens=400))
     await run.finish(records)
     run.expect_not_resumed(records)
     num_preemptions = sum(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import UnavailableError, code_name
+from gateway.errors import PreconditionError, UnavailableError, code_name
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
@@ -210,6 +210,13 @@ class Frontend:
         if not models:
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
+        if expected := request.expected_model_digest:
+            # Also one that others outvote: it is there for what it has begun.
+            models = self._fleet.models(expected)
+            if not models:
+                raise PreconditionError(
+                    f"no verifier serves the model {expected}", field="expected_model_digest"
+                )
         return acceptance.find_model(request.model_id, models)
 
     @contextlib.contextmanager

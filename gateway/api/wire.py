@@ -52,6 +52,7 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         text=message.text if prompt == "text" else None,
         prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
         output_token_ids=message.output_token_ids[:],
+        expected_model_digest=message.expected_model_digest,
         sampling=dataclasses.replace(
             sampling,
             # The map is the message's own.
@@ -104,6 +105,7 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             response.started.request_id = event.request_id
             response.started.seed = event.seed
             response.started.num_prompt_tokens = len(event.prompt_token_ids)
+            response.started.model_digest = event.model.model_digest
         case Finished():
             response.finished.choice_index = event.choice_index
             response.finished.finish_reason = sampling_pb2.FinishReason.ValueType(

@@ -99,7 +99,7 @@ class Generation:
         self.admitted_at_s: float | None = None
         self.finish_reason = FinishReason.UNFINISHED
         self.error: Exception | None = None
-        self._max_length = self.prompt_length + request.max_new_tokens
+        self._max_length = request.max_length
         self._vocab_size = request.vocab_size
         self._max_draft_tokens = request.num_speculative_tokens
         self._wants_logprobs = request.sampling.logprobs is not None

@@ -127,6 +127,7 @@ class GenerateRequest:
     Attributes:
         text, prompt_token_ids, conversation: the prompt; at most one of the three is given.
         output_token_ids: output that the client already has.
+        expected_model_digest: of the model that must run it; "": any of its name.
         max_new_tokens: counting `output_token_ids`.
         adapter_id, has_media: are refused.
     """
@@ -137,6 +138,7 @@ class GenerateRequest:
     prompt_token_ids: Sequence[int] | None = None
     conversation: Conversation | None = None
     output_token_ids: Sequence[int] = ()
+    expected_model_digest: str = ""
     sampling: SamplingParams = SamplingParams()
     max_new_tokens: int | None = None
     stop_sequences: Sequence[str] = ()
@@ -220,6 +222,11 @@ class AcceptedRequest:
     trace: bool = False
     report_tokens: bool = False
     trace_parent: str = ""
+
+    @property
+    def max_length(self) -> int:
+        """Of a choice, in tokens: the prompt and the longest output."""
+        return len(self.prompt_token_ids) + self.max_new_tokens
 
     @property
     def wants_drafts(self) -> bool:

@@ -34,6 +34,7 @@ class OpenCommand:
         token_ids: prompt, and on resume the output so far.
         request: all that the choices of a request have in common.
         sampling: the request's, except that only the first choice scores the prompt.
+        num_speculative_tokens: the request's, or the verifier's limit if that is smaller.
         drafter: the address of the drafter that the verifier talks to; "": no drafts.
     """
 
@@ -42,6 +43,7 @@ class OpenCommand:
     request: AcceptedRequest
     sampling: SamplingParams
     seed: int
+    num_speculative_tokens: int
     draft_wait: DraftWait
     drafter: str
 

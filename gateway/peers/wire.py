@@ -109,7 +109,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         ignore_eos=request.ignore_eos,
         draft_wait=verifier_pb2.DraftWait.Value(f"DRAFT_WAIT_{command.draft_wait.name}"),
         drafting=bool(command.drafter),
-        num_speculative_tokens=request.num_speculative_tokens,
+        num_speculative_tokens=command.num_speculative_tokens,
         cache_salt=request.cache_salt,
         priority=request.priority,
         expected_model_digest=request.model_digest,

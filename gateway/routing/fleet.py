@@ -36,12 +36,19 @@ class Fleet:
         """Whether any verifier is connected that requests can go to."""
         return any(verifier.is_available for verifier in self.verifiers)
 
-    def models(self) -> dict[str, Model]:
-        """The models of the verifiers that requests can go to, by id."""
+    def models(self, model_digest: str = "") -> dict[str, Model]:
+        """The models of the verifiers that requests can go to, by id.
+
+        Args:
+            model_digest: only those with this digest, also where another one has more verifiers;
+                "": any.
+        """
         return models_of(
             each.welcome
             for each in self.verifiers
-            if each.welcome is not None and each.is_available
+            if each.welcome is not None
+            and each.is_available
+            and model_digest in ("", each.welcome.model_digest)
         )
 
     def report_connected(self) -> None:
@@ -82,7 +89,8 @@ class Fleet:
         numerics_digest: str = "",
     ) -> VerifierLink:
         """The verifier for choices of a request, which serves the model that it was checked
-        against.
+        against, and has room for the longest output that it was accepted with: one with a smaller
+        limit may have come since then, and would end the output at its own.
 
         Verifiers that do not respond or have no room get requests only if all are like that.
 
@@ -102,6 +110,7 @@ class Fleet:
             and verifier.welcome is not None
             and verifier.welcome.model_id == request.model_id
             and verifier.welcome.model_digest == request.model_digest
+            and verifier.welcome.max_model_len >= request.max_length
             and verifier.name not in refused_by
         ]
         if not candidates:

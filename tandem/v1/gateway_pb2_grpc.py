@@ -57,7 +57,8 @@ class GenerationServiceServicer:
 
         Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field (also for an unknown
         model_id); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when shed; UNAVAILABLE when no
-        verifier can be reached; UNIMPLEMENTED naming a field that this server does not support.
+        verifier can be reached; UNIMPLEMENTED naming a field that this server does not support;
+        FAILED_PRECONDITION where none serves expected_model_digest.
         CANCELLED, where the client has not cancelled: gRPC says so for a call that reaches a gateway
         just after its shutdown has begun; it may be made again, as after UNAVAILABLE.
         """

@@ -121,10 +121,35 @@ async def test_a_request_that_had_started_keeps_its_seed_and_id(
     assert gateway.requests[1].request_id == "r-1"
 
 
-async def test_a_request_with_output_is_resumed_behind_it(
+async def test_no_other_model_goes_on_with_output(gateway: StandInGateway, connect: Any) -> None:
+    gateway.script[0].started.model_digest = "digest"
+    gateway.interruptions = [(1, GONE), (2, GONE)]
+    async with connect(gateway.address) as client:
+        await client.generate(REQUEST)
+    # Without output any model may begin again.
+    expected = [request.expected_model_digest for request in gateway.requests]
+    assert expected == ["", "", "digest"]
+
+
+async def test_a_model_that_began_again_is_the_one_that_goes_on(
     gateway: StandInGateway, connect: Any
 ) -> None:
-    gateway.interruptions = [(2, GONE), (0, FULL)]
+    async def replace(context: Any) -> None:
+        gateway.script[0].started.model_digest = "new"
+        await GONE(context)
+
+    gateway.script[0].started.model_digest = "old"
+    gateway.interruptions = [(1, replace), (2, GONE)]
+    async with connect(gateway.address) as client:
+        await client.generate(REQUEST)
+    assert [each.expected_model_digest for each in gateway.requests] == ["", "", "new"]
+
+
+@pytest.mark.parametrize("failure", [GONE, STOPPED])
+async def test_a_request_with_output_is_resumed_behind_it(
+    gateway: StandInGateway, connect: Any, failure: Any
+) -> None:
+    gateway.interruptions = [(2, failure), (0, FULL)]
     async with connect(gateway.address) as client:
         generation = await client.generate(REQUEST)
     assert generation.token_ids == (7, 8, 9, 10)
@@ -161,8 +186,11 @@ async def test_choices_are_resumed_one_by_one(gateway: StandInGateway, connect: 
     assert gateway.requests[2].sampling.seed not in (3, 2**64 - 1)
 
 
-async def test_models_are_asked_for_again(gateway: StandInGateway, connect: Any) -> None:
-    gateway.interruptions = [(0, GONE)]
+@pytest.mark.parametrize("failure", [GONE, STOPPED])
+async def test_models_are_asked_for_again(
+    gateway: StandInGateway, connect: Any, failure: Any
+) -> None:
+    gateway.interruptions = [(0, failure)]
     async with connect(gateway.address) as client:
         assert len(await client.list_models()) == 1
 

@@ -39,6 +39,7 @@ from tests.deploy.manifests import (
 )
 from tests.deploy.monitoring import metric_names
 from verifier.drafters.addresses import AdmittedDrafters
+from verifier.service.watchdog import CHECKS_PER_TIMEOUT
 
 
 class Code(NamedTuple):
@@ -148,10 +149,12 @@ def test_a_hung_process_restarts_within_a_minute(variant: str) -> None:
         config = configuration(variant, workload)
         liveness = workload.container["livenessProbe"]
         noticed_s = liveness["periodSeconds"] * liveness["failureThreshold"]
-        noticed_s += liveness["timeoutSeconds"]
         ended_s = liveness["terminationGracePeriodSeconds"]
-        # A verifier whose engine hangs still answers, at once: that it is not alive.
-        stalled_s = getattr(config, "stall_timeout_s", 0.0)
+        # A process that hangs does not answer.
+        assert noticed_s + liveness["timeoutSeconds"] + ended_s <= 60
+        # A verifier whose engine hangs answers at once: that it is not alive. It may have hung
+        # since the check before the last one.
+        stalled_s = getattr(config, "stall_timeout_s", 0.0) * (1 + 1 / CHECKS_PER_TIMEOUT)
         assert stalled_s + noticed_s + ended_s <= 60
         # One failed probe may be an accident.
         assert liveness["failureThreshold"] >= 2

@@ -78,6 +78,7 @@ def make_open(
         request=request,
         sampling=request.sampling,
         seed=seed,
+        num_speculative_tokens=request.num_speculative_tokens,
         draft_wait=draft_wait,
         drafter=drafter,
     )

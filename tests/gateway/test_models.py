@@ -68,6 +68,24 @@ async def test_the_digest_with_more_verifiers_gets_the_requests(
     assert running.sample("tandem_verifiers_outvoted") == 1
 
 
+async def test_a_request_that_expects_a_model_gets_that_one_or_none(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    running, verifiers = await start_three(start_gateway, start_verifier)
+    for expected in ("old", "new"):
+        output = await running.generate(1, expected_model_digest=expected)
+        assert output.started is not None
+        assert output.started.model_digest == expected
+    (opened,) = verifiers[0].commands("open")
+    assert opened.expected_model_digest == "old"
+    error = await error_of(running.call(1, expected_model_digest="older"))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert field_violation(error) == (
+        "expected_model_digest",
+        "no verifier serves the model older",
+    )
+
+
 async def test_a_verifier_that_serves_another_model_refuses_by_field(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

@@ -26,7 +26,7 @@ from tests.gateway.scripted_verifier import LENGTH, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
-UNAVAILABLE, RESOURCE_EXHAUSTED = 14, 8
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 3, 8, 12, 13, 14
 
 
 class Fleet:
@@ -560,6 +560,83 @@ async def test_a_choice_that_one_verifier_refuses_goes_on_at_another(
         other.opened(third.sequence_id), other.decided(third.sequence_id, 1, [6], finish=STOP)
     )
     assert (await collect(call)).token_ids == [6]
+
+
+@pytest.mark.parametrize("code", [INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL])
+async def test_a_verifier_that_cannot_run_what_another_ran_is_passed_over(
+    start_fleet: StartFleet, code: int
+) -> None:
+    fleet = await start_fleet(3)
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    await read(call)
+    await read(call)
+    await lost.stop()
+    unable, second = await fleet.owner(2)
+    unable.send(unable.rejected(second.sequence_id, code=code, message="not on this server"))
+    other, third = await fleet.owner(3)
+    assert other is not unable
+    other.send(
+        other.opened(third.sequence_id), other.decided(third.sequence_id, 2, [6], finish=STOP)
+    )
+    output = await collect(call)
+    assert output.token_ids == [6]
+    assert output.usage.resumes == 1
+    details = [e["detail"] for e in fleet.running.log if e["event"] == "peer_message_ignored"]
+    assert details == ["not on this server"]
+
+
+async def test_what_no_verifier_ever_ran_may_be_at_fault_also_at_the_second(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(3)
+    call = fleet.running.call(1)
+    lost, _ = await fleet.owner()
+    await lost.stop()
+    other, second = await fleet.owner(2)
+    other.send(other.rejected(second.sequence_id, code=INVALID_ARGUMENT, message="bad"))
+    assert (await error_of(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert fleet.num_opens() == 2
+
+
+async def test_a_verifier_with_a_smaller_limit_does_not_cut_an_output_short(
+    start_gateway: StartGateway, start_verifier: StartVerifier, unused_tcp_port: int
+) -> None:
+    lost = await start_verifier(max_model_len=64)
+    address = f"127.0.0.1:{unused_tcp_port}"
+    running = await start_gateway(verifiers=[lost.address, address], resume_timeout_s=1.0)
+    longest = running.call(1, 2)
+    shorter = running.call(1, 2, max_new_tokens=30)
+    for index in range(2):
+        opened = await lost.nth("open", index)
+        lost.send(lost.opened(opened.sequence_id), lost.decided(opened.sequence_id, 2, [5]))
+    small = await start_verifier(listen=address, max_model_len=32)
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    small.play(lambda opened: [6] * 99)
+    await lost.stop()
+    # The client is told so, and may ask for less.
+    assert (await error_of(longest)).code() is grpc.StatusCode.UNAVAILABLE
+    assert (await collect(shorter)).token_ids == [5, *[6] * 29]
+    (opened,) = small.commands("open")
+    assert opened.max_new_tokens == 30
+
+
+async def test_a_verifier_that_verifies_fewer_drafts_is_asked_for_no_more(
+    start_gateway: StartGateway, start_verifier: StartVerifier, unused_tcp_port: int
+) -> None:
+    lost = await start_verifier(max_num_speculative_tokens=7)
+    address = f"127.0.0.1:{unused_tcp_port}"
+    running = await start_gateway(verifiers=[lost.address, address])
+    call = running.call(1, 2)
+    first = await lost.nth("open", 0)
+    small = await start_verifier(listen=address, max_num_speculative_tokens=3)
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    small.play(lambda opened: [6])
+    await lost.stop()
+    assert (await collect(call)).token_ids == [6]
+    (second,) = small.commands("open")
+    assert (first.num_speculative_tokens, second.num_speculative_tokens) == (7, 3)
 
 
 def no_room_for_a_grammar(sequence_id: str) -> verifier_pb2.Event:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable
+from servicekit.interceptors.access import Caller
 from servicekit.server import Server
 from tests.servicekit.factories import SERVICE, make_server
 
@@ -76,6 +77,7 @@ async def start_server() -> AsyncIterator[StartServer]:
             *,
             options: ServerOptions | None = None,
             error_table: ErrorTable | None = None,
+            admit: Callable[[Caller], object] | None = None,
         ) -> RunningServer:
             registry = CollectorRegistry()
             capture = structlog.testing.LogCapture()
@@ -88,6 +90,7 @@ async def start_server() -> AsyncIterator[StartServer]:
                 error_table=error_table,
                 registry=registry,
                 logger=logger,
+                admit=admit,
                 **(options.model_dump() if options else {}),
             )
             for shape, behaviour in (behaviours or {}).items():

@@ -1,5 +1,6 @@
 """What several tests of servicekit need: servers, calls, health checks, an error."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable, RequestError
+from servicekit.interceptors.access import Caller
 from servicekit.logs import Logger, get_logger
 from servicekit.server import Server
 
@@ -24,6 +26,7 @@ def make_server(
     error_table: ErrorTable | None = None,
     registry: CollectorRegistry | None = None,
     logger: Logger | None = None,
+    admit: Callable[[Caller], object] | None = None,
     **options: Any,
 ) -> Server:
     """A server that is not started yet; options as of `ServerOptions`."""
@@ -34,6 +37,7 @@ def make_server(
         error_table=error_table or {},
         registry=registry or CollectorRegistry(),
         logger=logger or get_logger("test"),
+        admit=admit,
     )
 
 

@@ -13,7 +13,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import retry_after_ms
-from servicekit.interceptors.bounds import MAX_RECEIVED_AT_ONCE, MAX_RECEIVED_PER_CONNECTION
+from servicekit.interceptors.bounds import (
+    MAX_RECEIVED_AT_ONCE,
+    MAX_RECEIVED_PER_CALLER,
+    MAX_RECEIVED_PER_CONNECTION,
+)
 
 ONE_REQUEST = ["unary_unary", "unary_stream"]
 
@@ -128,30 +132,127 @@ async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
         each.cancel()
 
 
+class SilentCallers:
+    """Callers whose calls announce a request and do not send it, on connections of their own."""
+
+    def __init__(self, address: str, shape: str, stack: contextlib.AsyncExitStack) -> None:
+        self.calls: list[Any] = []
+        self._address = address
+        self._shape = shape
+        self._stack = stack
+        self._num_connections = 0
+
+    async def connect(self) -> grpc.aio.Channel:
+        # gRPC shares a connection between channels of equal options.
+        self._num_connections += 1
+        return await self._stack.enter_async_context(
+            grpc.aio.insecure_channel(
+                self._address, options=[("test.channel", self._num_connections)]
+            )
+        )
+
+    async def announce(self, num_calls: int, token: str) -> None:
+        """As many calls of one caller, over as many connections as they need."""
+        while num_calls > 0:
+            channel = await self.connect()
+            begin = calls_on(channel, self._shape.replace("unary_", "stream_", 1))
+            calls = [
+                begin(metadata=bearer(token))
+                for _ in range(min(num_calls, MAX_RECEIVED_PER_CONNECTION))
+            ]
+            await asyncio.gather(*(each.wait_for_connection() for each in calls))
+            await all_have_come(channel)
+            self.calls += calls
+            num_calls -= len(calls)
+
+    def leave(self) -> None:
+        for each in self.calls:
+            each.cancel()
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {token}")]
+
+
 @pytest.mark.parametrize("shape", ONE_REQUEST)
 async def test_only_so_many_requests_are_received_at_a_time(start_server: Any, shape: str) -> None:
     method = WaitingMethod()
     method.may_answer.set()
-    running = await start_server({shape: getattr(method, shape)})
+    running = await start_server({shape: getattr(method, shape)}, admit=lambda caller: None)
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
-        silent, channels = [], []
-        for i in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_PER_CONNECTION):
-            # gRPC shares a connection between channels of equal options.
-            own = [("test.channel", i)]
-            channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(running.server.address, options=own)
-            )
-            begin = calls_on(channel, shape.replace("unary_", "stream_", 1))
-            silent += [begin() for _ in range(MAX_RECEIVED_PER_CONNECTION)]
-            channels.append(channel)
-        await asyncio.gather(*(each.wait_for_connection() for each in silent))
-        await asyncio.gather(*map(all_have_come, channels))
+        silent = SilentCallers(running.server.address, shape, stack)
+        for index in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_PER_CALLER):
+            await silent.announce(MAX_RECEIVED_PER_CALLER, f"caller {index}")
         late = running.method(shape)(StringValue(value="late"))
         await nothing_is_begun(method, running.channel)
-        silent.pop().cancel()
+        silent.calls.pop().cancel()
         assert await answer_of(late) == "late!"
-        for each in silent:
-            each.cancel()
+        silent.leave()
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_a_caller_with_many_connections_holds_up_only_itself(
+    start_server: Any, shape: str
+) -> None:
+    method = WaitingMethod()
+    method.may_answer.set()
+    running = await start_server({shape: getattr(method, shape)}, admit=lambda caller: None)
+    async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
+        silent = SilentCallers(running.server.address, shape, stack)
+        await silent.announce(MAX_RECEIVED_AT_ONCE, "silent")
+        late = calls_on(await silent.connect(), shape)(
+            StringValue(value="late"), metadata=bearer("silent")
+        )
+        await nothing_is_begun(method, running.channel)
+        other = running.method(shape)(StringValue(value="b"), metadata=bearer("other"))
+        assert await answer_of(other) == "b!"
+        silent.leave()
+        assert await answer_of(late) == "late!"
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_a_caller_leaves_room_for_the_calls_of_others(start_server: Any, shape: str) -> None:
+    method = WaitingMethod()
+    running = await start_server(
+        {shape: getattr(method, shape)},
+        options=ServerOptions(max_concurrent_calls=10),
+        admit=lambda caller: None,
+    )
+    greedy = bearer("greedy")
+    ongoing = [running.method(shape)(StringValue(value="a"), metadata=greedy) for _ in range(8)]
+    async with asyncio.timeout(20):
+        await method.until_begun(8)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer_of(running.method(shape)(StringValue(value="b"), metadata=greedy))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == "8 calls of this caller are in flight, its share"
+        assert retry_after_ms(caught.value) == 1000
+        other = running.method(shape)(StringValue(value="b"), metadata=bearer("other"))
+        await method.until_begun(9)
+        method.may_answer.set()
+        assert await answer_of(other) == "b!"
+        for each in ongoing:
+            await answer_of(each)
+        # Its share is free again.
+        await answer_of(running.method(shape)(StringValue(value="b"), metadata=greedy))
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_where_nobody_checks_tokens_they_make_no_caller(
+    start_server: Any, shape: str
+) -> None:
+    method = WaitingMethod()
+    running = await start_server(
+        {shape: getattr(method, shape)}, options=ServerOptions(max_concurrent_calls=3)
+    )
+    ongoing = [
+        running.method(shape)(StringValue(value="a"), metadata=bearer("one")) for _ in range(3)
+    ]
+    async with asyncio.timeout(20):
+        await method.until_begun(3)
+        method.may_answer.set()
+        for each in ongoing:
+            await answer_of(each)
 
 
 @pytest.mark.parametrize("shape", ONE_REQUEST)

@@ -5,14 +5,14 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.health import LIVENESS_NAME
-from tests.scripted_model import follow
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
 from verifier.scheduling.sequence import DraftWait
-from verifier.service.watchdog import Watchdog
+from verifier.service.watchdog import CHECKS_PER_TIMEOUT, Watchdog
 
 # A healthy engine on a busy machine mostly answers well within it; if not, the verdicts awaited
 # below come a little later.
@@ -47,16 +47,11 @@ class Verdicts:
 
 @contextlib.asynccontextmanager
 async def watched(
-    running: RunningEngine, *, draft_idle_timeout_s: float = 0.0
+    running: RunningEngine,
 ) -> AsyncIterator[tuple[Verdicts, "asyncio.Task[None]"]]:
     verdicts = Verdicts()
     stopped = asyncio.wrap_future(running.engine.stopped)
-    watchdog = Watchdog(
-        running.engine,
-        stall_timeout_s=STALL_TIMEOUT_S,
-        draft_idle_timeout_s=draft_idle_timeout_s,
-        on_change=verdicts.record,
-    )
+    watchdog = Watchdog(running.engine, stall_timeout_s=STALL_TIMEOUT_S, on_change=verdicts.record)
     watching = asyncio.create_task(watchdog.run(stopped))
     try:
         yield verdicts, watching
@@ -85,16 +80,40 @@ async def test_a_step_that_does_not_end_is_reported_and_so_is_its_end(
 
 
 async def test_sequences_without_steps_are_a_stall_though_commands_are_handled(
-    start_engine: StartEngine,
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # For a watchdog that allows no time for drafts, waiting for them is a stall.
-    running = start_engine(rule=follow([1] * 64))
+    running = start_engine()
     session = running.attach()
-    async with watched(running, draft_idle_timeout_s=0.0) as (verdicts, _):
-        sequence_id = session.open([1, 2, 3], max_new_tokens=3, draft_wait=DraftWait.ALWAYS)
+    monkeypatch.setattr(running.engine._scheduler, "schedule", list)
+    async with watched(running) as (verdicts, _):
+        sequence_id = session.open([1, 2, 3], max_new_tokens=3)
         await verdicts.wait(False)
         session.close(sequence_id)
         await verdicts.wait(True)
+    await asyncio.to_thread(session.wait_end, sequence_id)
+
+
+async def test_sequences_that_wait_for_their_drafts_are_no_stall(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start_engine()
+    session = running.attach()
+    num_checks = 0
+    needs_step = Watchdog._needs_step
+
+    async def counted(self: Watchdog, stopped: "asyncio.Future[None]") -> bool | None:
+        nonlocal num_checks
+        num_checks += 1
+        return await needs_step(self, stopped)
+
+    monkeypatch.setattr(Watchdog, "_needs_step", counted)
+    sequence_id = session.open([1, 2, 3], max_new_tokens=3, draft_wait=DraftWait.ALWAYS)
+    await asyncio.to_thread(session.wait_decided, sequence_id, 1)
+    async with watched(running) as (verdicts, _), asyncio.timeout(PATIENCE_S):
+        while num_checks < 4 * CHECKS_PER_TIMEOUT:
+            await asyncio.sleep(STALL_TIMEOUT_S)
+            assert verdicts.is_alive
+    session.close(sequence_id)
     await asyncio.to_thread(session.wait_end, sequence_id)
 
 

@@ -6,7 +6,7 @@ late or wrong costs its sequences nothing but their drafts.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from verifier.drafters.batches import (
     DrafterProtocolError,
 )
 from verifier.drafters.feed import DraftFeed
+from verifier.drafters.held import Held, HeldSequences
 from verifier.drafters.messages import (
     DrafterAnswered,
     DrafterBack,
@@ -37,10 +38,6 @@ logger = get_logger(__name__)
 _HELD_S = 30.0
 # How long a text that a pool keeps may wait for a drafter that is not connected.
 _UNSENT_S = 30.0
-# Ended sequences whose Close is awaited, and their tokens, some 40 bytes each: beyond that, the
-# oldest ones are given up.
-_MAX_HELD = 4_096
-_MAX_HELD_TOKENS = 2 << 20
 # Texts that wait for their drafter, and their tokens: beyond that, no further one is kept. One
 # drafter's may take as much as they leave free, so that a few that are down leave room for others.
 _MAX_WAITING = 4_096
@@ -92,14 +89,6 @@ class FedDrafter:
         return self.state in (DrafterState.UP, DrafterState.CONNECTING)
 
 
-class _Held(NamedTuple):
-    """An ended sequence whose Close says what its pool keeps."""
-
-    drafter: FedDrafter
-    sequence: Sequence
-    until_s: float
-
-
 class Drafters:
     """All drafters in use; owned by the engine thread.
 
@@ -130,8 +119,7 @@ class Drafters:
         self._count_fault = count_fault
         self._clock = clock
         self._by_address: dict[str, FedDrafter] = {}
-        self._held: dict[tuple[int, str], _Held] = {}
-        self._num_held_tokens = 0
+        self._held: HeldSequences[FedDrafter] = HeldSequences()
         self._next_tick_s = 0.0
         wire.warm_up()
 
@@ -179,27 +167,28 @@ class Drafters:
         self, session_id: int, sequence_id: str, keep: Keep = Keep.NOTHING, length: int = 0
     ) -> None:
         """The Close of a sequence that is over; unknown ones are ignored."""
-        held = self._held.pop((session_id, sequence_id), None)
+        held = self._held.pop(session_id, sequence_id)
         if held is not None:
-            self._num_held_tokens -= len(held.sequence.token_ids)
             self._remove(held.drafter, held.sequence, keep, length)
 
     def detach(self, session_id: int) -> None:
         """A session is over, and decides nothing more."""
-        for key in [key for key in self._held if key[0] == session_id]:
-            self.decide(*key)
+        self._give_up(self._held.of_session(session_id))
 
     def _hold(self, drafter: FedDrafter, sequence: Sequence) -> None:
-        """Awaits the Close of a sequence that is over; gives up the oldest ones if too many are."""
-        key = sequence.session_id, sequence.sequence_id
+        """Awaits the Close of a sequence that is over; gives up others if too many are."""
         # The last sequence with this id: its Close cannot come any more.
-        self.decide(*key)
-        while len(self._held) >= _MAX_HELD or self._num_held_tokens >= _MAX_HELD_TOKENS:
-            self.decide(*next(iter(self._held)))
+        self.decide(sequence.session_id, sequence.sequence_id)
+        while (excess := self._held.excess(sequence.session_id)) is not None:
+            self._give_up([excess])
         drafter.feed.hold(sequence.sequence_id)
         sequence.drafter = None
-        self._held[key] = _Held(drafter, sequence, self._clock() + _HELD_S)
-        self._num_held_tokens += len(sequence.token_ids)
+        self._held.add(Held(drafter, sequence, self._clock() + _HELD_S))
+
+    def _give_up(self, those: Iterable[Held[FedDrafter]]) -> None:
+        """No Close is awaited any more, and nothing is kept."""
+        for held in those:
+            self.decide(held.sequence.session_id, held.sequence.sequence_id)
 
     def _leave(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
         if (fed := _fed(sequence)) is not None:
@@ -351,8 +340,7 @@ class Drafters:
         if now_s < self._next_tick_s:
             return
         self._next_tick_s = now_s + _TICK_S
-        for key in [key for key, held in self._held.items() if held.until_s <= now_s]:
-            self.decide(*key)
+        self._give_up([held for held in self._held if held.until_s <= now_s])
         for drafter in self.in_use:
             drafter.feed.expire(now_s)
             if not drafter.feed.is_idle:
@@ -387,11 +375,10 @@ class Drafters:
 
     def check_integrity(self) -> None:
         """Asserts that a drafter that is fed is in use, and that the totals are right."""
-        held_tokens = sum(len(held.sequence.token_ids) for held in self._held.values())
-        assert held_tokens == self._num_held_tokens
+        self._held.check_integrity()
         for drafter in self._by_address.values():
             drafter.feed.check_integrity()
-        for held in self._held.values():
+        for held in self._held:
             is_in_use = self._by_address.get(held.drafter.address) is held.drafter
             assert is_in_use or not held.drafter.feed.sequences
 

@@ -174,6 +174,12 @@ class Engine:
         return True
 
     @property
+    def awaits_hints(self) -> bool:
+        """Whether all that runs sits out until its hint comes or is overdue. Through `call`."""
+        running = self._scheduler.running
+        return bool(running) and all(sequence.must_await_hint for sequence in running)
+
+    @property
     def num_pending_commands(self) -> int:
         """Commands that the engine has not handled yet."""
         return self._inbox.num_pending

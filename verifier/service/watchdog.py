@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from verifier.engine.engine import Engine
-from verifier.engine.observation import EngineLoad
 
-_CHECKS_PER_TIMEOUT = 4
+#: So much earlier than its last check a stall may have begun, as a part of the timeout.
+CHECKS_PER_TIMEOUT = 4
 
 
 class Watchdog:
@@ -18,7 +18,8 @@ class Watchdog:
 
     The engine is stalled in three cases: its thread has ended; it handles no command for the stall
     timeout (commands are handled between steps, so one step does not end); or it has sequences and
-    handles commands, but finishes no step for the stall timeout plus the longest wait for a draft.
+    handles commands, but finishes no step for the stall timeout. Sequences that wait for their
+    drafts need no step: the engine bounds that wait itself.
     """
 
     def __init__(
@@ -26,21 +27,17 @@ class Watchdog:
         engine: Engine,
         *,
         stall_timeout_s: float,
-        draft_idle_timeout_s: float,
         on_change: Callable[[bool], None],
     ) -> None:
         """The engine, which must be started, counts as alive at first.
 
         Args:
             stall_timeout_s: see the class.
-            draft_idle_timeout_s: the engine's bound on waits for a draft.
             on_change: called with whether the engine is alive, whenever that changes.
         """
         self._engine = engine
         self._stall_timeout_s = stall_timeout_s
-        self._interval_s = stall_timeout_s / _CHECKS_PER_TIMEOUT
-        # Counted in checks, not in time, so that a suspended process is not taken for a stall.
-        self._max_idle_checks = _CHECKS_PER_TIMEOUT + int(draft_idle_timeout_s / self._interval_s)
+        self._interval_s = stall_timeout_s / CHECKS_PER_TIMEOUT
         self._on_change = on_change
         self._is_alive = True
 
@@ -50,22 +47,27 @@ class Watchdog:
         Args:
             stopped: done when it has ended; never cancelled here.
         """
-        num_steps, num_idle_checks = 0, 0
-        while (load := await self._next_load(stopped)) is not None:
-            if load.num_steps > num_steps or not load.num_running + load.num_waiting:
-                num_idle_checks = 0
-            else:
-                num_idle_checks += 1
-            num_steps = load.num_steps
-            self._report(num_idle_checks <= self._max_idle_checks)
+        num_steps = 0
+        # Counted in checks, not in time, so that a suspended process is not taken for a stall.
+        num_idle_checks = 0
+        while (needs_step := await self._needs_step(stopped)) is not None:
+            before, num_steps = num_steps, self._engine.load.num_steps
+            num_idle_checks = num_idle_checks + 1 if needs_step and num_steps == before else 0
+            self._report(num_idle_checks <= CHECKS_PER_TIMEOUT)
             await asyncio.wait({stopped}, timeout=self._interval_s)
         self._report(False)
 
-    async def _next_load(self, stopped: "asyncio.Future[None]") -> EngineLoad | None:
-        """The engine's load between two steps; None when its thread has ended."""
+    async def _needs_step(self, stopped: "asyncio.Future[None]") -> bool | None:
+        """Whether the engine has something to compute; None when its thread has ended."""
         if stopped.done():
             return None
-        answer = asyncio.wrap_future(self._engine.call(lambda: self._engine.load))
+        engine = self._engine
+
+        def needs_step() -> bool:
+            load = engine.load
+            return load.num_running + load.num_waiting > 0 and not engine.awaits_hints
+
+        answer = asyncio.wrap_future(engine.call(needs_step))
         timeout_s: float | None = self._stall_timeout_s
         while not answer.done() and not stopped.done():
             either: set[asyncio.Future[Any]] = {answer, stopped}

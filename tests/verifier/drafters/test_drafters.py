@@ -10,6 +10,7 @@ from tests.verifier.drafters.fake_link import FakeLink, FakeLinks
 from tests.verifier.drafters.feeding import drafted_by, fed_sequence
 from tests.verifier.drafters.scripted_drafter import appended
 from verifier.drafters import drafters as drafters_module
+from verifier.drafters import held as held_module
 from verifier.drafters.drafters import Answer, Drafters
 from verifier.drafters.messages import (
     DrafterAnswered,
@@ -339,6 +340,11 @@ class TestIdleness:
         assert 0 < due_s <= 1.0
 
 
+def held(world: World) -> list[str]:
+    """The sequences whose Close is awaited."""
+    return [each.sequence.sequence_id for each in world.drafters._held]
+
+
 class TestKeeping:
     def test_text_that_ended_by_itself_is_kept_as_the_open_says(self, world: World) -> None:
         kept = world.sequence("kept", pool_id="p", keep=Keep.OUTPUT)
@@ -389,7 +395,7 @@ class TestKeeping:
     def test_without_a_close_in_time_nothing_is_kept(
         self, world: World, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(drafters_module, "_MAX_HELD", 1)
+        monkeypatch.setattr(held_module, "_MAX_HELD", 1)
         link = self.ended(world)
         if how == "too late":
             world.pass_s(30.1)
@@ -461,8 +467,8 @@ class TestKeeping:
         self, world: World, unit: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # One sequence has three tokens.
-        for limit in ("_MAX_HELD", "_MAX_WAITING"):
-            monkeypatch.setattr(drafters_module, limit + unit, 6 if unit else 2)
+        for module, limit in ((held_module, "_MAX_HELD"), (drafters_module, "_MAX_WAITING")):
+            monkeypatch.setattr(module, limit + unit, 6 if unit else 2)
         for name, address in (("a", A), ("b", B), ("c", A), ("d", B)):
             sequence = world.sequence(name, address, pool_id="p", keep=keep)
             world.drafters.end(sequence, by_itself=True)
@@ -479,15 +485,34 @@ class TestKeeping:
     def test_what_waits_for_a_lost_drafter_takes_no_room_of_what_is_held(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(drafters_module, "_MAX_HELD", 2)
+        monkeypatch.setattr(held_module, "_MAX_HELD", 2)
         monkeypatch.setattr(drafters_module, "_MAX_WAITING", 2)
         for name in ("x", "y", "z"):
             lost = world.sequence(name, B, pool_id="p", keep=Keep.ALL)
             world.drafters.end(lost, by_itself=True)
         link = self.ended(world, "a")
         self.ended(world, "b")
-        assert [key[1] for key in world.drafters._held] == ["a", "b"]
+        assert held(world) == ["a", "b"]
         assert released(link) == []
+
+    @pytest.mark.parametrize("unit", ["", "_TOKENS"])
+    def test_no_session_gives_way_to_one_that_holds_more(
+        self, world: World, unit: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # One sequence has three tokens.
+        monkeypatch.setattr(held_module, "_MAX_HELD" + unit, 12 if unit else 4)
+        for index in range(4):
+            self.ended(world, f"modest{index}", session_id=1)
+        for index in range(20):
+            sequence = world.sequence(
+                f"greedy{index}", pool_id="p", keep=Keep.UNSPECIFIED, session_id=2
+            )
+            world.drafters.end(sequence, by_itself=True)
+            world.pass_s(0.0)
+        assert held(world) == ["modest2", "modest3", "greedy18", "greedy19"]
+        world.drafters.detach(2)
+        world.pass_s(1.0)
+        assert held(world) == ["modest2", "modest3"]
 
     @pytest.mark.parametrize("unit", ["", "_TOKENS"])
     def test_a_lost_drafter_leaves_as_much_room_to_others_as_it_takes(
