@@ -12,6 +12,7 @@ import pydantic
 
 from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
@@ -28,6 +29,12 @@ from gateway.requests.drafting_policy import Preset
 
 _DEFAULT_COMPLETION_TOKENS = 16
 
+# A token id takes so much less time to parse than a string.
+_NUMBERS_PER_STRING = 12
+
+# Describing an error takes longer than finding it. Of more than so many, no parameter is named.
+_MAX_DESCRIBED_ERRORS = 1024
+
 # Of the model's own logits: those of the distribution that is sampled from would all be 0 or
 # infinite where the temperature is 0. The wire's number.
 _LOGPROBS_MODE_RAW = 2
@@ -41,11 +48,25 @@ def parse(model: type[_R], body: bytes) -> _R:
     """Reads a body.
 
     Raises:
-        ApiError: it is not JSON, or not a request; the error names the parameter.
+        ApiError: it is not JSON, or not a request; the error names the parameter. Or it holds more
+            than can be parsed at once.
     """
+    size = json_size(body, numbers_per_string=_NUMBERS_PER_STRING, enough=MAX_JSON_SIZE)
+    if size > MAX_JSON_SIZE:
+        raise ApiError(
+            413,
+            f"the body holds more than {MAX_JSON_SIZE} strings, objects and lists, where "
+            f"{_NUMBERS_PER_STRING} numbers count as one",
+            code="request_too_large",
+        )
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as invalid:
+        num_errors = invalid.error_count()
+        if num_errors > _MAX_DESCRIBED_ERRORS:
+            raise ApiError(
+                400, f"the body has {num_errors} wrong or unknown values", code="invalid_value"
+            ) from None
         error = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
     location = [part for part in error["loc"] if not str(part).startswith(schema.TAG)]
     param = ".".join(map(str, location))

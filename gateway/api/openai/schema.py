@@ -442,7 +442,9 @@ class ChatCompletionRequest(_Request):
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
     function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None
-    modalities: Annotated[list[Literal["text"]] | None, UNSUPPORTED] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, UNSUPPORTED
+    ] = None
     prediction: Annotated[None, UNSUPPORTED] = None
     reasoning_effort: Annotated[None, UNSUPPORTED] = None
     verbosity: Annotated[None, UNSUPPORTED] = None

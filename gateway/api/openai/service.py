@@ -4,11 +4,14 @@ Owns this order. What a body asks for is found in `jobs.py`; its answer is writt
 errors of the gateway become answers in `errors.py`.
 """
 
+import asyncio
 import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
+import pydantic
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -28,6 +31,8 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
 from servicekit.logs import Logger
+
+_R = TypeVar("_R", bound=pydantic.BaseModel)
 
 
 class OpenAiApi:
@@ -120,21 +125,21 @@ class OpenAiApi:
     async def _complete(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        job = self._completion_job(await self._bodies.read(scope, receive))
+        job = await self._completion_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._chat_job(await self._bodies.read(scope, receive))
+        job = await self._chat_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
-    def _completion_job(self, body: bytes) -> Job:
-        parsed = requests.parse(schema.CompletionRequest, body)
+    async def _completion_job(self, scope: Scope, receive: Receive) -> Job:
+        parsed, _ = await self._parse(schema.CompletionRequest, scope, receive)
         return completion_job(parsed, allows_trace=self._frontend.allows_trace(parsed.model))
 
-    def _chat_job(self, body: bytes) -> Job:
-        parsed = requests.parse(schema.ChatCompletionRequest, body)
+    async def _chat_job(self, scope: Scope, receive: Receive) -> Job:
+        parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive)
         model = self._frontend.find_model(parsed.model)
         text = None if model is None else self._texts.find(model.tokenizer_digest)
         if text is not None and text.chat_template is None:
@@ -148,9 +153,17 @@ class OpenAiApi:
             parsed,
             is_served=model is not None,
             form=None if text is None else text.tool_call_form,
-            num_bytes=len(body),
+            num_bytes=num_bytes,
             allows_trace=self._frontend.allows_trace(parsed.model),
         )
+
+    async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
+        """The request that a body holds, and the body's length."""
+        body = await self._bodies.read(scope, receive)
+        parsed = requests.parse(model, body)
+        # What parsing, and what the rest takes of the event loop's time, are turns of their own.
+        await asyncio.sleep(0)
+        return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(
