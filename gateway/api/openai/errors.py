@@ -128,6 +128,16 @@ def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None)
     )
 
 
+def name_of_code(error: Exception) -> str:
+    """The name of an error's gRPC code, also of an error that only HTTP has."""
+    if not isinstance(error, ApiError):
+        return code_name(error)
+    names = {
+        code: name for name, (status, _, code) in _FORM_OF_CODE.items() if status == error.status
+    }
+    return names.get(error.code or "", next(iter(names.values()), "INVALID_ARGUMENT"))
+
+
 async def http_error(request: Request, error: Exception) -> Response:
     """The answer to a request of an unknown path or method; Starlette's exception handler."""
     assert isinstance(error, HTTPException)

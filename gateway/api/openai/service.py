@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pydantic
@@ -21,7 +21,7 @@ from gateway.api.openai import document, merged_events, requests, schema
 from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.delivery import Delivery, send_json
-from gateway.api.openai.errors import ApiError, to_api_error
+from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
@@ -79,6 +79,7 @@ class OpenAiApi:
     async def answer(self, scope: Scope, receive: Receive, send: Send, run: "_Run") -> None:
         """Runs an endpoint; its errors become the answer if none has begun."""
         began = False
+        principal: Principal | None = None
 
         async def tracked_send(message: Mapping[str, object]) -> None:
             nonlocal began
@@ -91,6 +92,8 @@ class OpenAiApi:
         except ClientGoneError:
             return
         except Exception as error:
+            if principal is None and scope["method"] == "POST":
+                self._frontend.count_refused(name_of_code(error))
             api_error = self._to_api_error(error)
             if began:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -125,11 +128,13 @@ class OpenAiApi:
     async def _complete(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        job = await self._completion_job(scope, receive)
+        with self._refusals_counted(principal):
+            job = await self._completion_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        job = await self._chat_job(scope, receive)
+        with self._refusals_counted(principal):
+            job = await self._chat_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
@@ -189,6 +194,17 @@ class OpenAiApi:
             raise to_api_error(error, param_of=job.param_of) from error
 
     # Parts of the endpoints.
+
+    @contextlib.contextmanager
+    def _refusals_counted(self, principal: Principal) -> Iterator[None]:
+        """Around what may refuse a request that the frontend then never sees."""
+        try:
+            yield
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            self._frontend.count_refused(name_of_code(error), principal)
+            raise
 
     def _principal(self, scope: Scope) -> Principal:
         caller = Caller(

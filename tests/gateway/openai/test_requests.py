@@ -1,10 +1,12 @@
 """OpenAI's parameters reach the verifier; what is wrong or not supported is refused by name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import connection, get, official_client, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -348,3 +350,36 @@ async def test_models_are_listed(start_api: StartApi) -> None:
         [model] = (await client.models.list()).data
         assert (model.id, model.object, model.owned_by) == ("scripted", "model", "tandem")
         assert await client.models.retrieve("scripted") == model
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ({"content": b"{"}, 400, "INVALID_ARGUMENT"),
+        ({"content": b'{"model": "scripted", "prompt": "x", "n": 99}'}, 400, "INVALID_ARGUMENT"),
+        (
+            {"content": b'{"model": "scripted", "prompt": "x", "best_of": 2}'},
+            400,
+            "UNIMPLEMENTED",
+        ),
+        ({"content": b"{}", "content_type": "text/plain"}, 415, "INVALID_ARGUMENT"),
+        ({"content": b"{}", "authorization": "Bearer wrong"}, 401, "UNAUTHENTICATED"),
+    ],
+)
+async def test_what_is_refused_before_it_runs_is_counted_and_logged_as_over_grpc(
+    start_api: StartApi, tmp_path: Path, sent: dict[str, Any], status: int, code: str
+) -> None:
+    clients = write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]})
+    running = await start_api(clients=clients)
+    headers = {"authorization": "Bearer secret", "x_request_id": "mine", **sent}
+    answer = await post(running, "/v1/completions", headers.pop("content"), **headers)
+    assert answer.status == status
+    assert running.sample("tandem_requests_received_total") == 1
+    assert running.sample("tandem_request_errors_total", code=code) == 1
+    assert running.sample("tandem_request_errors_total") == 1
+    [line] = [entry for entry in running.log if entry["event"] == "request_ended"]
+    tenant = "" if status == 401 else "a"
+    assert (line["status"], line["request_id"], line["tenant"]) == (code, "mine", tenant)
+    # Those that ask for models are no requests for output.
+    await get(running, "/v1/models", authorization="Bearer wrong")
+    assert running.sample("tandem_requests_received_total") == 1
