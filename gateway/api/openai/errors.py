@@ -41,11 +41,16 @@ _PARAM_OF_FIELD: Mapping[str, str] = {
     "trace": "speculation.report",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.prompt_logprobs": "logprobs",
-    "sampling.structured_output.json_schema": "response_format",
+    "sampling.structured_output.json_schema": "structured_outputs",
     "sampling.structured_output.regex": "structured_outputs",
     "sampling.structured_output.choices": "structured_outputs",
     "sampling.structured_output.lark": "structured_outputs",
 }
+
+
+# In characters: both may quote what a client sent.
+_MAX_MESSAGE = 2048
+_MAX_PARAM = 256
 
 
 class ApiError(Exception):
@@ -81,9 +86,9 @@ class ApiError(Exception):
     def body(self) -> str:
         """The answer's JSON."""
         error = {
-            "message": self.message,
+            "message": self.message[:_MAX_MESSAGE],
             "type": self.kind,
-            "param": self.param,
+            "param": None if self.param is None else self.param[:_MAX_PARAM],
             "code": self.code,
         }
         return json.dumps({"error": error})

@@ -7,7 +7,14 @@ import pytest
 
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
-from tests.gateway.openai.clients import connection, get, official_client, post, request_bytes
+from tests.gateway.openai.clients import (
+    connection,
+    get,
+    official_client,
+    post,
+    read_answer,
+    request_bytes,
+)
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
@@ -167,6 +174,66 @@ async def test_a_wrong_parameter_is_named(
     assert answer.error["message"]
 
 
+MESSAGES = [
+    ({"bogus": 1}, "bogus: there is no such parameter"),
+    ({"prompt": 5}, "prompt: Input should be a string, a list of strings, a list of token ids, "
+     "or a list of such lists"),
+    ({"prompt": []}, "prompt: List should have at least 1 item, not 0"),
+    ({"stop": ""}, "stop: String should have at least 1 character"),
+    ({"stop": 5}, "stop: Input should be a string or a list of strings"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
+     "string as an integer"),
+    ({"best_of": 2}, "best_of is not supported with this value: Input should be 1"),
+    ({"metadata": {"a": "b"}}, "metadata is not supported"),
+    ({"safety_identifier": "x"}, "safety_identifier is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message"), MESSAGES)
+async def test_a_refusal_says_what_is_wrong_in_plain_words(
+    start_api: StartApi, fields: dict[str, Any], message: str
+) -> None:
+    running = await start_api()
+    answer = await post(
+        running, "/v1/completions", {"model": "scripted", "prompt": "abc", **fields}
+    )
+    assert answer.error["message"] == message
+    assert answer.error["param"] == message.split(":")[0].split(" ")[0]
+
+
+async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> None:
+    running = await start_api()
+    user: dict[str, Any] = {"model": "scripted", "messages": USER}
+    for fields in ({"x" * 100_000: 1}, {"response_format": {"type": "x" * 100_000}}):
+        answer = await post(running, "/v1/chat/completions", {**user, **fields})
+        assert answer.status == 400
+        assert len(answer.body) < 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_a_refused_grammar_is_named_as_the_client_named_it(
+    start_api: StartApi, verifier: ScriptedVerifier, path: str, fields: dict[str, Any], param: str
+) -> None:
+    running = await start_api()
+    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": USER}
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes(path, {"model": "scripted", **prompt, **fields}))
+        opened = await verifier.nth("open", 0)
+        field = "sampling.structured_output.json_schema"
+        verifier.send(
+            verifier.rejected(opened.sequence_id, code=12, message="not here", field=field)
+        )
+        answer = await read_answer(reader)
+    assert (answer.error["param"], answer.error["code"]) == (param, "unsupported_parameter")
+
+
 CHAT_REFUSED = [
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
@@ -188,7 +255,7 @@ CHAT_REFUSED = [
         "unsupported_parameter",
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
-    ({"top_logprobs": 2}, None, "invalid_value"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
     ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "invalid_value"),
 ]
@@ -327,8 +394,13 @@ async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> N
         answer = await post(running, "/v1/completions", body)
         assert answer.status == 400, body[:20]
         assert answer.error["type"] == "invalid_request_error"
-    typed = await post(running, "/v1/completions", b"{}", content_type="text/plain")
-    assert (typed.status, typed.error["code"]) == (415, "unsupported_media_type")
+    invalid = await post(running, "/v1/completions", b"{")
+    assert invalid.error["message"].startswith("the body is not valid JSON: EOF while parsing")
+    for headers in ({"content_type": "text/plain"}, {"content_encoding": "gzip"}):
+        typed = await post(running, "/v1/completions", b"{}", **headers)
+        assert (typed.status, typed.error["code"]) == (415, "unsupported_media_type")
+        [name] = headers
+        assert name.replace("_", "-") in typed.error["message"]
     missing = await post(running, "/v1/completions", {"prompt": "a"})
     assert (missing.error["param"], missing.error["code"]) == (
         "model",
