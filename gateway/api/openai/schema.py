@@ -305,20 +305,20 @@ class TextPart(_Part):
         return value
 
 
-class CalledFunction(_Part):
-    """The function of a tool call."""
+class EarlierFunction(_Part):
+    """The function of an earlier tool call."""
 
     name: str
     arguments: str
     """JSON."""
 
 
-class ToolCall(_Part):
+class EarlierToolCall(_Part):
     """A tool call of an assistant's earlier message."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: EarlierFunction
 
 
 _Content = Annotated[
@@ -334,9 +334,9 @@ class Message(_Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = (
-        None
-    )
+    tool_calls: (
+        Annotated[list[EarlierToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None
+    ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """Extension: an assistant's thoughts, for templates that know them."""
