@@ -19,7 +19,7 @@ import typer
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
 from tandem.cli.terminal import is_live, report
-from tandem.free_ports import free_port
+from tandem.free_ports import check_port, free_port
 from tandem.ready_line import format_ready_line
 
 if TYPE_CHECKING:
@@ -172,6 +172,12 @@ def command(
         grpc_port=port,
         http_port=http_port,
     )
+    for flag, number in (("--port", port), ("--http-port", http_port)):
+        try:
+            check_port(number)
+        except OSError as error:
+            report("up", f"{flag}: 127.0.0.1:{number}: {error.strerror}; 0 picks a free port")
+            return 1
     return asyncio.run(_up(topology, Policy(start_timeout_s=start_timeout)))
 
 

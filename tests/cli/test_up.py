@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -336,6 +337,19 @@ def test_a_folder_without_a_model_is_wrong_usage(
     assert main(["up", "--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error == f"tandem up: --model: {tmp_path} is not a model folder: it has no config.json\n"
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_port_that_another_process_has_is_named_before_anything_starts(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "--http-port" if flag == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert main(["up", other, "0", flag, str(number)]) == 1
+    assert capsys.readouterr().err == (
+        f"tandem up: {flag}: 127.0.0.1:{number}: Address already in use; 0 picks a free port\n"
+    )
 
 
 def test_without_the_bundled_model_a_model_must_be_named(
