@@ -53,6 +53,8 @@ class Topology:
     num_drafters: int = 1
     allow_trace: bool = False
     """Whether requests may ask for traces."""
+    allow_structured_output: bool = False
+    """Whether requests may ask for output that follows a grammar."""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
@@ -76,6 +78,7 @@ class Topology:
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
+        options += ["--allow-structured-output"] if self.allow_structured_output else []
         return [
             ProcessSpec(
                 name=_verifier_name(index),
@@ -129,6 +132,13 @@ def command(
             help="let requests ask for a trace of every step (tandem generate --trace)",
         ),
     ] = False,
+    allow_structured_output: Annotated[
+        bool,
+        typer.Option(
+            "--allow-structured-output",
+            help="let requests ask for output that follows a JSON schema or another grammar",
+        ),
+    ] = False,
     start_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="how long a service may take to be ready"),
@@ -169,6 +179,7 @@ def command(
         num_verifiers=num_verifiers,
         num_drafters=num_drafters,
         allow_trace=allow_trace,
+        allow_structured_output=allow_structured_output,
         grpc_port=port,
         http_port=http_port,
     )

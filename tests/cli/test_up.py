@@ -168,6 +168,14 @@ async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
                 assert ("--allow-trace" in argv) is bool(options)
 
 
+async def test_structured_output_is_allowed_by_the_verifier(folder: Path) -> None:
+    for options in ([], ["--allow-structured-output"]):
+        async with running_up(folder, *options) as running:
+            await running.ready()
+            argv = (await running.until_logged("verifier", "started"))["argv"]
+            assert ("--allow-structured-output" in argv) is bool(options)
+
+
 async def test_without_drafters_none_are_named(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "0") as running:
         await running.ready()
