@@ -353,9 +353,10 @@ async def test_tools_are_left_out_if_none_may_be_called(
 
 
 async def test_a_model_without_template_refuses_chats_by_name(
-    start_api: StartApi, model_folder: Any
+    start_api: StartApi, chat_folder: Path
 ) -> None:
-    running = await start_api(tokenizer=model_folder)
+    (chat_folder / "tokenizer_config.json").unlink()
+    running = await start_api(tokenizer=chat_folder)
     answer = await post(running, "/v1/chat/completions", {"model": "scripted", "messages": USER})
     assert (answer.status, answer.error["code"]) == (400, "no_chat_template")
     assert "scripted" in answer.error["message"]
