@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
+_GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
 
@@ -94,7 +95,7 @@ class Topology:
         options += _drafters(drafters)
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
-            name="gateway",
+            name=_GATEWAY,
             command=_service("gateway", _ANY_PORT, *options),
             listen_flags={"grpc": "--listen", "http": "--http-listen"},
             listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
@@ -207,15 +208,16 @@ async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
         return
     from tandem.cli.live_output import LiveOutput
 
-    async with LiveOutput(ports.metrics_by_name()) as output:
+    metrics = ports.metrics_by_name()
+    async with LiveOutput([*metrics, _GATEWAY], metrics) as output:
         yield output
 
 
 class PlainOutput:
     """Lines on stderr, between those that the services write there by themselves."""
 
-    log_descriptor: int | None = None
-    """Where services write their logs; None: to this process's stderr."""
+    log_descriptors: Mapping[str, int] | None = None
+    """Where services write their logs, by name; None: to this process's stderr."""
 
     def report(self, line: str) -> None:
         report("up", line)
@@ -227,7 +229,7 @@ class PlainOutput:
 async def _run(
     topology: Topology, ports: "_Ports", policy: Policy, output: "PlainOutput | LiveOutput"
 ) -> int:
-    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptor)
+    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptors)
     output.watch(supervisor)
     serving = asyncio.create_task(_serve(topology, ports, supervisor, output.report))
 
