@@ -20,6 +20,7 @@ from drafter.pools.snapshotter import Snapshotter
 from drafter.pools.store import PoolStore
 from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.warm_up import warm_up
+from servicekit.compile_log import compilations_logged
 from servicekit.logs import Logger
 from servicekit.server import Server
 from tandem.v1 import limits_pb2
@@ -55,6 +56,7 @@ class DrafterServer:
             clock: returns seconds, monotonic.
             spans: records the histories; None: nothing does.
         """
+        self._logger = logger
         metrics = DrafterMetrics(registry)
         self.store = HistoryStore(
             config.store_limits(),
@@ -114,7 +116,8 @@ class DrafterServer:
 
     async def warm_up(self) -> None:
         """Loads or compiles the kernels, restores the pools, and begins to accept requests."""
-        await asyncio.to_thread(warm_up)
+        with compilations_logged(self._logger):
+            await asyncio.to_thread(warm_up)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()

@@ -128,7 +128,11 @@ class GatewayMetrics:
         self._requests_received.inc()
 
     def count_error(self, error: Exception) -> None:
-        self._request_errors.labels(code_name(error)).inc()
+        self.count_code(code_name(error))
+
+    def count_code(self, code: str) -> None:
+        """A request ended in an error; the code is one of `ERROR_CODES`."""
+        self._request_errors.labels(code).inc()
 
     def count_expired(self, phase: str) -> None:
         """A request's deadline passed; also an error with the code that its client gets."""

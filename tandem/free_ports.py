@@ -1,4 +1,4 @@
-"""Free ports for services that are told where to listen before they run."""
+"""Ports for services that are told where to listen before they run."""
 
 import contextlib
 import random
@@ -21,3 +21,16 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise OSError("this process has had all ports")
+
+
+def check_port(port: int) -> None:
+    """Whether a service could listen on this port of the loopback interface; on 0 it always could.
+
+    Raises:
+        OSError: it could not.
+    """
+    with socket.socket() as probe:
+        # As servers do: connections that have just ended are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        probe.listen()

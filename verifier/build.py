@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from servicekit.compile_log import compilations_logged
 from servicekit.logs import get_logger
 from verifier.batch.target_model import HasRowTile, TargetModel
 from verifier.config import VerifierConfig
@@ -51,14 +52,15 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         ConfigError: the flags ask for more than the machine has.
         RankLostError: another rank is lost.
     """
-    if (described := find_own(config)) is not None:
-        ready = load_own(config, described)
-    else:
-        # torch and transformers take seconds and hundreds of megabytes.
-        from verifier.model.fallback_model import load_fallback
+    with compilations_logged(logger):
+        if (described := find_own(config)) is not None:
+            ready = load_own(config, described)
+        else:
+            # torch and transformers take seconds and hundreds of megabytes.
+            from verifier.model.fallback_model import load_fallback
 
-        ready = load_fallback(config, leader)
-        sampling.warm_up()
+            ready = load_fallback(config, leader)
+            sampling.warm_up()
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=ready.model_digest,

@@ -24,6 +24,7 @@ from drafter.pools.snapshot import (
 from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
 from servicekit.logs import Logger
+from servicekit.progress_log import ProgressLog
 
 SLICE_S = 0.0005
 """How long copying runs before others get the event loop."""
@@ -93,11 +94,13 @@ class Snapshotter:
         # The oldest first, over all pools. Sorting keeps a pool's own order where ages are equal.
         texts.sort(key=lambda text: -text.age_s)
         num_kept = 0
+        progress = ProgressLog("pools", self._logger)
         try:
-            for text in texts:
+            for index, text in enumerate(texts):
                 outcome = self._store.restore(text)
                 self._store.finish()
                 num_kept += outcome is FeedOutcome.KEPT
+                progress.show(percent=100 * (index + 1) // len(texts))
         except Exception:
             # A mistake of ours, or no memory left: the pools are in doubt, the files are not.
             self._logger.exception("restore_failed", num_texts=len(texts))

@@ -98,6 +98,18 @@ class Frontend:
         """The model of this id; None: it is not served, and `generate` refuses requests for it."""
         return self._fleet.models().get(model_id)
 
+    def count_refused(self, code: str, principal: Principal = ANONYMOUS) -> None:
+        """Counts a request that was refused before it could be run, and logs its line.
+
+        Args:
+            code: gRPC's name of its code, one of `gateway.errors.ERROR_CODES`.
+            principal: who made it.
+        """
+        self._metrics.count_request()
+        self._metrics.count_code(code)
+        record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
+        record.end(code)
+
     async def generate(
         self,
         request: GenerateRequest,

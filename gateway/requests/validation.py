@@ -38,7 +38,9 @@ def check_request(
         UnsupportedFieldError: a field asks for what this gateway cannot do (yet).
     """
     if request.trace and not allow_trace:
-        raise UnsupportedFieldError("this server does not trace steps", field="trace")
+        raise UnsupportedFieldError(
+            "this server does not trace steps: --allow-trace", field="trace"
+        )
     _check_prompt(request, has_tokenizer=has_tokenizer)
     if request.max_new_tokens is not None and request.max_new_tokens < 1:
         raise InvalidRequestError(

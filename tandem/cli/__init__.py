@@ -7,6 +7,7 @@ usage, 130 interrupted.
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    # Of a refused handshake, gRPC logs lines beside the error that it returns.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import typer
 
     given = sys.argv[1:] if argv is None else list(argv)

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import os
 import ssl
 import sys
 import time
@@ -25,7 +26,7 @@ from rich.table import Table
 
 from tandem.channel import is_loopback_host
 from tandem.cli.bench_progress import progress
-from tandem.cli.connection_flags import ConnectionFlags
+from tandem.cli.connection_flags import DEFAULT_TARGET, ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.terminal import has_colour, is_live, report
 from tandem.client import AsyncTandemClient, TandemError
@@ -158,6 +159,10 @@ def command(
     is 1 if a request failed.
     """
     _check(concurrency=concurrency, rate=rate, seconds=seconds, timeout=timeout)
+    _check_files(json_file, plot_file)
+    connection.check()
+    if url is not None:
+        _check_url(url, connection.target)
     if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter("needs matplotlib: pip install matplotlib", param_hint="--plot")
     if url is not None and importlib.util.find_spec("openai") is None:
@@ -188,7 +193,7 @@ def command(
         if plot_file is not None:
             plot.draw(summaries, plot_file)
     except TandemError as error:
-        report("bench", f"{error} ({error.code.name})")
+        report("bench", connection.describe(error))
         return 1
     except (OSError, ValueError) as error:
         report("bench", str(error))
@@ -212,6 +217,27 @@ def _check(
         # Written so that it refuses NaN, too.
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"{value} is not above 0", param_hint=flag)
+
+
+def _check_files(json_file: Path | None, plot_file: Path | None) -> None:
+    """Refuses, before anything is measured, what could not be written after it."""
+    for flag, file in (("--json", json_file), ("--plot", plot_file)):
+        if file is None:
+            continue
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise typer.BadParameter(f"{file} cannot be written", param_hint=flag)
+    if plot_file is not None and plot_file.suffix not in plot.SUFFIXES:
+        raise typer.BadParameter(
+            f"{plot_file} ends in none of {', '.join(plot.SUFFIXES)}", param_hint="--plot"
+        )
+
+
+def _check_url(url: str, target: str) -> None:
+    if target != DEFAULT_TARGET:
+        raise typer.BadParameter("not together with --target", param_hint="--url")
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise typer.BadParameter(f"{url!r} is no URL like http://HOST:PORT/v1", param_hint="--url")
 
 
 def _turns(requests: int | None, seconds: float | None, *, num_variants: int) -> list[Amount]:
@@ -308,6 +334,8 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
             )
         try:
             models = await openai_client.models.list()
+        except openai.NotFoundError as error:
+            raise OSError(f"{server.url}: has no /models; a base URL ends in /v1") from error
         except openai.OpenAIError as error:
             raise OSError(f"{server.url}: {error}") from error
         if not models.data:

@@ -1,20 +1,38 @@
 """The flags that say which gateway a command calls, and as whom.
 
-Owns their names, the default address, and the reading of the token.
+Owns their names, the default address, the reading of the token, and what is said of a gateway that
+cannot be called.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tandem.channel import TlsOptions
+from tandem.channel import TlsOptions, parse_targets
 from tandem.cli.ports import DEFAULT_GRPC_PORT
+from tandem.generation import TandemError
 
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 TOKEN_VARIABLE = "TANDEM_TOKEN"
+
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]/]+\]|[^\[\]:/\s]+):\d{1,5}")
+# Names that only gRPC understands.
+_GRPC_NAME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):.")
+# What gRPC itself says of a server that it does not reach; the reason is in the group.
+_UNREACHED = (
+    re.compile(r"connections to all backends failing; last error: [A-Z_]+: \w+:\S+: (.*)"),
+    re.compile(r"errors resolving \S+: \[(?:field:)?(?:hostname lookup error:)?(.*)\]"),
+)
+
+
+def reason_unreached(error: TandemError) -> str | None:
+    """Why a gateway is not reached, in gRPC's words; None: the error is another."""
+    found = (pattern.fullmatch(error.message) for pattern in _UNREACHED)
+    return next((each[1] for each in found if each), None)
 
 
 def _flag(*names: str, **more: Any) -> Any:
@@ -43,6 +61,45 @@ class ConnectionFlags:
     tls_ca: Annotated[Path | None, _flag(metavar="FILE", help="certificates to trust (PEM)")] = None
     tls_cert: Annotated[Path | None, _flag(metavar="FILE", help="own certificate (PEM)")] = None
     tls_key: Annotated[Path | None, _flag(metavar="FILE", help="its key (PEM)")] = None
+
+    def check(self) -> None:
+        """Refuses what could not be used in any call.
+
+        Raises:
+            typer.BadParameter: an address is none, or a file cannot be read; names the flag.
+        """
+        try:
+            for address in parse_targets(self.target):
+                if not (_HOST_AND_PORT.fullmatch(address) or _GRPC_NAME.match(address)):
+                    raise ValueError(f"{address!r} is no HOST:PORT")
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--target") from None
+        for flag, file in (
+            ("--token-file", self.token_file),
+            ("--tls-ca", self.tls_ca),
+            ("--tls-cert", self.tls_cert),
+            ("--tls-key", self.tls_key),
+        ):
+            try:
+                if file is not None:
+                    file.read_bytes()
+            except OSError as error:
+                raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=flag) from None
+        try:
+            self.token()
+        except ValueError:
+            raise typer.BadParameter(
+                f"{self.token_file} holds no text", param_hint="--token-file"
+            ) from None
+
+    def describe(self, error: TandemError) -> str:
+        """What failed, in one line; of a gateway that is not reached, what to do."""
+        if (reason := reason_unreached(error)) is None:
+            return f"{error} ({error.code.name})"
+        return (
+            f"{self.target}: {reason} ({error.code.name}); does it run? tandem doctor "
+            f"--target {self.target} says more"
+        )
 
     def tls_options(self) -> TlsOptions | None:
         files = (self.tls_ca, self.tls_cert, self.tls_key)

@@ -142,6 +142,7 @@ def command(
 
     Without other flags it is greedy, with speculation, up to the model's limit.
     """
+    connection.check()
     colours = show_drafts and not (as_json or trace) and has_colour(sys.stdout)
     request = GenerationRequest(
         prompt=_prompt(prompt, token_ids),
@@ -172,7 +173,7 @@ def command(
         with client:
             _show(client.stream(request), request, shown)
     except TandemError as error:
-        report("generate", f"{error} ({error.code.name})")
+        report("generate", connection.describe(error))
         return 1
     except BrokenPipeError:
         return 0  # the reader of stdout has closed it

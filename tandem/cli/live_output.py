@@ -1,16 +1,17 @@
 """What `tandem up` shows in a terminal: a table of the services, and their logs above it.
 
-Owns the table, the pipe that logs come through, and the reading of metrics. Does not start, stop or
-restart anything.
+Owns the table, the pipes that logs come through, and the reading of metrics. Does not start, stop
+or restart anything.
 """
 
 import asyncio
 import contextlib
 import io
+import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from rich import box
@@ -36,6 +37,9 @@ _REFRESHES_PER_S = 4
 _LINE_LIMIT_BYTES = 64 << 10
 # How long logs may still come once all processes have ended.
 _LAST_LOGS_S = 1.0
+_BAR_CELLS = 10
+# In the line of a log that says how far a start is.
+_LOADING = b'"event": "loading"'
 _FIGURES = ("tokens/s", "accepted", "K/V used")
 
 
@@ -43,16 +47,18 @@ class LiveOutput:
     """The table and the logs on a terminal; belongs to the event loop.
 
     Args:
+        names: of the processes.
         metrics: the address of each process's metrics, by its name; that of a process with an
             address for HTTP need not be there.
     """
 
-    def __init__(self, metrics: Mapping[str, str]) -> None:
+    def __init__(self, names: Sequence[str], metrics: Mapping[str, str]) -> None:
         self._metrics = metrics
         self._supervisor: Supervisor | None = None
         self._histories: dict[str, History] = {}
-        # Since when a process starts, by name, and what turns meanwhile.
+        # Since when a process starts, by name, and what turns meanwhile; and how far it is.
         self._starting: dict[str, tuple[float, Spinner]] = {}
+        self._progress: dict[str, str] = {}
         self._console = Console(
             file=_lossy_stderr(), no_color=not has_colour(sys.stderr), highlight=False
         )
@@ -63,8 +69,13 @@ class LiveOutput:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._read_end, self.log_descriptor = os.pipe()
-        self._logs: asyncio.Task[None] | None = None
+        pipes = {name: os.pipe() for name in names}
+        self._read_ends = {name: reading for name, (reading, _) in pipes.items()}
+        #: Where each process writes its logs, by its name.
+        self.log_descriptors: Mapping[str, int] | None = {
+            name: writing for name, (_, writing) in pipes.items()
+        }
+        self._logs: list[asyncio.Task[None]] = []
         self._scraping: asyncio.Task[None] | None = None
 
     def report(self, line: str) -> None:
@@ -75,28 +86,31 @@ class LiveOutput:
         self._supervisor = supervisor
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_LINE_LIMIT_BYTES)
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._read_end, "rb")
-        )
-        self._logs = asyncio.create_task(self._print_logs(reader))
+        for name, read_end in self._read_ends.items():
+            reader = asyncio.StreamReader(limit=_LINE_LIMIT_BYTES)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda protocol=protocol: protocol,  # type: ignore[misc]
+                os.fdopen(read_end, "rb"),
+            )
+            self._logs.append(asyncio.create_task(self._print_logs(name, reader)))
         self._scraping = asyncio.create_task(self._scrape_forever())
         self._live.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._logs is not None
         assert self._scraping is not None
         self._scraping.cancel()
-        # The end of the pipe, unless a process that was abandoned still holds it.
-        os.close(self.log_descriptor)
-        await asyncio.wait([self._logs], timeout=_LAST_LOGS_S)
-        self._logs.cancel()
-        await asyncio.gather(self._logs, self._scraping, return_exceptions=True)
+        # The ends of the pipes, unless a process that was abandoned still holds one.
+        for descriptor in (self.log_descriptors or {}).values():
+            os.close(descriptor)
+        await asyncio.wait(self._logs, timeout=_LAST_LOGS_S)
+        for reading in self._logs:
+            reading.cancel()
+        await asyncio.gather(*self._logs, self._scraping, return_exceptions=True)
         self._live.stop()
 
-    async def _print_logs(self, reader: asyncio.StreamReader) -> None:
+    async def _print_logs(self, name: str, reader: asyncio.StreamReader) -> None:
         while True:
             try:
                 line = await reader.readuntil()
@@ -106,7 +120,10 @@ class LiveOutput:
                 line = error.partial
                 if not line:
                     return
-            self._print(printable(line.decode(errors="replace").rstrip("\n")))
+            if _LOADING in line and (progress := _progress(line)):
+                self._progress[name] = progress
+            else:
+                self._print(printable(line.decode(errors="replace").rstrip("\n")))
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -144,6 +161,7 @@ class LiveOutput:
     def _state(self, state: ProcessState) -> Spinner | Text:
         if state.addresses is not None:
             self._starting.pop(state.name, None)
+            self._progress.pop(state.name, None)
             return Text(f"serves at {state.addresses['grpc']}", style="green")
         if state.is_stopped:
             return Text("stopped")
@@ -151,7 +169,8 @@ class LiveOutput:
         since_s, spinner = self._starting.setdefault(
             state.name, (now_s, Spinner("line", style="yellow"))
         )
-        spinner.update(text=f"starting, {now_s - since_s:.0f} s")
+        progress = self._progress.get(state.name, "starting")
+        spinner.update(text=f"{progress}, {now_s - since_s:.0f} s")
         return spinner
 
 
@@ -168,6 +187,20 @@ class _LossyFile(io.FileIO):
 def _lossy_stderr() -> io.TextIOWrapper:
     file = io.BufferedWriter(_LossyFile(sys.stderr.fileno(), "w", closefd=False))
     return io.TextIOWrapper(file, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
+
+
+def _progress(line: bytes) -> str:
+    """What a line of a log says of a start; "" if it says nothing that is known."""
+    try:
+        entry = json.loads(line)
+        part = printable(str(entry["part"]))
+        if "percent" not in entry:
+            return f"{int(entry['compiled'])} {part} compiled"
+        percent = min(100, max(0, int(entry["percent"])))
+    except (ValueError, KeyError, TypeError):
+        return ""
+    filled = "#" * (percent * _BAR_CELLS // 100)
+    return f"{part} {filled:.<{_BAR_CELLS}} {percent} %"
 
 
 def _figures(name: str, window: Window | None) -> list[str]:

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.check import Check, fail, ok, warn
+from tandem.free_ports import check_port
 
 # By service, a package that only its extra installs.
 _SERVICE_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
@@ -110,7 +110,7 @@ def port(flag: str, number: int) -> Check:
     """Whether `tandem up` could listen there."""
     address = f"127.0.0.1:{number}"
     try:
-        socket.create_server(("127.0.0.1", number)).close()
+        check_port(number)
     except OSError as error:
         return warn(
             flag, f"{address}: {error.strerror}", f"start with tandem up --{flag} 0, or another"

@@ -13,7 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -173,6 +173,9 @@ def fetch(url: str, tls: ssl.SSLContext | None = None) -> str:
     except urllib.error.URLError as error:
         reason = error.reason
         raise ScrapeError(getattr(reason, "strerror", None) or str(reason)) from error
+    except BadStatusLine as error:
+        # Its text is what came instead, or that nothing came.
+        raise ScrapeError("no answer in HTTP, as from a port for gRPC") from error
     except (OSError, HTTPException, ValueError) as error:
         raise ScrapeError(str(error) or type(error).__name__) from error
 

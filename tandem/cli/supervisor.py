@@ -11,7 +11,7 @@ die, stops all. Does not know what they serve.
 - No orphans: on Linux the kernel kills each process when the supervisor's main thread dies for any
   reason (PR_SET_PDEATHSIG). On other systems this holds only for an orderly stop.
 - A terminal's Ctrl-C reaches the supervisor only, since each process has its own session.
-- stderr is inherited, or a descriptor of the caller's: the supervisor neither changes nor delays
+- stderr is inherited, or descriptors of the caller's: the supervisor neither changes nor delays
   logs.
 """
 
@@ -83,15 +83,20 @@ class Supervisor:
     """Runs processes. Belongs to the event loop of the main thread, and to one task there.
 
     Args:
-        stderr: descriptor that the processes write their stderr to; None: this process's stderr.
+        stderr: the descriptor that a process writes its stderr to, by its name; without one, this
+            process's stderr.
     """
 
     def __init__(
-        self, report: Report, policy: Policy | None = None, *, stderr: int | None = None
+        self,
+        report: Report,
+        policy: Policy | None = None,
+        *,
+        stderr: Mapping[str, int] | None = None,
     ) -> None:
         self._report = report
         self._policy = policy or Policy()
-        self._stderr = stderr
+        self._stderr = stderr or {}
         self._tiers: list[list[_Process]] = []
         self._is_stopping = False
 
@@ -101,7 +106,10 @@ class Supervisor:
         Raises:
             StartError: one did not start to serve. The others are left to `stop`.
         """
-        tier = [_Process(spec, self._policy, self._report, self._stderr) for spec in specs]
+        tier = [
+            _Process(spec, self._policy, self._report, self._stderr.get(spec.name))
+            for spec in specs
+        ]
         self._tiers.append(tier)
         starts = [asyncio.ensure_future(process.start()) for process in tier]
         try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tandem.channel import TlsOptions
 from tandem.cli.check import Check, fail, ok, warn
+from tandem.cli.connection_flags import reason_unreached
 from tandem.client import TandemClient, TandemError
 
 _TIMEOUT_S = 5.0
@@ -35,7 +36,7 @@ def target(
         ) as client:
             models = client.list_models(timeout_s=_TIMEOUT_S)
     except TandemError as error:
-        text = f"{error} ({error.code.name})"
+        text = f"{reason_unreached(error) or error} ({error.code.name})"
         if not is_expected:
             yield warn(name, "nobody answers there", "start the services: tandem up")
         elif error.code.name == "UNAUTHENTICATED":
@@ -49,8 +50,12 @@ def target(
     if not models:
         yield fail(name, "answers, and no verifier is connected", "see the gateway's logs")
         return
-    served = ", ".join(f"{model.model_id} ({model.num_verifiers} verifiers)" for model in models)
+    served = ", ".join(f"{each.model_id} ({_verifiers(each.num_verifiers)})" for each in models)
     yield ok(name, f"serves {served}")
+
+
+def _verifiers(count: int) -> str:
+    return "1 verifier" if count == 1 else f"{count} verifiers"
 
 
 def _certificate(address: str, tls: TlsOptions) -> Check:

@@ -165,7 +165,7 @@ def _frame(watched: Sequence[_Watched]) -> Group:
             table.add_row(Text(printable(address)), *found.values())
         shown.append(table)
     shown += [
-        Text(f"{each.address}: {printable(each.error)}", style="red")
+        Text(f"{each.address}: {printable(' '.join(each.error.split()))}", style="red")
         for each in watched
         if each.error is not None
     ]

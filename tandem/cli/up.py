@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ import typer
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
 from tandem.cli.terminal import is_live, report
-from tandem.free_ports import free_port
+from tandem.free_ports import check_port, free_port
 from tandem.ready_line import format_ready_line
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
+_GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
 
@@ -53,6 +54,8 @@ class Topology:
     num_drafters: int = 1
     allow_trace: bool = False
     """Whether requests may ask for traces."""
+    allow_structured_output: bool = False
+    """Whether requests may ask for output that follows a grammar."""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
@@ -76,6 +79,7 @@ class Topology:
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
+        options += ["--allow-structured-output"] if self.allow_structured_output else []
         return [
             ProcessSpec(
                 name=_verifier_name(index),
@@ -91,7 +95,7 @@ class Topology:
         options += _drafters(drafters)
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
-            name="gateway",
+            name=_GATEWAY,
             command=_service("gateway", _ANY_PORT, *options),
             listen_flags={"grpc": "--listen", "http": "--http-listen"},
             listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
@@ -127,6 +131,13 @@ def command(
         typer.Option(
             "--allow-trace",
             help="let requests ask for a trace of every step (tandem generate --trace)",
+        ),
+    ] = False,
+    allow_structured_output: Annotated[
+        bool,
+        typer.Option(
+            "--allow-structured-output",
+            help="let requests ask for output that follows a JSON schema or another grammar",
         ),
     ] = False,
     start_timeout: Annotated[
@@ -169,9 +180,16 @@ def command(
         num_verifiers=num_verifiers,
         num_drafters=num_drafters,
         allow_trace=allow_trace,
+        allow_structured_output=allow_structured_output,
         grpc_port=port,
         http_port=http_port,
     )
+    for flag, number in (("--port", port), ("--http-port", http_port)):
+        try:
+            check_port(number)
+        except OSError as error:
+            report("up", f"{flag}: 127.0.0.1:{number}: {error.strerror}; 0 picks a free port")
+            return 1
     return asyncio.run(_up(topology, Policy(start_timeout_s=start_timeout)))
 
 
@@ -190,15 +208,16 @@ async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
         return
     from tandem.cli.live_output import LiveOutput
 
-    async with LiveOutput(ports.metrics_by_name()) as output:
+    metrics = ports.metrics_by_name()
+    async with LiveOutput([*metrics, _GATEWAY], metrics) as output:
         yield output
 
 
 class PlainOutput:
     """Lines on stderr, between those that the services write there by themselves."""
 
-    log_descriptor: int | None = None
-    """Where services write their logs; None: to this process's stderr."""
+    log_descriptors: Mapping[str, int] | None = None
+    """Where services write their logs, by name; None: to this process's stderr."""
 
     def report(self, line: str) -> None:
         report("up", line)
@@ -210,7 +229,7 @@ class PlainOutput:
 async def _run(
     topology: Topology, ports: "_Ports", policy: Policy, output: "PlainOutput | LiveOutput"
 ) -> int:
-    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptor)
+    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptors)
     output.watch(supervisor)
     serving = asyncio.create_task(_serve(topology, ports, supervisor, output.report))
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tandem.load.answer import Summary
 
+#: How the names of files end that can be drawn.
+SUFFIXES = (".png", ".svg", ".pdf")
+
 _SHOWN = ("TTFT", "ITL", "E2E")
 
 
@@ -12,12 +15,11 @@ def draw(summaries: Mapping[str, Summary], file: Path) -> None:
     """Draws, for each latency, the share of requests that were at least as fast.
 
     Args:
-        file: its suffix chooses the format: .png, .svg, .pdf.
+        file: its suffix, one of `SUFFIXES`, chooses the format.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
         OSError: the file cannot be written.
-        ValueError: matplotlib does not know the format.
     """
     from matplotlib.figure import Figure
 

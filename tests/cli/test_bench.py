@@ -33,6 +33,15 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
         (["--speculation", "maybe"], "--speculation"),
         (["--api", "chat"], "--api"),
         (["--api", "responses", "--url", "http://127.0.0.1:1/v1"], "--api"),
+        (["--url", "127.0.0.1:8000"], "--url"),
+        (["--url", "http:///v1"], "--url"),
+        (["--url", "http://127.0.0.1:1/v1", "--target", "127.0.0.1:1"], "--url"),
+        (["--target", "gateway"], "--target"),
+        # Before anything is measured.
+        (["--json", "/nonexistent/file"], "--json"),
+        (["--json", "/"], "--json"),
+        (["--plot", "/nonexistent/file.png"], "--plot"),
+        (["--plot", "file.jpeg"], "--plot"),
     ],
 )
 def test_wrong_flags_are_one_line_that_names_the_flag(

@@ -272,6 +272,12 @@ def test_a_gateway_must_answer_and_serve_a_model(has_model: bool) -> None:
         assert (found.status, found.advice) == (Status.FAIL, "see the gateway's logs")
 
 
+def test_a_gateway_that_is_absent_is_told_in_few_words(unused_tcp_port: int) -> None:
+    found = target(f"127.0.0.1:{unused_tcp_port}")["gateway"]
+    assert found.status is Status.FAIL
+    assert found.found == "Failed to connect to remote host: Connection refused (UNAVAILABLE)"
+
+
 @pytest.mark.stand_in
 @pytest.mark.parametrize(
     ("days", "is_trusted", "status"),

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tandem.cli import main
+from tandem.cli.connection_flags import ConnectionFlags
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
 from tests.cli.pseudo_terminal import pseudo_terminal
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
@@ -240,7 +241,28 @@ async def test_an_absent_gateway_is_one_line(
     arguments = ["generate", "--target", f"127.0.0.1:{unused_tcp_port}", "ren"]
     assert await asyncio.to_thread(main, arguments) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("(UNAVAILABLE)")
+    address = f"127.0.0.1:{unused_tcp_port}"
+    assert line == (
+        f"tandem generate: {address}: Failed to connect to remote host: Connection refused "
+        f"(UNAVAILABLE); does it run? tandem doctor --target {address} says more"
+    )
+
+
+async def test_a_name_that_is_nobodys_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "--target", "nobody.invalid:1", "ren"]
+    assert await asyncio.to_thread(main, arguments) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tandem generate: nobody.invalid:1: address lookup failed for nobody")
+    assert "[" not in line
+
+
+async def test_nothing_is_logged_beside_the_line_of_a_handshake_that_fails(
+    gateway: StandInGateway,
+) -> None:
+    process = await started(gateway, "ren", "--tls")
+    _, errors = await process.communicate()
+    [line] = errors.decode().splitlines()
+    assert line.startswith(f"tandem generate: {gateway.address}: Tls handshake failed")
 
 
 async def test_a_token_comes_from_a_file_or_the_environment(
@@ -269,10 +291,58 @@ def test_a_token_that_would_go_out_in_plaintext_is_one_line(
     assert "secret" not in line
 
 
-def test_an_unreadable_certificate_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "ren", "--tls-ca", "/nonexistent/ca.pem"]) == 1
+@pytest.mark.parametrize("flag", ["--token-file", "--tls-ca", "--tls-cert", "--tls-key"])
+def test_a_file_that_cannot_be_read_is_one_line_that_names_the_flag(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["generate", "ren"], ["bench"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*command, flag, "/nonexistent/file"])
+        assert caught.value.code == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"{flag}: /nonexistent/file: No such file or directory" in line
+
+
+def test_a_token_that_is_no_text_is_one_line_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SystemExit):
+        main(["generate", "ren", "--token-file", str(file)])
     [line] = capsys.readouterr().err.splitlines()
-    assert "/nonexistent/ca.pem" in line
+    assert f"--token-file: {file} holds no text" in line
+
+
+@pytest.mark.parametrize(
+    ("target", "is_one"),
+    [
+        ("gateway:50050", True),
+        ("127.0.0.1:1,[::1]:2", True),
+        ("dns:///gateway:50050", True),
+        ("ipv4:127.0.0.1:1,127.0.0.1:2", True),
+        ("unix:/tmp/socket", True),
+        ("gateway", False),
+        ("gateway:", False),
+        ("gateway:http", False),
+        ("::1:50050", False),
+        ("http://gateway:8000", False),
+        ("gateway:1,", False),
+    ],
+)
+def test_an_address_that_is_none_is_one_line_that_names_the_flag(
+    target: str, is_one: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ConnectionFlags(target=target)
+    if is_one:
+        flags.check()
+        return
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "ren", "--target", target])
+    assert caught.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--target: " in line
+    assert "HOST:PORT" in line
 
 
 @pytest.mark.parametrize(

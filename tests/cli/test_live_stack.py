@@ -218,7 +218,7 @@ def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> Non
     flags = ("--target", stack.addresses["grpc"], "--model", "/nonexistent")
     shown = run_in_terminal("doctor", *flags, status=1)
     assert "fail\x1b[0m model: /nonexistent is no folder" in shown
-    assert f"gateway {stack.addresses['grpc']}: serves model (1 verifiers)" in shown
+    assert f"gateway {stack.addresses['grpc']}: serves model (1 verifier)" in shown
     assert "\x1b[32mok  \x1b[0m" in shown
 
 

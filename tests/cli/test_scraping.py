@@ -141,6 +141,14 @@ def test_an_answer_without_metrics_is_an_error(content: bytes) -> None:
 
 
 @pytest.mark.stand_in
+def test_an_answer_that_is_no_http_is_not_shown() -> None:
+    # What a server of gRPC sends first.
+    with serving(b"\x00\x00\x12\x04\x00\x00\x00\n") as url, pytest.raises(ScrapeError) as caught:
+        scrape(url)
+    assert str(caught.value) == "no answer in HTTP, as from a port for gRPC"
+
+
+@pytest.mark.stand_in
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scraping, "_MAX_BYTES", 1000)
     content = b"HTTP/1.0 200 OK\r\n\r\n" + b"a 1\n" * 1000

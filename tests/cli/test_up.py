@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import pytest
 
 from tandem.cli import main, up
 from tandem.cli.live_output import LiveOutput
+from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.ready_line import parse_ready_line
+from tests.cli.pseudo_terminal import pseudo_terminal
 
 pytestmark = pytest.mark.stand_in
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -167,6 +170,14 @@ async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
                 assert ("--allow-trace" in argv) is bool(options)
 
 
+async def test_structured_output_is_allowed_by_the_verifier(folder: Path) -> None:
+    for options in ([], ["--allow-structured-output"]):
+        async with running_up(folder, *options) as running:
+            await running.ready()
+            argv = (await running.until_logged("verifier", "started"))["argv"]
+            assert ("--allow-structured-output" in argv) is bool(options)
+
+
 async def test_without_drafters_none_are_named(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "0") as running:
         await running.ready()
@@ -249,16 +260,59 @@ async def test_logs_are_read_on_when_their_terminal_is_closed(
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput({}) as output:
+        async with LiveOutput(["drafter-0"], {}) as output:
+            assert output.log_descriptors is not None
             os.close(master)
             # More than a pipe holds.
-            lines = b"a line\n" * 20_000
+            lines = (b"x" * 999 + b"\n") * 200
             writing = threading.Thread(
-                target=os.write, args=(output.log_descriptor, lines), daemon=True
+                target=os.write, args=(output.log_descriptors["drafter-0"], lines), daemon=True
             )
             writing.start()
             await asyncio.to_thread(writing.join, 20.0)
             assert not writing.is_alive()
+        monkeypatch.undo()
+
+
+async def test_the_table_shows_how_far_a_start_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    # As narrow as terminals usually are.
+    monkeypatch.setenv("COLUMNS", "80")
+
+    class Starting(Supervisor):
+        def states(self) -> list[ProcessState]:
+            return [
+                ProcessState(name=name, addresses=None, is_stopped=False)
+                for name in ("drafter-0", "verifier-0")
+            ]
+
+    def log(descriptor: int, *entries: dict[str, object]) -> None:
+        os.write(descriptor, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+
+    with pseudo_terminal() as terminal, os.fdopen(os.dup(terminal.descriptor), "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        async with LiveOutput(["drafter-0", "verifier-0"], {}) as output:
+            output.watch(Starting(output.report))
+            assert output.log_descriptors is not None
+            log(
+                output.log_descriptors["verifier-0"],
+                {"event": "loading", "part": "kernels", "compiled": 7},
+                {"event": "loading", "part": "weights", "percent": 43},
+                # What is not understood is shown as any line.
+                {"event": "loading", "part": "weights", "percent": "half"},
+            )
+            log(
+                output.log_descriptors["drafter-0"],
+                {"event": "loading", "part": "kernels", "compiled": 7},
+            )
+            await asyncio.to_thread(
+                terminal.wait_for,
+                r"verifier-0 .*weights #{4}\.{6} 43 %, \d+ s",
+                r"drafter-0 .*7 kernels compiled, \d+ s",
+                r'"percent": "half"',
+                timeout_s=20.0,
+            )
+        assert '"percent": 43' not in terminal.shown
         monkeypatch.undo()
 
 
@@ -336,6 +390,19 @@ def test_a_folder_without_a_model_is_wrong_usage(
     assert main(["up", "--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error == f"tandem up: --model: {tmp_path} is not a model folder: it has no config.json\n"
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_port_that_another_process_has_is_named_before_anything_starts(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "--http-port" if flag == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert main(["up", other, "0", flag, str(number)]) == 1
+    assert capsys.readouterr().err == (
+        f"tandem up: {flag}: 127.0.0.1:{number}: Address already in use; 0 picks a free port\n"
+    )
 
 
 def test_without_the_bundled_model_a_model_must_be_named(

@@ -22,6 +22,7 @@ from drafter.pools.snapshot import (
     write_pool,
 )
 from drafter.pools.store import PoolStore
+from servicekit import progress_log
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.drafter_process import drafter_process, read_line
@@ -140,6 +141,21 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
     await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
     assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
+
+
+async def test_a_long_restoration_says_how_far_it_is(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start_drafter(snapshot_dir=tmp_path)
+    for token in range(4):
+        await keep_in_pool(first, [1, 2, token], pool_id="a", feed_id=str(token))
+    await first.drafter.drain()
+    monkeypatch.setattr(progress_log, "INTERVAL_S", 0.0)
+    second = await start_drafter(snapshot_dir=tmp_path)
+    shown = [entry for entry in second.log if entry["event"] == "loading"]
+    assert [(entry["part"], entry["percent"]) for entry in shown] == [
+        ("pools", percent) for percent in (25, 50, 75, 100)
+    ]
 
 
 async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:

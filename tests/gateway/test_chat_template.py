@@ -135,9 +135,34 @@ def test_templates_are_found_where_models_keep_them(
     assert template.render(CONVERSATION, tools=TOOLS) == with_tools
 
 
-def test_a_model_may_have_none(model_folder: Path, tmp_path: Path) -> None:
-    assert ChatTemplate.load(model_folder) is None
+def test_a_model_may_have_none(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ("rename a to b\na = 1\nprint(a)", "<|code|>a = 1\nprint(a)<|rename|>a<|to|>b<|out|>"),
+        ("Rename  a to  b \nx\n", "<|code|>x\n<|rename|>a<|to|>b<|out|>"),
+        ("<|code|>x<|rename|>x<|to|>y<|out|>", "<|code|>x<|rename|>x<|to|>y<|out|>"),
+        ("rename a to b", None),
+        ("rename a b\na = 1", None),
+        ("Hello!", None),
+        ("", None),
+    ],
+)
+def test_the_bundled_models_makes_its_prompt_of_a_sentence(
+    model_folder: Path, content: str, prompt: str | None
+) -> None:
+    template = ChatTemplate.load(model_folder)
+    assert template is not None
+    before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "rename"}]
+    messages = [*before, {"role": "user", "content": content}]
+    if prompt is None:
+        with pytest.raises(ChatTemplateError, match="write 'rename OLD to NEW', and the code"):
+            template.render(messages)
+    else:
+        assert template.render(messages) == prompt
 
 
 @pytest.mark.parametrize("config", [{"chat_template": 5}, {"chat_template": "{% if %}"}, []])

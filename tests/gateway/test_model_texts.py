@@ -58,6 +58,9 @@ class TestInAGateway:
         model_folder: Path,
         word_folder: Path,
     ) -> None:
+        bare_folder = word_folder / "bare"
+        bare_folder.mkdir()
+        (bare_folder / "tokenizer.json").symlink_to(model_folder / "tokenizer.json")
         bundled, words = Tokenizer.load(model_folder), Tokenizer.load(word_folder)
         verifiers = {
             name: await start_verifier(vocab_size=2048) for name in ("bytes", "words", "unknown")
@@ -69,7 +72,7 @@ class TestInAGateway:
         verifiers["words"].play(lambda opened: [2, 0])
         running = await start_gateway(
             verifiers=[each.address for each in verifiers.values()],
-            tokenizer=[model_folder, word_folder],
+            tokenizer=[bare_folder, word_folder],
             http_listen="127.0.0.1:0",
         )
         await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from servicekit.logs import get_logger
+from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.loader import DecoderDescription
 from verifier.cpu.loading.model_config import LayerConfig, ModelConfig
 from verifier.cpu.loading.packing import pieces
@@ -17,6 +19,8 @@ from verifier.cpu.weights import WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
 from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
+
+logger = get_logger(__name__)
 
 TORCH_DTYPES = {
     WeightType.FLOAT32: torch.float32,
@@ -46,7 +50,7 @@ def load_weights(
     config = described.config
     torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
     operations = operations or operations_for(device)
-    with TensorFiles(described.folder) as files:
+    with TensorFiles(described.folder, ProgressLog("weights", logger)) as files:
         loader = _Loader(
             files,
             config,

@@ -342,7 +342,8 @@ class Session:
         """Opens the sequence once its grammar is compiled; other commands do not wait for that."""
         if self._grammars is None:
             raise UnsupportedFieldError(
-                "structured output is not enabled on this server", field=grammar.field
+                "structured output is not enabled on this server: --allow-structured-output",
+                field=grammar.field,
             )
         if not self._may_wait(len(sequence.token_ids)):
             # It names the field: there is room for sequences without a grammar.

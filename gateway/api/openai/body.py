@@ -40,10 +40,10 @@ class BodyReader:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         # Other types are what pages of other origins may send without asking.
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json" or b"content-encoding" in headers:
-            raise ApiError(
-                415, "the body must be application/json, not encoded", code="unsupported_media_type"
-            )
+        if kind != b"application/json":
+            raise _unsupported("the body's content-type must be application/json")
+        if b"content-encoding" in headers:
+            raise _unsupported("the body must have no content-encoding")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > MAX_MESSAGE_BYTES:
             raise _too_large()
@@ -109,6 +109,10 @@ async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise ClientGoneError from None
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type")
 
 
 def _too_large() -> ApiError:

@@ -41,11 +41,16 @@ _PARAM_OF_FIELD: Mapping[str, str] = {
     "trace": "speculation.report",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.prompt_logprobs": "logprobs",
-    "sampling.structured_output.json_schema": "response_format",
+    "sampling.structured_output.json_schema": "structured_outputs",
     "sampling.structured_output.regex": "structured_outputs",
     "sampling.structured_output.choices": "structured_outputs",
     "sampling.structured_output.lark": "structured_outputs",
 }
+
+
+# In characters: both may quote what a client sent.
+_MAX_MESSAGE = 2048
+_MAX_PARAM = 256
 
 
 class ApiError(Exception):
@@ -81,9 +86,9 @@ class ApiError(Exception):
     def body(self) -> str:
         """The answer's JSON."""
         error = {
-            "message": self.message,
+            "message": self.message[:_MAX_MESSAGE],
             "type": self.kind,
-            "param": self.param,
+            "param": None if self.param is None else self.param[:_MAX_PARAM],
             "code": self.code,
         }
         return json.dumps({"error": error})
@@ -126,6 +131,16 @@ def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None)
         param=(param_of or {}).get(param or "", param),
         headers=headers,
     )
+
+
+def name_of_code(error: Exception) -> str:
+    """The name of an error's gRPC code, also of an error that only HTTP has."""
+    if not isinstance(error, ApiError):
+        return code_name(error)
+    names = {
+        code: name for name, (status, _, code) in _FORM_OF_CODE.items() if status == error.status
+    }
+    return names.get(error.code or "", next(iter(names.values()), "INVALID_ARGUMENT"))
 
 
 async def http_error(request: Request, error: Exception) -> Response:

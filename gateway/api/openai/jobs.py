@@ -11,11 +11,8 @@ from gateway.api.openai import chat, requests, schema, tools
 from gateway.api.openai.answers import ChatForm, CompletionForm, Form
 from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice
 from gateway.api.openai.errors import ApiError
-from gateway.messages.request import GenerateRequest
+from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.tool_calls import ToolCallForm, make_parser
-
-# The grammar of a call that must come is the server's, and the choice the client's.
-_PARAM_OF_FORCED_CALL = {"response_format": "tool_choice", "structured_outputs": "tool_choice"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +142,17 @@ def chat_job(
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
-        param_of={"prompt": "messages"}
-        if grammar is None
-        else {"prompt": "messages", **_PARAM_OF_FORCED_CALL},
+        param_of={"prompt": "messages", "structured_outputs": _param_of_grammar(parsed, grammar)},
     )
+
+
+def _param_of_grammar(
+    parsed: schema.ChatCompletionRequest, forced_call: EncodedGrammar | None
+) -> str:
+    """Which parameter asks for the output's grammar."""
+    if forced_call is not None:
+        return "tool_choice"
+    return "response_format" if parsed.structured_outputs is None else "structured_outputs"
 
 
 def _wants_report(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:

@@ -6,12 +6,13 @@ acceptable beyond the schema is decided where gRPC's requests are checked: `gate
 
 import json
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
 from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
@@ -26,13 +27,26 @@ from gateway.messages.request import (
 )
 from gateway.requests.drafting_policy import Preset
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 _DEFAULT_COMPLETION_TOKENS = 16
+
+# A token id takes so much less time to parse than a string.
+_NUMBERS_PER_STRING = 12
+
+# Describing an error takes longer than finding it. Of more than so many, no parameter is named.
+_MAX_DESCRIBED_ERRORS = 1024
 
 # Of the model's own logits: those of the distribution that is sampled from would all be 0 or
 # infinite where the temperature is 0. The wire's number.
 _LOGPROBS_MODE_RAW = 2
 
-_CODE_OF_ERROR = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+# By pydantic's name of an error: its code, and a message that is plainer than pydantic's.
+_FORM_OF_ERROR = {
+    "missing": ("missing_required_parameter", "it is required"),
+    "extra_forbidden": ("unknown_parameter", "there is no such parameter"),
+}
 
 _R = TypeVar("_R", bound=pydantic.BaseModel)
 
@@ -41,23 +55,27 @@ def parse(model: type[_R], body: bytes) -> _R:
     """Reads a body.
 
     Raises:
-        ApiError: it is not JSON, or not a request; the error names the parameter.
+        ApiError: it is not JSON, or not a request; the error names the parameter. Or it holds more
+            than can be parsed at once.
     """
+    size = json_size(body, numbers_per_string=_NUMBERS_PER_STRING, enough=MAX_JSON_SIZE)
+    if size > MAX_JSON_SIZE:
+        raise ApiError(
+            413,
+            f"the body holds more than {MAX_JSON_SIZE} strings, objects and lists, where "
+            f"{_NUMBERS_PER_STRING} numbers count as one",
+            code="request_too_large",
+        )
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as invalid:
+        num_errors = invalid.error_count()
+        if num_errors > _MAX_DESCRIBED_ERRORS:
+            raise ApiError(
+                400, f"the body has {num_errors} wrong or unknown values", code="invalid_value"
+            ) from None
         error = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
-    location = [part for part in error["loc"] if not str(part).startswith(schema.TAG)]
-    param = ".".join(map(str, location))
-    if error["type"] == "json_invalid":
-        raise ApiError(400, f"the body is not valid JSON: {error['msg']}", code="invalid_json")
-    if not param:
-        raise ApiError(400, error["msg"], code="invalid_value")
-    if _is_unsupported(model, location) or error["type"] == "unsupported":
-        message = f"{param} is not supported with this value: {error['msg']}"
-        raise ApiError(400, message, code="unsupported_parameter", param=param)
-    code = _CODE_OF_ERROR.get(error["type"], "invalid_value")
-    raise ApiError(400, f"{param}: {error['msg']}", code=code, param=param)
+    raise _to_api_error(model, error)
 
 
 def completion_requests(
@@ -203,6 +221,29 @@ def _speculation(given: schema.Speculation) -> SpeculationParams:
         pool_feed_tokens=given.pool_feed_tokens or 0,
         pool_keep_cancelled=bool(given.pool_keep_cancelled),
     )
+
+
+def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> ApiError:
+    kind, message = error["type"], error["msg"].replace(" after validation, not", ", not")
+    if kind == "json_invalid":
+        text = message.removeprefix("Invalid JSON: ")
+        return ApiError(400, f"the body is not valid JSON: {text}", code="invalid_json")
+    location = [
+        part for part in error["loc"] if part != "[key]" and not str(part).startswith(schema.TAG)
+    ]
+    param = ".".join(map(str, location))
+    if not param:
+        return ApiError(400, message, code="invalid_value")
+    if kind == "unsupported":
+        code = "unsupported_parameter"
+    elif _is_unsupported(model, location):
+        code = "unsupported_parameter"
+        # Only a choice is worth telling: other values that are accepted are empty.
+        only = f" with this value: {message}" if kind == "literal_error" else ""
+        return ApiError(400, f"{param} is not supported{only}", code=code, param=param)
+    else:
+        code, message = _FORM_OF_ERROR.get(kind, ("invalid_value", message))
+    return ApiError(400, f"{param}: {message}", code=code, param=param)
 
 
 def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | str]) -> bool:

@@ -5,6 +5,7 @@ is marked `UNSUPPORTED` accepts only the value that asks for nothing, and is ref
 otherwise. Unknown fields are refused, too.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -40,20 +41,31 @@ def _check_bytes(text: str, info: pydantic.ValidationInfo) -> str:
 
 _Uint32 = Annotated[int, Field(ge=0, le=MAX_UINT32)]
 _ShortText = Annotated[str, Field(max_length=256), pydantic.AfterValidator(_check_bytes)]
-_StopText = Annotated[_ShortText, Field(min_length=1)]
+_StopText = Annotated[
+    str, Field(min_length=1, max_length=256), pydantic.AfterValidator(_check_bytes)
+]
 
 
-def _is_list(value: Any) -> str:
-    return "#list" if isinstance(value, list) else "#text"
+def _kind(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "#list"
+    return "#text" if isinstance(value, str) else None
 
 
-def _prompt_kind(value: Any) -> str:
+def _prompt_kind(value: Any) -> str | None:
     if not isinstance(value, list):
-        return "#text"
+        return _kind(value)
     first = value[0] if value else 0
     if isinstance(first, str):
         return "#texts"
     return "#token_lists" if isinstance(first, list) else "#tokens"
+
+
+def _one_of(kind: Callable[[Any], str | None], what: str) -> Discriminator:
+    """Tells the members of a union apart; `what` is said of a value that is none of them."""
+    return Discriminator(
+        kind, custom_error_type="wrong_type", custom_error_message=f"Input should be {what}"
+    )
 
 
 _Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
@@ -63,12 +75,14 @@ _Prompt = Annotated[
     | Annotated[_Tokens, Tag("#tokens")]
     | Annotated[list[_Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
     | Annotated[list[_Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#token_lists")],
-    Discriminator(_prompt_kind),
+    _one_of(
+        _prompt_kind, "a string, a list of strings, a list of token ids, or a list of such lists"
+    ),
 ]
 _Stop = Annotated[
     Annotated[_StopText, Tag("#text")]
     | Annotated[list[_StopText], Field(fail_fast=True, max_length=16), Tag("#list")],
-    Discriminator(_is_list),
+    _one_of(_kind, "a string or a list of strings"),
 ]
 
 
@@ -291,26 +305,26 @@ class TextPart(_Part):
         return value
 
 
-class CalledFunction(_Part):
-    """The function of a tool call."""
+class EarlierFunction(_Part):
+    """The function of an earlier tool call."""
 
     name: str
     arguments: str
     """JSON."""
 
 
-class ToolCall(_Part):
+class EarlierToolCall(_Part):
     """A tool call of an assistant's earlier message."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: EarlierFunction
 
 
 _Content = Annotated[
     Annotated[str, Tag("#text")]
     | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("#list")],
-    Discriminator(_is_list),
+    _one_of(_kind, "a string or a list of parts"),
 ]
 
 
@@ -320,9 +334,9 @@ class Message(_Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = (
-        None
-    )
+    tool_calls: (
+        Annotated[list[EarlierToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None
+    ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """Extension: an assistant's thoughts, for templates that know them."""
@@ -365,14 +379,14 @@ class NamedToolChoice(_Part):
     function: NamedFunction
 
 
-def _choice_kind(value: Any) -> str:
-    return "#named" if isinstance(value, dict) else "#text"
+def _choice_kind(value: Any) -> str | None:
+    return "#named" if isinstance(value, dict) else _kind(value)
 
 
 _ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#text")]
     | Annotated[NamedToolChoice, Tag("#named")],
-    Discriminator(_choice_kind),
+    _one_of(_choice_kind, "'none', 'auto', 'required' or a function"),
 ]
 
 
@@ -442,14 +456,17 @@ class ChatCompletionRequest(_Request):
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
     function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None
-    modalities: Annotated[list[Literal["text"]] | None, UNSUPPORTED] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, UNSUPPORTED
+    ] = None
     prediction: Annotated[None, UNSUPPORTED] = None
     reasoning_effort: Annotated[None, UNSUPPORTED] = None
     verbosity: Annotated[None, UNSUPPORTED] = None
     web_search_options: Annotated[None, UNSUPPORTED] = None
 
-    @pydantic.model_validator(mode="after")
-    def _alternatives_need_logprobs(self) -> "ChatCompletionRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError("needs_logprobs", "top_logprobs needs logprobs: true")
-        return self
+    @pydantic.field_validator("top_logprobs")
+    @classmethod
+    def _need_logprobs(cls, value: int | None, info: pydantic.ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise PydanticCustomError("needs_logprobs", "it needs logprobs: true")
+        return value

@@ -4,11 +4,14 @@ Owns this order. What a body asks for is found in `jobs.py`; its answer is writt
 errors of the gateway become answers in `errors.py`.
 """
 
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+import pydantic
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -18,7 +21,7 @@ from gateway.api.openai import document, merged_events, requests, schema
 from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.delivery import Delivery, send_json
-from gateway.api.openai.errors import ApiError, to_api_error
+from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
@@ -28,6 +31,8 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
 from servicekit.logs import Logger
+
+_R = TypeVar("_R", bound=pydantic.BaseModel)
 
 
 class OpenAiApi:
@@ -74,6 +79,7 @@ class OpenAiApi:
     async def answer(self, scope: Scope, receive: Receive, send: Send, run: "_Run") -> None:
         """Runs an endpoint; its errors become the answer if none has begun."""
         began = False
+        principal: Principal | None = None
 
         async def tracked_send(message: Mapping[str, object]) -> None:
             nonlocal began
@@ -86,6 +92,8 @@ class OpenAiApi:
         except ClientGoneError:
             return
         except Exception as error:
+            if principal is None and scope["method"] == "POST":
+                self._frontend.count_refused(name_of_code(error))
             api_error = self._to_api_error(error)
             if began:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -120,21 +128,23 @@ class OpenAiApi:
     async def _complete(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        job = self._completion_job(await self._bodies.read(scope, receive))
+        with self._refusals_counted(principal):
+            job = await self._completion_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._chat_job(await self._bodies.read(scope, receive))
+        with self._refusals_counted(principal):
+            job = await self._chat_job(scope, receive)
         await self._run(job, principal, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
-    def _completion_job(self, body: bytes) -> Job:
-        parsed = requests.parse(schema.CompletionRequest, body)
+    async def _completion_job(self, scope: Scope, receive: Receive) -> Job:
+        parsed, _ = await self._parse(schema.CompletionRequest, scope, receive)
         return completion_job(parsed, allows_trace=self._frontend.allows_trace(parsed.model))
 
-    def _chat_job(self, body: bytes) -> Job:
-        parsed = requests.parse(schema.ChatCompletionRequest, body)
+    async def _chat_job(self, scope: Scope, receive: Receive) -> Job:
+        parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive)
         model = self._frontend.find_model(parsed.model)
         text = None if model is None else self._texts.find(model.tokenizer_digest)
         if text is not None and text.chat_template is None:
@@ -148,9 +158,17 @@ class OpenAiApi:
             parsed,
             is_served=model is not None,
             form=None if text is None else text.tool_call_form,
-            num_bytes=len(body),
+            num_bytes=num_bytes,
             allows_trace=self._frontend.allows_trace(parsed.model),
         )
+
+    async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
+        """The request that a body holds, and the body's length."""
+        body = await self._bodies.read(scope, receive)
+        parsed = requests.parse(model, body)
+        # What parsing, and what the rest takes of the event loop's time, are turns of their own.
+        await asyncio.sleep(0)
+        return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(
@@ -176,6 +194,17 @@ class OpenAiApi:
             raise to_api_error(error, param_of=job.param_of) from error
 
     # Parts of the endpoints.
+
+    @contextlib.contextmanager
+    def _refusals_counted(self, principal: Principal) -> Iterator[None]:
+        """Around what may refuse a request that the frontend then never sees."""
+        try:
+            yield
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            self._frontend.count_refused(name_of_code(error), principal)
+            raise
 
     def _principal(self, scope: Scope) -> Principal:
         caller = Caller(

@@ -1,11 +1,20 @@
 """OpenAI's parameters reach the verifier; what is wrong or not supported is refused by name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.v1 import sampling_pb2, verifier_pb2
-from tests.gateway.openai.clients import connection, get, official_client, post, request_bytes
+from tests.gateway.clients import write_clients
+from tests.gateway.openai.clients import (
+    connection,
+    get,
+    official_client,
+    post,
+    read_answer,
+    request_bytes,
+)
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
@@ -165,6 +174,66 @@ async def test_a_wrong_parameter_is_named(
     assert answer.error["message"]
 
 
+MESSAGES = [
+    ({"bogus": 1}, "bogus: there is no such parameter"),
+    ({"prompt": 5}, "prompt: Input should be a string, a list of strings, a list of token ids, "
+     "or a list of such lists"),
+    ({"prompt": []}, "prompt: List should have at least 1 item, not 0"),
+    ({"stop": ""}, "stop: String should have at least 1 character"),
+    ({"stop": 5}, "stop: Input should be a string or a list of strings"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
+     "string as an integer"),
+    ({"best_of": 2}, "best_of is not supported with this value: Input should be 1"),
+    ({"metadata": {"a": "b"}}, "metadata is not supported"),
+    ({"safety_identifier": "x"}, "safety_identifier is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message"), MESSAGES)
+async def test_a_refusal_says_what_is_wrong_in_plain_words(
+    start_api: StartApi, fields: dict[str, Any], message: str
+) -> None:
+    running = await start_api()
+    answer = await post(
+        running, "/v1/completions", {"model": "scripted", "prompt": "abc", **fields}
+    )
+    assert answer.error["message"] == message
+    assert answer.error["param"] == message.split(":")[0].split(" ")[0]
+
+
+async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> None:
+    running = await start_api()
+    user: dict[str, Any] = {"model": "scripted", "messages": USER}
+    for fields in ({"x" * 100_000: 1}, {"response_format": {"type": "x" * 100_000}}):
+        answer = await post(running, "/v1/chat/completions", {**user, **fields})
+        assert answer.status == 400
+        assert len(answer.body) < 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_a_refused_grammar_is_named_as_the_client_named_it(
+    start_api: StartApi, verifier: ScriptedVerifier, path: str, fields: dict[str, Any], param: str
+) -> None:
+    running = await start_api()
+    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": USER}
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes(path, {"model": "scripted", **prompt, **fields}))
+        opened = await verifier.nth("open", 0)
+        field = "sampling.structured_output.json_schema"
+        verifier.send(
+            verifier.rejected(opened.sequence_id, code=12, message="not here", field=field)
+        )
+        answer = await read_answer(reader)
+    assert (answer.error["param"], answer.error["code"]) == (param, "unsupported_parameter")
+
+
 CHAT_REFUSED = [
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
@@ -186,7 +255,7 @@ CHAT_REFUSED = [
         "unsupported_parameter",
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
-    ({"top_logprobs": 2}, None, "invalid_value"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
     ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "invalid_value"),
 ]
@@ -284,9 +353,10 @@ async def test_tools_are_left_out_if_none_may_be_called(
 
 
 async def test_a_model_without_template_refuses_chats_by_name(
-    start_api: StartApi, model_folder: Any
+    start_api: StartApi, chat_folder: Path
 ) -> None:
-    running = await start_api(tokenizer=model_folder)
+    (chat_folder / "tokenizer_config.json").unlink()
+    running = await start_api(tokenizer=chat_folder)
     answer = await post(running, "/v1/chat/completions", {"model": "scripted", "messages": USER})
     assert (answer.status, answer.error["code"]) == (400, "no_chat_template")
     assert "scripted" in answer.error["message"]
@@ -325,8 +395,13 @@ async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> N
         answer = await post(running, "/v1/completions", body)
         assert answer.status == 400, body[:20]
         assert answer.error["type"] == "invalid_request_error"
-    typed = await post(running, "/v1/completions", b"{}", content_type="text/plain")
-    assert (typed.status, typed.error["code"]) == (415, "unsupported_media_type")
+    invalid = await post(running, "/v1/completions", b"{")
+    assert invalid.error["message"].startswith("the body is not valid JSON: EOF while parsing")
+    for headers in ({"content_type": "text/plain"}, {"content_encoding": "gzip"}):
+        typed = await post(running, "/v1/completions", b"{}", **headers)
+        assert (typed.status, typed.error["code"]) == (415, "unsupported_media_type")
+        [name] = headers
+        assert name.replace("_", "-") in typed.error["message"]
     missing = await post(running, "/v1/completions", {"prompt": "a"})
     assert (missing.error["param"], missing.error["code"]) == (
         "model",
@@ -348,3 +423,36 @@ async def test_models_are_listed(start_api: StartApi) -> None:
         [model] = (await client.models.list()).data
         assert (model.id, model.object, model.owned_by) == ("scripted", "model", "tandem")
         assert await client.models.retrieve("scripted") == model
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ({"content": b"{"}, 400, "INVALID_ARGUMENT"),
+        ({"content": b'{"model": "scripted", "prompt": "x", "n": 99}'}, 400, "INVALID_ARGUMENT"),
+        (
+            {"content": b'{"model": "scripted", "prompt": "x", "best_of": 2}'},
+            400,
+            "UNIMPLEMENTED",
+        ),
+        ({"content": b"{}", "content_type": "text/plain"}, 415, "INVALID_ARGUMENT"),
+        ({"content": b"{}", "authorization": "Bearer wrong"}, 401, "UNAUTHENTICATED"),
+    ],
+)
+async def test_what_is_refused_before_it_runs_is_counted_and_logged_as_over_grpc(
+    start_api: StartApi, tmp_path: Path, sent: dict[str, Any], status: int, code: str
+) -> None:
+    clients = write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]})
+    running = await start_api(clients=clients)
+    headers = {"authorization": "Bearer secret", "x_request_id": "mine", **sent}
+    answer = await post(running, "/v1/completions", headers.pop("content"), **headers)
+    assert answer.status == status
+    assert running.sample("tandem_requests_received_total") == 1
+    assert running.sample("tandem_request_errors_total", code=code) == 1
+    assert running.sample("tandem_request_errors_total") == 1
+    [line] = [entry for entry in running.log if entry["event"] == "request_ended"]
+    tenant = "" if status == 401 else "a"
+    assert (line["status"], line["request_id"], line["tenant"]) == (code, "mine", tenant)
+    # Those that ask for models are no requests for output.
+    await get(running, "/v1/models", authorization="Bearer wrong")
+    assert running.sample("tandem_requests_received_total") == 1

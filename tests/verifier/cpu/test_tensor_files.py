@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
+from servicekit.logs import get_logger
+from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
 
@@ -39,6 +41,21 @@ def test_rows_are_those_that_the_library_wrote(tmp_path: Path) -> None:
         # Forgotten pages are read again.
         assert (files.rows(a, 681, 19) == stored["a"][681:]).all()
         assert (files.rows(b, 2, 3).view(np.float16) == stored["b"][2:]).all()
+
+
+def test_how_much_was_read_is_shown_in_percent(tmp_path: Path) -> None:
+    stored = {"a": np.ones((300, 10), np.float32), "b": np.ones((100, 10), np.float32)}
+    safetensors.numpy.save_file(stored, tmp_path / "model.safetensors")
+    shown: list[int] = []
+
+    class Progress(ProgressLog):
+        def show(self, **figures: int) -> None:
+            shown.append(figures["percent"])
+
+    with TensorFiles(tmp_path, Progress("weights", get_logger("test"))) as files:
+        for name, start, count in (("a", 0, 100), ("a", 100, 200), ("b", 0, 100), ("b", 0, 100)):
+            files.forget(files.tensors[name], start, count)
+    assert shown == [25, 75, 100, 100]
 
 
 def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from servicekit.logs import get_logger
+from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.families import ExpertNames
 from verifier.cpu.loading.model_config import DTYPES, LayerConfig, ModelConfig, read_model_config
 from verifier.cpu.loading.packing import converted, pack_rows, pieces, widened
@@ -26,6 +28,8 @@ from verifier.cpu.weights import (
     Matrix,
     WeightType,
 )
+
+logger = get_logger(__name__)
 
 _QUANTIZATIONS = {"int8": WeightType.INT8, "fp8": WeightType.FP8}
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -99,7 +103,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     config = described.config
     other_type = described.other_type(dtype)
     linear_type = described.linear_type(dtype, quantization)
-    with TensorFiles(described.folder) as files:
+    with TensorFiles(described.folder, ProgressLog("weights", logger)) as files:
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
         embeddings = None
         if not config.ties_embeddings:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import BitsArray, WeightType
 
@@ -59,8 +60,11 @@ class StoredTensor:
 class TensorFiles:
     """The tensors of a checkpoint folder by name; a context, which closes the files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, progress: ProgressLog | None = None) -> None:
         """Reads all headers.
+
+        Args:
+            progress: is shown how much has been read for good.
 
         Raises:
             CheckpointError: a file is not what the format says; its message names file and tensor.
@@ -68,6 +72,8 @@ class TensorFiles:
         """
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
+        self._progress = progress
+        self._num_read_bytes = 0
         try:
             if (folder / _SINGLE).exists():
                 self.tensors = self._open(folder / _SINGLE)
@@ -78,6 +84,7 @@ class TensorFiles:
         except BaseException:
             self.close()
             raise
+        self._num_bytes = sum(each.end - each.start for each in self.tensors.values())
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +116,11 @@ class TensorFiles:
     def forget(self, tensor: StoredTensor, first: int, count: int) -> None:
         """Lets these rows' pages leave this process's memory: they were read once, for good."""
         row = (tensor.end - tensor.start) // max(1, tensor.shape[0])
+        self._num_read_bytes += count * row
+        if self._progress is not None:
+            # Some tensors may be read twice.
+            percent = min(100, 100 * self._num_read_bytes // max(1, self._num_bytes))
+            self._progress.show(percent=percent)
         start = -(-(tensor.start + first * row) // _PAGE) * _PAGE
         end = (tensor.start + (first + count) * row) // _PAGE * _PAGE
         if start < end:

@@ -1,0 +1,178 @@
+"""No body, however large and whatever it holds, blocks the gateway's event loop.
+
+What counts is the processor time that one turn of the loop takes of its thread; the clients are
+threads.
+"""
+
+import asyncio
+import http.client
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
+from servicekit.limits import MAX_MESSAGE_BYTES
+from tests.gateway.loop_time import MAX_BUSY_S, LoopMeter
+from tests.gateway.running_gateway import StartGateway
+from tests.gateway.threaded_verifier import ThreadedVerifier, threaded_verifiers
+from tests.processor_speed import slowness
+
+pytestmark = pytest.mark.stand_in
+
+Fill = Callable[[int], str]
+
+COMPLETION = '{"model": "threaded", "prompt": "x", "max_tokens": 1, '
+CHAT = '{"model": "threaded", "max_tokens": 1, '
+USER = '"messages": [{"role": "user", "content": "hi"}], '
+CALLS = (
+    '"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [%s]}]}'
+)
+
+
+def call(arguments: str) -> str:
+    function = {"name": "f", "arguments": arguments}
+    return json.dumps({"id": "c", "type": "function", "function": function})
+
+
+# What comes before the elements, an element by its index, and what comes after them.
+BODIES: dict[str, tuple[str, Fill, str]] = {
+    "unknown fields": (COMPLETION, lambda i: f'"f{i}": 1', "}"),
+    "unknown options": (COMPLETION + '"speculation": {', lambda i: f'"f{i}": 1', "}}"),
+    "biases of no tokens": (COMPLETION + '"logit_bias": {', lambda i: f'"a{i}": 1', "}}"),
+    "biases of no numbers": (COMPLETION + '"logit_bias": {', lambda i: f'"{i}": ""', "}}"),
+    "metadata": (COMPLETION + '"metadata": {', lambda i: f'"{i}": 1', "}}"),
+    "choices of no text": (
+        COMPLETION + '"structured_outputs": {"choice": [',
+        lambda i: "1",
+        "]}}",
+    ),
+    "a schema": (
+        COMPLETION + '"structured_outputs": {"json": {',
+        lambda i: f'"f{i}": {{}}',
+        "}}}",
+    ),
+    "tokens": (CHAT + '"prompt": [', lambda i: str(i % 2000), "]}"),
+    "no tokens": (CHAT + '"prompt": [', lambda i: "[]", "]}"),
+    "empty messages": (CHAT + '"messages": [', lambda i: "{}", "]}"),
+    "long messages": (
+        CHAT + '"messages": [',
+        lambda i: json.dumps({"role": "user", "content": '"{[\\' * 200}),
+        "]}",
+    ),
+    "parts": (
+        CHAT + '"messages": [{"role": "user", "content": [',
+        lambda i: '{"type": "text", "text": ""}',
+        "]}]}",
+    ),
+    "unknown fields of a message": (
+        CHAT + '"messages": [{"role": "user", ',
+        lambda i: f'"f{i}": 1',
+        "}]}",
+    ),
+    "modalities": (CHAT + USER + '"modalities": [', lambda i: "1", "]}"),
+    "functions": (CHAT + USER + '"functions": [', lambda i: "1", "]}"),
+    "tools": (
+        CHAT + USER + '"tools": [',
+        lambda i: '{"type": "function", "function": {"name": "f"}}',
+        "]}",
+    ),
+    "a tool": (
+        CHAT
+        + USER
+        + '"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", '
+        '"parameters": {"properties": {',
+        lambda i: f'"f{i}": {{}}',
+        "}}}}]}",
+    ),
+    "variables": (
+        CHAT + USER + '"chat_template_kwargs": {"a": [',
+        lambda i: '{"a": [0, 0, 0]}',
+        "]}}",
+    ),
+    "a format": (
+        CHAT + USER + '"response_format": {"type": "json_object", ',
+        lambda i: f'"f{i}": 1',
+        "}}",
+    ),
+}
+
+
+def filled(before: str, element: Fill, after: str, *, max_size: int) -> bytes:
+    """A body with as many elements as there is room for."""
+    count = count_of(element, max_size, numbers_per_string=12)
+    count = min(count, (MAX_MESSAGE_BYTES - 1000) // (len(element(10**6)) + 2))
+    return (before + ", ".join(map(element, range(count))) + after).encode()
+
+
+def count_of(element: Fill, max_size: int, *, numbers_per_string: int) -> int:
+    """How many elements have this size, and what is around them."""
+    some = "".join(f"{element(index)}, " for index in range(4800)).encode()
+    size = json_size(some, numbers_per_string=numbers_per_string)
+    return (max_size - 64) * 4800 // size
+
+
+def with_calls(element: str, *, max_size: int) -> bytes:
+    """A body with two calls of tools, whose arguments are as large as there is room for."""
+    count = count_of(lambda _: element, max_size // 2, numbers_per_string=2)
+    count = min(count, 2_000_000 // (len(json.dumps(element)) + 2))
+    arguments = "[" + ", ".join([element] * count) + "]"
+    return (CHAT + CALLS % ", ".join([call(arguments)] * 2)).encode()
+
+
+def post(address: str, body: bytes) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    path = "/v1/chat/completions" if b'"messages"' in body[:1000] else "/v1/completions"
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    read = answer.status, answer.read()
+    connection.close()
+    return read
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["parsed", "refused"])
+async def test_no_body_blocks_the_loop(
+    start_gateway: StartGateway, chat_folder: Path, is_refused: bool
+) -> None:
+    max_size = 1 << 30 if is_refused else MAX_JSON_SIZE
+    bodies = {kind: filled(*parts, max_size=max_size) for kind, parts in BODIES.items()}
+    bodies |= {
+        f"arguments of {element}": with_calls(element, max_size=max_size)
+        for element in ("[]", '{"a": ""}', "1.5", '"\\\\"')
+    }
+    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
+        running = await start_gateway(
+            verifiers=addresses,
+            tokenizer=chat_folder,
+            http_listen="127.0.0.1:0",
+            draft_wait="never",
+            tool_call_parser="hermes",
+        )
+        address = running.gateway.http_address
+        assert address is not None
+        await asyncio.to_thread(post, address, b"{}")
+        for kind, body in bodies.items():
+            meter = LoopMeter()
+            with meter.measuring():
+                status, answered = await asyncio.to_thread(post, address, body)
+                await running.until_idle()
+            assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
+            assert meter.longest_s < MAX_BUSY_S * slowness(), (kind, answered[:300])
+        await running.gateway.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("{}", 1),
+        ('{"a": "b"}', 3),
+        ('["[{,", [], {}]', 4),
+        (r'["\"[", "\\", "\\\"{", []]', 5),
+        ("[" + "1," * 64 + "1]", 5),
+        # The mistake is the end that is missing.
+        ('[[], "[', 2),
+    ],
+)
+def test_strings_objects_and_lists_are_counted_but_not_in_strings(text: str, size: int) -> None:
+    assert json_size(text.encode(), numbers_per_string=16) == size
