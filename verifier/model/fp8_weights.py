@@ -48,18 +48,22 @@ def rounds_rows(model: PreTrainedModel) -> bool:
 
 
 def quantise_linear_layers(
-    model: PreTrainedModel, device: torch.device, *, rounds_rows: bool = False
+    model: PreTrainedModel, device: torch.device, *, rounds_rows: bool = False, within: str = ""
 ) -> int:
     """Replaces the model's linear layers, except the output layer. Returns how many.
 
     The new layers are on the device, one after the other: memory elsewhere is that of one. Of a
-    model that is cut into ranks, this rank's parts are replaced.
+    model that is cut into ranks, this rank's parts are replaced: a channel that is cut has a scale
+    in each part, the smallest at which the part fits.
+
+    Args:
+        within: the name of a module that is or holds the layers; empty: all of them.
     """
     output_layer = cast(torch.nn.Module, model.get_output_embeddings())
     kept = set(output_layer.modules())
     names = [
         name
-        for name, module in model.named_modules()
+        for name, module in model.get_submodule(within).named_modules(prefix=within)
         if isinstance(module, torch.nn.Linear) and module not in kept
     ]
     for name in names:
