@@ -175,11 +175,11 @@ class VerifierConfig(
         return self
 
     @pydantic.model_validator(mode="after")
-    def _quantised_models_are_not_cut(self) -> "VerifierConfig":
-        if self.quantization != "none" and self.tensor_parallel_size > 1:
+    def _int8_is_one_process(self) -> "VerifierConfig":
+        if self.quantization == "int8" and self.tensor_parallel_size > 1:
             raise ValueError(
-                f"--quantization {self.quantization} is not offered with --tensor-parallel-size "
-                f"{self.tensor_parallel_size}"
+                "--quantization int8 is not offered with --tensor-parallel-size "
+                f"{self.tensor_parallel_size}: transformers computes then"
             )
         return self
 

@@ -5,10 +5,15 @@
 #     docker build -f deploy/docker/verifier.Dockerfile -t tandem-verifier:cuda \
 #         --build-arg BASE_IMAGE=docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04 \
 #         --build-arg PIP_EXTRA_INDEX_URL= .
+# With flash-attn, also a base that has CUDA's compiler, for the stage that installs:
+#         --build-arg BUILD_IMAGE=docker.io/nvidia/cuda:13.0.1-devel-ubuntu24.04 \
+#         --build-arg FLASH_ATTN_VERSION=2.8.3
 ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
+# Of the same distribution: the environment's Python is the base's.
+ARG BUILD_IMAGE=${BASE_IMAGE}
 
 # Creates the environment; only /opt/tandem of this stage is kept.
-FROM ${BASE_IMAGE} AS build
+FROM ${BUILD_IMAGE} AS build
 WORKDIR /build
 # CUDA bases have no Python.
 # hadolint ignore=DL3008
@@ -28,6 +33,22 @@ RUN python3 -m venv installer \
     && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
         --constraint constraints.txt --requirement requirements.txt \
     && find /opt/tandem -type d -name tests -prune -exec rm -rf {} +
+# Empty: no flash-attn. It is compiled against the torch that is installed, for these compute
+# capabilities; a compiler takes up to 8 GB, and MAX_JOBS of them run at a time.
+ARG FLASH_ATTN_VERSION
+ARG FLASH_ATTN_CUDA_ARCHS=80;90
+ARG MAX_JOBS=4
+# hadolint ignore=DL3008
+RUN test -z "${FLASH_ATTN_VERSION}" || { apt-get update \
+    && apt-get install -y --no-install-recommends g++ python3-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && export PATH="/opt/tandem/bin:${PATH}" \
+    && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
+        --constraint constraints.txt ninja packaging psutil setuptools wheel \
+    && FLASH_ATTENTION_FORCE_BUILD=TRUE installer/bin/pip --python /opt/tandem/bin/python install \
+        --no-cache-dir --constraint constraints.txt --no-build-isolation \
+        "flash-attn==${FLASH_ATTN_VERSION}" \
+    && installer/bin/pip --python /opt/tandem/bin/python uninstall --yes ninja wheel; }
 COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit

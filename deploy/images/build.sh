@@ -8,6 +8,7 @@
 #                then comes from pip's configured index, not from PyTorch's.
 # TAG            the images' tag (dev). BASE_IMAGE: the base, as in the Dockerfiles.
 # PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder), PIP_CERT: passed to pip if set.
+# BUILD_IMAGE, FLASH_ATTN_VERSION, FLASH_ATTN_CUDA_ARCHS, MAX_JOBS: for the verifier with flash-attn.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -37,7 +38,8 @@ fi
 if [[ -n "${BASE_IMAGE:-}" ]]; then
     arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")
 fi
-for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT; do
+for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT \
+    BUILD_IMAGE FLASH_ATTN_VERSION FLASH_ATTN_CUDA_ARCHS MAX_JOBS; do
     if [[ -n "${!name+given}" ]]; then
         arguments+=(--build-arg "$name=${!name}")
     fi

@@ -117,6 +117,54 @@ def test_an_images_ports_and_health_check_match_its_configuration(service: str) 
     assert check[3:] == [f"127.0.0.1:{health}", "--service", "tandem.liveness"]
 
 
+def test_flash_attn_is_compiled_where_a_base_has_cudas_compiler() -> None:
+    """By default, what installs has the base of what runs."""
+    found = instructions("verifier")
+    before = found[: found.index(("FROM", "${BUILD_IMAGE} AS build"))]
+    assert ("ARG", "BUILD_IMAGE=${BASE_IMAGE}") in before
+    assert final_stage("verifier")[0] == ("FROM", "${BASE_IMAGE}")
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("version", ["", "2.8.3"])
+def test_flash_attn_is_installed_only_if_its_version_is_given(version: str, tmp_path: Path) -> None:
+    """Runs the instruction with stand-ins for apt-get and pip, which note their arguments."""
+    [script] = [
+        text
+        for name, text in instructions("verifier")
+        if name == "RUN" and "FLASH_ATTN_VERSION" in text
+    ]
+    noted, programs = tmp_path / "noted", tmp_path / "installer" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("apt-get", "pip", "rm"):
+        stand_in = programs / name
+        stand_in.write_text(
+            f'#!/bin/sh\necho "{name} $* build=$FLASH_ATTENTION_FORCE_BUILD" >> {noted}\n'
+        )
+        stand_in.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-eu", "-c", script],
+        cwd=tmp_path,
+        env={"PATH": f"{programs}:/usr/bin:/bin", "FLASH_ATTN_VERSION": version}
+        | {"FLASH_ATTENTION_FORCE_BUILD": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if not version:
+        assert not noted.exists()
+        return
+    calls = noted.read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["apt-get", "apt-get", "rm", "pip", "pip", "pip"]
+    assert all("--python /opt/tandem/bin/python" in call for call in calls[3:])
+    compiled = calls[4]
+    # Never a wheel of another torch, nor in an environment without this one.
+    assert compiled.endswith(f"--no-build-isolation flash-attn=={version} build=TRUE")
+    assert "--constraint constraints.txt" in compiled
+
+
 def test_the_build_context_holds_exactly_the_copied_files() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert "*" in lines

@@ -2,15 +2,19 @@
 CPU.
 """
 
-import importlib.util
-
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
-from verifier.attention.selection import AttentionChoice, make_backend
+from verifier.attention.selection import (
+    GPU_BACKENDS,
+    AttentionChoice,
+    choose_attention,
+    make_backend,
+)
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.gpu.fp8 import FP8, widened
@@ -20,17 +24,21 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
 )
 GPU = torch.device("cuda")
+
+
+def lack_of(backend_name: str) -> str | None:
+    """What this installation lacks for a backend; None: nothing."""
+    try:
+        choose_attention(backend_name, block_size=0, device=GPU, dtype=torch.bfloat16, head_dim=32)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 BACKENDS = [
-    "sdpa",
-    "triton",
-    "torch_varlen",
-    pytest.param(
-        "flash_attn",
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec("flash_attn") is None,
-            reason="needs the package flash-attn, and it is not installed here",
-        ),
-    ),
+    pytest.param(name, marks=pytest.mark.skipif(lack is not None, reason=str(lack)))
+    for name in ("sdpa", *GPU_BACKENDS)
+    for lack in [lack_of(name)]
 ]
 
 

@@ -26,6 +26,6 @@ def test_strict_numerics_are_for_one_process() -> None:
     assert "--numerics strict is not offered with --tensor-parallel-size 2" in message
 
 
-def test_a_model_is_either_quantised_or_cut() -> None:
-    message = refusal(quantization="fp8", tensor_parallel_size=2)
-    assert "--quantization fp8 is not offered with --tensor-parallel-size 2" in message
+def test_int8_weights_are_for_one_process() -> None:
+    message = refusal(quantization="int8", tensor_parallel_size=2)
+    assert "--quantization int8 is not offered with --tensor-parallel-size 2" in message

@@ -7,6 +7,7 @@ from torch.nn.functional import linear
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
 from verifier.gpu.fp8 import FP8, quantised, widened
+from verifier.model import fp8_weights
 from verifier.model.checkpoint import load_checkpoint, reference_logits
 from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
 from verifier.model.parity_probe import make_reference
@@ -52,6 +53,21 @@ def test_a_layer_multiplies_by_the_widened_weights(dtype: torch.dtype) -> None:
     assert torch.equal(layer(rows), expected)
     close = ordinary(rows)
     assert (layer(rows) - close).abs().max() <= 0.1 * close.abs().max()
+
+
+def test_rows_are_quantised_by_a_kernel_where_triton_can_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tests/gpu compares its bits with torch's."""
+    monkeypatch.setattr(fp8_weights, "quantiser_for", lambda device: device.type)
+    for device, lack, chosen in (
+        ("cpu", None, "cpu"),
+        ("cpu", "no C compiler", "cpu"),
+        ("cuda", None, "cuda"),
+        ("cuda", "no C compiler", quantised),
+    ):
+        monkeypatch.setattr(fp8_weights, "lack_of_triton", lambda lack=lack: lack)
+        assert fp8_weights._quantiser_of_rows(torch.device(device)) == chosen
 
 
 def test_embeddings_output_layer_and_norms_are_kept() -> None:

@@ -18,7 +18,12 @@ from transformers import (
 )
 
 from servicekit.config import ConfigError
+from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, SMALL, some_tokens
+from verifier.config import VerifierConfig
+from verifier.model import checkpoint
+from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers
+from verifier.model.model_part import load_part
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 
 HEADS = {"head_dim": 32}
@@ -89,14 +94,80 @@ def test_parts_compute_the_same_as_the_whole(name: str) -> None:
         shard(model, collectives, CPU)
         assert num_values(model) < 0.75 * num_values(whole)
 
+    for logits in computed_by(models, token_ids):
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
+
+
+def computed_by(models: list[PreTrainedModel], token_ids: torch.Tensor) -> list[torch.Tensor]:
+    """The logits of models that wait for each other, each in a thread."""
+
     def run(model: PreTrainedModel) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = model(input_ids=token_ids, use_cache=False).logits
             return logits
 
-    with ThreadPoolExecutor(2) as pool:
-        for logits in pool.map(run, models):
-            torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
+    with ThreadPoolExecutor(len(models)) as pool:
+        return list(pool.map(run, models))
+
+
+def in_fp8(name: str, collectives: ThreadCollectives | None, *, rounds_rows: bool) -> Any:
+    """A model with FP8 weights, whole or cut: a part's layers are quantised as they are cut."""
+    model = make_model(name)
+
+    def quantise(within: str) -> None:
+        quantise_linear_layers(model, CPU, rounds_rows=rounds_rows, within=within)
+
+    if collectives is not None:
+        shard(model, collectives, CPU, convert=quantise)
+    quantise("")
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "qwen3_moe"])
+def test_parts_in_fp8_have_the_values_of_the_whole(name: str) -> None:
+    """A part of a channel may have a smaller scale, by which only its smallest values differ."""
+    whole = in_fp8(name, None, rounds_rows=False)
+    token_ids = torch.tensor([some_tokens(40, whole.config.vocab_size)])
+    expected = whole(input_ids=token_ids, use_cache=False).logits
+    models = [in_fp8(name, each, rounds_rows=False) for each in thread_collectives(2)]
+    num_layers = [
+        sum(isinstance(m, Fp8Linear) for m in each.modules()) for each in (whole, *models)
+    ]
+    assert num_layers == [num_layers[0]] * 3
+    for logits in computed_by(models, token_ids):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_parts_that_multiply_in_fp8_are_as_near_the_exact_logits_as_the_whole(name: str) -> None:
+    """Each rounds its own part of the rows, at a scale of its own."""
+    exact, rounded = (in_fp8(name, None, rounds_rows=rounds) for rounds in (False, True))
+    token_ids = torch.tensor([some_tokens(40, exact.config.vocab_size)])
+    expected, whole = (m(input_ids=token_ids, use_cache=False).logits for m in (exact, rounded))
+    off = (whole - expected).abs().mean()
+    assert off > 0
+    models = [in_fp8(name, each, rounds_rows=True) for each in thread_collectives(2)]
+    for logits in computed_by(models, token_ids):
+        assert (logits - expected).abs().mean() <= 1.5 * off
+
+
+def test_a_rank_quantises_each_layer_before_it_cuts_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a device never holds its part unquantised, which may not fit."""
+    left: list[int] = []
+
+    def quantise_the_rest(*arguments: Any, **options: Any) -> None:
+        left.append(quantise_linear_layers(*arguments, **options))
+
+    monkeypatch.setattr(checkpoint, "quantise_linear_layers", quantise_the_rest)
+    config = VerifierConfig(
+        model=MODEL_FOLDER, device="cpu", quantization="fp8", threads=1, tensor_parallel_size=2
+    )
+    part = load_part(config, device=CPU, collectives=thread_collectives(2)[1])
+    assert left == [0]
+    layers = [m for m in part.checkpoint.model.modules() if isinstance(m, Fp8Linear)]
+    assert len(layers) == 7 * part.checkpoint.kv_shape.num_layers
 
 
 def test_a_rank_holds_the_kv_of_its_heads_only() -> None:

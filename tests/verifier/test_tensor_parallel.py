@@ -165,6 +165,21 @@ async def test_two_ranks_are_one_replica_until_sigterm(
         assert "error" not in await asyncio.to_thread(rank.log)
 
 
+async def test_two_ranks_with_fp8_weights_are_one_replica() -> None:
+    """Each has quantised its own part, and says what one process says."""
+    flags = [*FLAGS, "--quantization", "fp8", "--numerics", "fast"]
+    texts, dtypes = [], []
+    for size in (1, 2):
+        with start_ranks(size, *flags, "--tensor-parallel-size", str(size)) as ranks:
+            async with client(await asyncio.to_thread(ranks[0].address)) as stub:
+                dtypes.append((await stub.GetModelInfo(pb.GetModelInfoRequest())).dtype)
+                session = ClientSession(stub.Session())
+                await session.hello()
+                texts.append(await assert_drafts_change_nothing(session, GREEDY))
+    assert dtypes == ["float32, fp8 weights"] * 2
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(("lost", "is_idle"), [(0, False), (1, False), (1, True)])
 async def test_a_killed_rank_ends_the_replica(
     two_ranks: list[Rank], lost: int, is_idle: bool

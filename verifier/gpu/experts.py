@@ -37,9 +37,12 @@ class Mixture(Protocol):
 
 
 def mix_experts(experts: Experts, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """The weighted sums [T, H] of rows [T, H]; both of the model's dtype."""
+    """The weighted sums [T, H] of rows [T, H]; both of the model's dtype. A token's experts are the
+    likeliest ones, of equals the first: 16-bit logits are often equal, and `topk` promises nothing.
+    """
     logits = experts.router(rows).float()
-    weights, chosen = logits.softmax(dim=-1).topk(experts.num_per_token, dim=-1)
+    ordered = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    weights, chosen = (each[:, : experts.num_per_token].contiguous() for each in ordered)
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)
     mixture = mixture_for(rows.device)

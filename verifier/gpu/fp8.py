@@ -25,6 +25,8 @@ FP8 = torch.float8_e4m3fn
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """Values [R, K] FP8 and scales [R, 1] float32."""
 
+Quantise = Callable[[torch.Tensor], Quantised]
+
 _LARGEST = torch.finfo(FP8).max
 # A row of zeros gets a scale too.
 _SMALLEST_ROW = 2.0**-80
@@ -59,7 +61,7 @@ class ScaledLinear:
     bias: torch.Tensor | None = None  # [N], of the model's dtype
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        quantise = _quantiser(rows.device)
+        quantise = quantiser_for(rows.device)
         return scaled_linear(rows, self.weight, self.scale, self.bias, quantise=quantise)
 
 
@@ -125,7 +127,7 @@ def scaled_linear(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    quantise: Callable[[torch.Tensor], Quantised] = quantised,
+    quantise: Quantise = quantised,
 ) -> torch.Tensor:
     """Outputs [..., N] of rows [..., K], in their dtype.
 
@@ -170,8 +172,8 @@ def _fits(weight: torch.Tensor) -> bool:
     return weight.is_cuda and not any(size % _MULTIPLE for size in weight.shape)
 
 
-def _quantiser(device: torch.device) -> Callable[[torch.Tensor], Quantised]:
-    """Triton's on a GPU, torch's elsewhere."""
+def quantiser_for(device: torch.device) -> Quantise:
+    """Triton's on a GPU, with the same bits by one kernel; torch's elsewhere."""
     if device.type == "cuda":
         from verifier.gpu.kernels.quantisation import quantise_rows
 

@@ -7,7 +7,6 @@ for; and the host's part in sampling, as `verifier/cpu/numerics_digest.py` says.
 """
 
 import hashlib
-import importlib.metadata
 import platform
 
 import torch
@@ -18,6 +17,9 @@ from verifier.gpu.weights import GpuWeights
 
 def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
     """The digest of a strict decoder, over K/V blocks of so many tokens."""
+    # A CPU needs not have it. Its distribution may have another name than the package.
+    import triton
+
     capability = None
     if weights.device.type == "cuda":
         capability = torch.cuda.get_device_capability(weights.device)
@@ -27,7 +29,7 @@ def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
         weights.dtype,
         sources_digest("gpu", "attention", "sampling"),
         capability,
-        importlib.metadata.version("triton"),
+        triton.__version__,
         torch.__version__,
         torch.version.cuda,
         block_size,

@@ -9,19 +9,33 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from verifier.gpu.fp8 import quantised, scaled_linear, widened_linear
+from verifier.attention.selection import lack_of_triton
+from verifier.gpu.fp8 import (
+    Quantise,
+    quantised,
+    quantiser_for,
+    scaled_linear,
+    widened_linear,
+)
 
 
 class Fp8Linear(torch.nn.Module):
     """A linear layer. Weight [out_features, in_features] FP8, scale [out_features, 1] float32.
 
-    `rounds_rows`: whether it multiplies in FP8, so that its rows are rounded, too.
+    Attributes:
+        rounds_rows: whether it multiplies in FP8, so that its rows are rounded, too.
     """
 
     weight: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, linear: torch.nn.Linear, *, rounds_rows: bool = False) -> None:
+    def __init__(
+        self,
+        linear: torch.nn.Linear,
+        *,
+        rounds_rows: bool = False,
+        quantise_rows: Quantise = quantised,
+    ) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -30,10 +44,13 @@ class Fp8Linear(torch.nn.Module):
         self.register_buffer("scale", scale)
         self.bias = linear.bias
         self.rounds_rows = rounds_rows
+        self._quantise_rows = quantise_rows
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        multiply = scaled_linear if self.rounds_rows else widened_linear
-        return multiply(rows, self.weight, self.scale, self.bias)
+        weight, scale, bias = self.weight, self.scale, self.bias
+        if self.rounds_rows:
+            return scaled_linear(rows, weight, scale, bias, quantise=self._quantise_rows)
+        return widened_linear(rows, weight, scale, bias)
 
 
 def multiplies_in_fp8(device: torch.device, quantization: str) -> bool:
@@ -48,23 +65,35 @@ def rounds_rows(model: PreTrainedModel) -> bool:
 
 
 def quantise_linear_layers(
-    model: PreTrainedModel, device: torch.device, *, rounds_rows: bool = False
+    model: PreTrainedModel, device: torch.device, *, rounds_rows: bool = False, within: str = ""
 ) -> int:
     """Replaces the model's linear layers, except the output layer. Returns how many.
 
     The new layers are on the device, one after the other: memory elsewhere is that of one. Of a
-    model that is cut into ranks, this rank's parts are replaced.
+    model that is cut into ranks, this rank's parts are replaced: a channel that is cut has a scale
+    in each part, the smallest at which the part fits.
+
+    Args:
+        within: the name of a module that is or holds the layers; empty: all of them.
     """
     output_layer = cast(torch.nn.Module, model.get_output_embeddings())
     kept = set(output_layer.modules())
     names = [
         name
-        for name, module in model.named_modules()
+        for name, module in model.get_submodule(within).named_modules(prefix=within)
         if isinstance(module, torch.nn.Linear) and module not in kept
     ]
+    quantise_rows = _quantiser_of_rows(device)
     for name in names:
         linear = model.get_submodule(name)
         assert isinstance(linear, torch.nn.Linear)
-        layer = Fp8Linear(linear, rounds_rows=rounds_rows)
+        layer = Fp8Linear(linear, rounds_rows=rounds_rows, quantise_rows=quantise_rows)
         model.set_submodule(name, layer.to(device))
     return len(names)
+
+
+def _quantiser_of_rows(device: torch.device) -> Quantise:
+    """One kernel on a GPU where Triton can run, else several of torch's operations."""
+    if device.type == "cuda" and lack_of_triton() is not None:
+        return quantised
+    return quantiser_for(device)

@@ -17,7 +17,7 @@ from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
-from verifier.model.fp8_weights import multiplies_in_fp8
+from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
 from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
 from verifier.model.memory import (
     CPU_FRACTION,
@@ -212,6 +212,7 @@ def _load_cut(
 ) -> tuple[Checkpoint, parity_probe.Reference | None]:
     """This rank's part of the checkpoint and, at rank 0, the whole model's reference."""
     reference = None
+    in_fp8 = multiplies_in_fp8(device, config.quantization)
 
     def cut(model: PreTrainedModel) -> None:
         nonlocal reference
@@ -224,9 +225,15 @@ def _load_cut(
                 model,
                 token_ids,
                 quantization=config.quantization,
-                multiplies_in_fp8=multiplies_in_fp8(device, config.quantization),
+                multiplies_in_fp8=in_fp8,
             )
-        shard(model, collectives, device)
+
+        def quantise(name: str) -> None:
+            quantise_linear_layers(model, device, rounds_rows=in_fp8, within=name)
+
+        # Each layer once it is cut: the device never holds the whole part unquantised.
+        is_fp8 = config.quantization == "fp8"
+        shard(model, collectives, device, convert=quantise if is_fp8 else None)
 
     checkpoint = load_checkpoint(
         config.model,

@@ -8,6 +8,7 @@ Shapes: a linear layer's weight is [out_features, in_features].
 """
 
 import re
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -58,10 +59,19 @@ class GatheredLinear(nn.Module):
         return self._collectives.concatenate(self.part(rows))
 
 
-def shard(model: PreTrainedModel, collectives: Collectives, device: torch.device) -> None:
+def shard(
+    model: PreTrainedModel,
+    collectives: Collectives,
+    device: torch.device,
+    *,
+    convert: Callable[[str], object] | None = None,
+) -> None:
     """Cuts the model in place and frees the other ranks' parts.
 
     What is cut moves to the device at once: memory elsewhere holds one module's part at a time.
+
+    Args:
+        convert: called with the name of each module once its part is on the device; may replace it.
 
     Raises:
         ConfigError: it cannot be cut into so many parts.
@@ -82,6 +92,8 @@ def shard(model: PreTrainedModel, collectives: Collectives, device: torch.device
             is_cut = True
         if is_cut:
             model.get_submodule(name).to(device)
+            if convert is not None:
+                convert(name)
 
 
 def num_local_kv_heads(model: PreTrainedModel, num_kv_heads: int, size: int) -> int:

@@ -173,6 +173,15 @@ def test_quantised_rows_have_the_bits_of_torch(shape: tuple[int, int], dtype: to
     assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
 
 
+def test_parts_of_rows_are_quantised_by_themselves() -> None:
+    """As a rank of several takes its part of whole rows."""
+    rows = numbers(5, 96, seed=1)
+    values, scale = quantise_rows(rows[:, 64:])
+    expected, expected_scale = quantised(rows[:, 64:])
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
+
+
 def test_every_largest_number_has_torchs_scale() -> None:
     edges = torch.tensor([448.0, 1.75, 0.4375, 1.0, 3.5e38 / 2, 2.0**-70, 0.0])
     around = torch.stack((edges, edges.nextafter(edges * 0), edges.nextafter(edges * 0 + 3e38)))

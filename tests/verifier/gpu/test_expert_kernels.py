@@ -10,7 +10,9 @@ import torch
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import TEXT, folder_of
 from tests.verifier.paged_model import Chunk
+from verifier.cpu.weights import Activation
 from verifier.gpu import experts
+from verifier.gpu.experts import mix_experts
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import Experts
 
@@ -51,6 +53,40 @@ class ShapesOnly(PlainOperations):
 
     def rotate_and_store(self, qkv: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return torch.empty_like(qkv)
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+def test_of_equally_likely_experts_the_first_ones_are_chosen(
+    normalises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, whatever the other tokens: bits of a sum depend on it."""
+    logits = torch.tensor([[0, 1, 1, 0, 1, 1], [2, 2, 0, 0, 2, 2], [3, 3, 3, 3, 3, 3]]).bfloat16()
+    given: list[torch.Tensor] = []
+
+    def mixture(
+        rows: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *_: Any
+    ) -> torch.Tensor:
+        given.extend((chosen, weights))
+        return rows
+
+    monkeypatch.setattr(experts, "mixture_for", lambda device: mixture)
+    nothing = torch.empty(0)
+    some = Experts(
+        router=lambda rows: logits,
+        gate_up=nothing,
+        down=nothing,
+        num_per_token=3,
+        normalises=normalises,
+    )
+    mix_experts(some, torch.zeros(3, 16), Activation.SILU)
+    chosen, weights = given
+    assert chosen.tolist() == [[1, 2, 4], [0, 1, 4], [0, 1, 2]]
+    assert chosen.is_contiguous()
+    assert weights.is_contiguous()
+    expected = torch.tensor([[1.0 / 3] * 3] * 3)
+    if not normalises:
+        expected = logits.float().softmax(dim=-1).amax(dim=-1, keepdim=True).expand(3, 3)
+    torch.testing.assert_close(weights, expected)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

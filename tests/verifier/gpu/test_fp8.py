@@ -21,7 +21,8 @@ from verifier.gpu import fp8
 from verifier.gpu.fp8 import FP8, ScaledLinear, plain_product, quantised, scaled_linear
 from verifier.gpu.weights import DenseLinear, GpuWeights, Mlp
 from verifier.model.fp8_weights import Fp8Linear
-from verifier.model.gpu_model import check_decoder, find_on_gpu, load_on_gpu
+from verifier.model.gpu_check import check_decoder
+from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.parity_reference import fp8_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

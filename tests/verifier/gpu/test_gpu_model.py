@@ -28,8 +28,9 @@ from verifier.gpu.decoder import GpuDecoder
 from verifier.gpu.operations import operations_for
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer
-from verifier.model import fallback_model, gpu_model, own_model
-from verifier.model.gpu_model import check_decoder, find_on_gpu, load_on_gpu
+from verifier.model import fallback_model, gpu_check, gpu_model, own_model
+from verifier.model.gpu_check import check_decoder, reference_on
+from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.parity_reference import reference
 from verifier.service.score_call import DraftsToScore
 
@@ -171,7 +172,7 @@ def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyP
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr(gpu_model, "reference", failing)
+    monkeypatch.setattr(gpu_check, "reference", failing)
     config = config_for()
     described = find_on_gpu(config, GPU)
     assert described is not None
@@ -185,7 +186,7 @@ def test_where_transformers_model_does_not_fit_the_cpu_computes_its_logits(
 ) -> None:
     """In FP8, the decoder needs half of that memory."""
     for name in ("reference", "fp8_reference"):
-        compute = getattr(gpu_model, name)
+        compute = getattr(gpu_check, name)
 
         def of_a_small_gpu(
             *arguments: Any, device: torch.device, compute: Any = compute, **o: Any
@@ -194,12 +195,12 @@ def test_where_transformers_model_does_not_fit_the_cpu_computes_its_logits(
                 raise torch.OutOfMemoryError("tried to allocate 141 GiB")
             return compute(*arguments, device=device, **o)
 
-        monkeypatch.setattr(gpu_model, name, of_a_small_gpu)
+        monkeypatch.setattr(gpu_check, name, of_a_small_gpu)
     is_fp8 = quantization == "fp8"
     with structlog.testing.capture_logs() as logs:
-        got = gpu_model._reference(MODEL_FOLDER, torch.bfloat16, is_fp8, GPU)
+        got = reference_on(MODEL_FOLDER, torch.bfloat16, is_fp8, GPU)
     assert [log["event"] for log in logs] == ["reference_on_cpu"]
-    expected = gpu_model._reference(MODEL_FOLDER, torch.bfloat16, is_fp8, CPU)
+    expected = reference_on(MODEL_FOLDER, torch.bfloat16, is_fp8, CPU)
     assert (got[0] == expected[0]).all()
     assert got[1:] == expected[1:]
 
@@ -322,7 +323,7 @@ def test_strict_on_a_gpu_computes_by_strict_operations(
         return CallsItselfStrict()
 
     monkeypatch.setattr(gpu_model, "operations_for", chosen)
-    monkeypatch.setattr(gpu_model, "paged_logits", in_one_piece)
+    monkeypatch.setattr(gpu_check, "paged_logits", in_one_piece)
     loaded = load_model(config_for(numerics="strict", acceptance_rule=rule))
     assert asked == [True]
     assert isinstance(loaded.model, GpuDecoder)

@@ -8,8 +8,9 @@ _BLOCK = 2048
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `verifier.gpu.fp8.quantised`, of contiguous rows, with the same bits."""
+    """As `verifier.gpu.fp8.quantised`, with the same bits."""
     num_rows, size = rows.shape
+    rows = rows.contiguous()
     values = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
     scales = rows.new_empty((num_rows, 1), dtype=torch.float32)
     # A grid without programs is an error.

@@ -1,0 +1,159 @@
+"""What steps launch compiles as it is launched: with a step's tensors and numbers, of which Triton
+makes constants and alignments. And no later step waits for the compiler. No kernel runs, and no GPU
+needs to be here; tests/gpu/ runs them.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.verifier.cpu.test_loader import save
+from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
+from tests.verifier.paged_model import Chunk, some_tokens
+from tests.verifier.test_triton_compilation import (
+    META,
+    SMALLEST_SHARED_MEMORY,
+    Compiled,
+    compile_for,
+    compiled,
+)
+from verifier.cpu.weights import Activation
+from verifier.gpu import experts, fp8
+from verifier.sampling import Sampling
+from verifier.sampling.rejection_sampler import AcceptanceRule
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
+__all__ = ["compiled"]
+
+TEXT = some_tokens(60, 97)
+OF_EVERY_LAYER = {"add_norm_kernel", "rotate_and_store_kernel", "attend", "combine"}
+OF_EXPERTS = {"find_tiles_kernel", "gate_up_kernel", "down_kernel", "add_experts_kernel"}
+
+
+@pytest.fixture
+def launched(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """Tensors of torch's `meta` device stand for those of a GPU."""
+    from verifier.gpu.kernels.mixture import mix
+    from verifier.gpu.kernels.quantisation import quantise_rows
+
+    monkeypatch.setattr(experts, "mixture_for", lambda device: mix)
+    monkeypatch.setattr(fp8, "quantiser_for", lambda device: quantise_rows)
+    return compiled
+
+
+def check(launched: Compiled, names: set[str]) -> None:
+    """These kernels are compiled to machine code that fits on every GPU."""
+    assert launched.kernels.keys() == names
+    assert all(kernel.asm["cubin"] for kernel in launched.kernels.values())
+    assert all(k.metadata.shared <= SMALLEST_SHARED_MEMORY for k in launched.kernels.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "is_strict", "quantization", "kernels"),
+    [
+        ("gemma2", 80, False, "none", {"gate_kernel"}),
+        # A single head of keys: numbers that are 1 become constants.
+        ("phi3_partial", 90, False, "none", {"gate_kernel"}),
+        ("qwen3", 90, True, "none", {"gate_kernel", "product_kernel"}),
+        ("llama_biases", 89, False, "fp8", {"gate_kernel", "quantise_rows_kernel"}),
+        ("mixtral", 90, False, "none", OF_EXPERTS),
+    ],
+)
+def test_a_decoders_steps_compile(
+    name: str,
+    capability: int,
+    is_strict: bool,
+    quantization: str,
+    kernels: set[str],
+    launched: Compiled,
+    tmp_path: Path,
+) -> None:
+    from verifier.attention.triton_paged import TritonBackend
+    from verifier.gpu.kernels.operations import TritonOperations
+
+    save(tmp_path, name, torch.bfloat16)
+    compile_for(capability)
+    operations = TritonOperations(is_strict=is_strict)
+    weights = load(tmp_path, device=META, operations=operations, quantization=quantization)
+    running = RunningGpuDecoder(weights, backend=TritonBackend(device=META))
+
+    def run(*sizes: int) -> None:
+        """A step of sequences, with a row of logits for each token."""
+        chunks = [
+            Chunk(token_ids=TEXT[:size], start=0, block_table=[0, 1, 2, 3], num_rows=size)
+            for size in sizes
+        ]
+        running.decoder.forward_on_device(running.lay_out(*chunks))
+
+    run(40)
+    run(1)
+    check(launched, OF_EVERY_LAYER | kernels)
+    num_different = len(launched.different)
+    for sizes in ((2,), (1, 1), (16,), (17,), (3, 1, 40)):
+        run(*sizes)
+    assert len(launched.different) == num_different
+
+
+def test_a_mixture_of_one_expert_per_token_compiles(launched: Compiled) -> None:
+    from verifier.gpu.kernels.mixture import mix
+
+    compile_for(90)
+    for num_tokens in (1, 5, 16):
+        rows = torch.empty(num_tokens, 64, dtype=torch.bfloat16, device=META)
+        chosen = torch.empty(num_tokens, 1, dtype=torch.int64, device=META)
+        weights = torch.empty(num_tokens, 1, device=META)
+        gate_up, down = (rows.new_empty(shape) for shape in ((8, 2 * 48, 64), (8, 64, 48)))
+        mix(rows, chosen, weights, gate_up, down, Activation.SILU)
+        check(launched, OF_EXPERTS)
+        assert len(launched.different) == len(OF_EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "chooses"),
+    [(AcceptanceRule.MATCH, "race_rows"), (AcceptanceRule.RATIO, "ratio_rows")],
+)
+def test_a_samplers_steps_compile(rule: AcceptanceRule, chooses: str, launched: Compiled) -> None:
+    """Greedy or not, with more rows than are computed at a time, with a grammar and without."""
+    from verifier.gpu.sampling.sampler import DeviceSampler, StagedSequence
+
+    vocab_size, num_seqs, num_drafts = 5003, 20, 7
+    sampler = DeviceSampler(
+        device=CPU,
+        vocab_size=vocab_size,
+        max_num_seqs=num_seqs,
+        max_num_drafts=num_drafts,
+        rule=rule,
+    )
+    compile_for(90)
+
+    def run(sampling: Sampling, num_sequences: int, *, has_grammar: bool) -> None:
+        masks = np.zeros((num_drafts + 1, (vocab_size + 31) // 32), dtype=np.int32)
+        slots = [sampler.open(sampling, prompt_length=1) for _ in range(num_sequences)]
+        sampler.stage(
+            [
+                StagedSequence(
+                    slot=slot,
+                    token_ids=[1, 2],
+                    draft_token_ids=[3] * num_drafts,
+                    first_position=2,
+                    allowed=masks if has_grammar else None,
+                )
+                for slot in slots
+            ]
+        )
+        num_rows = num_sequences * (num_drafts + 1)
+        sampler.run(torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16))
+        sampler.result()
+        for slot in slots:
+            sampler.close(slot)
+
+    run(Sampling(temperature=1.0), 1, has_grammar=False)
+    kernels = {"adjust_rows", "weigh_rows", "cut_rows", chooses, "decide"}
+    check(launched, kernels)
+    for num_sequences in (1, 2, 20):
+        for sampling in (Sampling(), Sampling(temperature=0.7, top_k=1, top_p=0.5)):
+            run(sampling, num_sequences, has_grammar=num_sequences == 2)
+    assert len(launched.different) == len(kernels)
