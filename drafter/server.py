@@ -20,7 +20,7 @@ from drafter.pools.snapshotter import Snapshotter
 from drafter.pools.store import PoolStore
 from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.warm_up import warm_up
-from servicekit.compile_log import compilations_logged
+from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import Logger
 from servicekit.server import Server
 from tandem.v1 import limits_pb2

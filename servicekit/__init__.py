@@ -17,7 +17,7 @@ Knows nothing of what the services do: it could be its own project.
     tracing, spans  OpenTelemetry, where it is on; trace_context is the caller's span
     config          flags, environment and YAML into one validated model
     errors          domain exceptions to gRPC statuses and back
-    address, limits, logs
+    address, limits, logs; progress_log says how far what takes long is
 """
 
 import os

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from servicekit.compile_log import compilations_logged
+from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import get_logger
 from verifier.batch.target_model import HasRowTile, TargetModel
 from verifier.config import VerifierConfig

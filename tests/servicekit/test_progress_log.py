@@ -5,7 +5,7 @@ import structlog
 from numba import njit
 
 from servicekit import progress_log
-from servicekit.compile_log import compilations_logged
+from servicekit.kernels.compile_log import compilations_logged
 from servicekit.progress_log import INTERVAL_S, ProgressLog
 
 
