@@ -1,5 +1,5 @@
-"""How kernels are compiled (`jit.py`) and the log says so (`compile_log.py`), how they access memory
-by address (`memory.py`), and numbers of protobuf messages (`varints.py`).
+"""How kernels are compiled (`jit.py`) and logged (`compile_log.py`), how they access memory by
+address (`memory.py`), and numbers of protobuf messages (`varints.py`).
 
 Does not know what any kernel computes.
 """
