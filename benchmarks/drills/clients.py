@@ -119,7 +119,7 @@ async def deadlines(run: Run) -> None:
     late: list[Record] = []
     # Of these, the first have no time for their prompts, and the last do get tokens.
     for index, request in enumerate(requests):
-        late += await run.start([request], timeout_s=0.01 * 1.35**index)
+        late += await run.start([request], timeout_s=0.01 * 1.45**index)
     await run.finish(late, codes=(OK, _LATE))
     exceeded = [record for record in late if record.codes[-1] is not OK]
     run.expect(any(not record.pieces for record in exceeded), "all got tokens before the deadline")
