@@ -29,6 +29,7 @@ import grpc
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks import progress_line
 from benchmarks.client_load import run_tasks
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
@@ -197,14 +198,21 @@ async def main() -> None:
 
 async def _measure(rows: Sequence[Row], rounds: int) -> list[Figure]:
     figures = [Figure(name=row.name, streams=row.streams) for row in rows]
-    for row in rows:  # warm-up
+    for row in rows:
+        progress_line.show(f"warm-up: {row.name}, {row.streams} streams")
         await row.run(row.tasks if row.asks_all_before else row.tasks[: row.streams])
+    num_done = 0
     for _ in range(rounds):
         for figure, row in zip(figures, rows, strict=True):
+            num_done += 1
+            progress_line.show(
+                f"{num_done} of {rounds * len(rows)}: {row.name}, {row.streams} streams"
+            )
             started_at_s = time.perf_counter()
             num_tokens, usages = await row.run(row.tasks)
             figure.tokens_per_s.append(num_tokens / (time.perf_counter() - started_at_s))
             figure.count(usages)
+    progress_line.clear()
     return figures
 
 

@@ -16,13 +16,13 @@ from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.digests import tokenizer_digest_of
 from verifier.model.own_model import find_own, load_own
-from verifier.sampling import warm_up as sampling
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import ScoringMethod
 from verifier.service.wire import ServedModel
+from verifier.warm_up import warm_up_engine
 
 if TYPE_CHECKING:
     from verifier.tensor_parallel.leader import Leader
@@ -60,7 +60,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
             from verifier.model.fallback_model import load_fallback
 
             ready = load_fallback(config, leader)
-            sampling.warm_up()
+            warm_up_engine()
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=ready.model_digest,

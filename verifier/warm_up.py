@@ -35,7 +35,7 @@ _QUANTIZATIONS = ("none", "int8", "fp8")
 
 def warm_up(linear: WeightType, other: WeightType) -> None:
     """What serves a model whose weights have these types. Where nothing was compiled yet, this
-    takes some ten seconds.
+    takes half a minute.
 
     Args:
         linear: as in `DecoderWeights`; so `other`.
@@ -46,7 +46,16 @@ def warm_up(linear: WeightType, other: WeightType) -> None:
     with without_collections():
         compiled: Any = forward
         compiled.compile(tuple(map(typeof, arguments)))
+    warm_up_engine()
+
+
+def warm_up_engine() -> None:
+    """What serves any model beside it. Built without this, an engine compiles it for half a minute,
+    on the event loop.
+    """
     sampling.warm_up()
+    drafters.warm_up()
+    DepthPolicy(max_rows=8, max_depth=1, row_tile=8)
 
 
 def compute_chunk(model: CpuDecoder, num_tokens: int) -> None:
@@ -83,9 +92,7 @@ def warm_up_all() -> None:
                 )
                 compute_chunk(model, 1)
                 model.close()
-    sampling.warm_up()
-    drafters.warm_up()
-    DepthPolicy(max_rows=8, max_depth=1, row_tile=8)
+    warm_up_engine()
 
 
 def _write_checkpoint(folder: Path, stored: str) -> None:

@@ -52,6 +52,7 @@ CONSTANT_SHARE = 0.6  # of the phase's time at full learning rate
 FINAL_SCALE = 0.02
 MAX_GRADIENT_NORM = 1.0
 LOSS_CHUNK_TOKENS = 1_024
+BAR_CELLS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,18 @@ def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path)
     """A folder that transformers loads: bfloat16 safetensors, configuration and tokenizer."""
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    shutil.copy(MODEL_FOLDER / "tokenizer_config.json", folder)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(MODEL_FOLDER / name, folder)
+
+
+def show_bar(phase: Phase, progress: Progress) -> None:
+    """How far the phase is, in a line on stderr that the next one replaces; in a terminal only."""
+    if sys.stderr.isatty():
+        filled = "#" * int(BAR_CELLS * progress.fraction)
+        text = f"{phase.name} {filled:.<{BAR_CELLS}} {progress.fraction:4.0%}"
+        end = "\n" if progress.fraction >= 1 else ""
+        sys.stderr.write(f"\r\x1b[K{text}, loss {progress.loss:.3f}{end}")
+        sys.stderr.flush()
 
 
 class CurveLog:
@@ -231,8 +243,9 @@ class CurveLog:
         self._earlier_tokens = 0
 
     def after_step(self, phase: Phase, progress: Progress) -> None:
-        """Writes a line when one is due, and at the end of the phase."""
+        """Writes a line when one is due, and at the end of the phase; a terminal has a bar, too."""
         self._losses.append(progress.loss)
+        show_bar(phase, progress)
         over = progress.fraction >= 1
         if not over and time.monotonic() - self._last_line < self._interval_s:
             return

@@ -6,6 +6,7 @@ cannot be called.
 
 import os
 import re
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +91,27 @@ class ConnectionFlags:
         except ValueError:
             raise typer.BadParameter(
                 f"{self.token_file} holds no text", param_hint="--token-file"
+            ) from None
+        self._check_certificates()
+
+    def _check_certificates(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise typer.BadParameter("belongs together with --tls-key", param_hint="--tls-cert")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if self.tls_ca is not None:
+                context.load_verify_locations(self.tls_ca)
+        except ssl.SSLError:
+            raise typer.BadParameter(
+                f"{self.tls_ca} holds no certificate", param_hint="--tls-ca"
+            ) from None
+        try:
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        except ssl.SSLError as error:
+            raise typer.BadParameter(
+                f"{self.tls_cert}, with {self.tls_key}: {error.reason or error}",
+                param_hint="--tls-cert",
             ) from None
 
     def describe(self, error: TandemError) -> str:

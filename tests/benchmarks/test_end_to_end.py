@@ -39,8 +39,16 @@ async def test_it_prints_a_table_and_writes_json(
             source.__name__,
             lambda *given, source=source, **named: shortened(source(*given, **named)),
         )
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     await end_to_end.main()
-    assert "| strict, speculation | 16 |" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "| strict, speculation | 16 |" in printed.out
+    # One line, of which nothing is left.
+    shown = printed.err.split("\r\x1b[K")
+    assert shown[1] == "warm-up: strict, speculation, 1 streams"
+    assert any(line.startswith("3 of 2") for line in shown)
+    assert shown[-1] == ""
     figures = {(f["name"], f["streams"]): f for f in json.loads(file.read_text())["figures"]}
     assert figures["strict, speculation", 1]["num_accepted_tokens"] > 0
     assert figures["strict, plain", 1]["num_drafts"] == 0

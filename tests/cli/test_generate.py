@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 
 from tandem.cli import main
 from tandem.cli.connection_flags import ConnectionFlags
@@ -301,6 +302,42 @@ def test_a_file_that_cannot_be_read_is_one_line_that_names_the_flag(
         assert caught.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
         assert f"{flag}: /nonexistent/file: No such file or directory" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--tls-ca", "odd"], "--tls-ca: odd holds no certificate"),
+        (["--tls-cert", "odd"], "--tls-cert: belongs together with --tls-key"),
+        (["--tls-cert", "odd", "--tls-key", "odd"], "--tls-cert: odd, with odd: "),
+        (["--tls-cert", "cert", "--tls-key", "other"], "--tls-cert: cert, with other: KEY_VALUES"),
+        (["--tls-ca", "cert", "--tls-cert", "cert", "--tls-key", "key"], ""),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_one_line_that_names_the_flag(
+    flags: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unused_tcp_port: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    certificate, other = (trustme.CA().issue_cert("127.0.0.1") for _ in range(2))
+    certificate.cert_chain_pems[0].write_to_path("cert")
+    certificate.private_key_pem.write_to_path("key")
+    other.private_key_pem.write_to_path("other")
+    Path("odd").write_text("x")
+    arguments = ["generate", "ren", "--target", f"127.0.0.1:{unused_tcp_port}", *flags]
+    if told:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+    else:
+        assert main(arguments) == 1
+        told = "Connection refused"
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
 
 
 def test_a_token_that_is_no_text_is_one_line_without_it(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from examples.demo_model.dataset import read_heldout
 from tandem.cli import main
+from tandem.cli.scraping import Window, metrics_url, scrape
+from tandem.cli.service_figures import figures
 from tandem.ready_line import parse_ready_line
 from tests.cli.pseudo_terminal import PseudoTerminal, pseudo_terminal
 
@@ -195,6 +198,64 @@ def test_bench_finds_equal_output_and_accepted_drafts_over_both_apis(
             percentiles = on["latency_ms"][latency]
             assert 0 <= percentiles["p50"] <= percentiles["p90"] <= percentiles["p99"]
     assert results["--target"]["on"]["output_tokens"] == results["--url"]["on"]["output_tokens"]
+
+
+def test_all_commands_and_the_openai_api_tell_the_numbers_of_the_metrics(
+    stack: RunningStack, run: Run, tmp_path: Path
+) -> None:
+    counters = {
+        "prompt_tokens": "tandem_prompt_tokens_total",
+        "output_tokens": "tandem_generation_tokens_total",
+        "num_steps": "tandem_generation_steps_total",
+        "num_drafts": "tandem_spec_decode_num_drafts_total",
+        "num_draft_tokens": "tandem_spec_decode_num_draft_tokens_total",
+        "num_accepted_tokens": "tandem_spec_decode_num_accepted_tokens_total",
+    }
+    before = scrape(metrics_url(stack.addresses["http"]))
+
+    def counted() -> Window:
+        """Since the last time."""
+        nonlocal before
+        window = Window(old=before, new=scrape(metrics_url(stack.addresses["http"])))
+        before = window.new
+        return window
+
+    target = ("--target", stack.addresses["grpc"])
+    _, output, errors = run("generate", TASK["prompt"], *target, "--json", "--summary")
+    window = counted()
+    usage = json.loads(output)["usage"]
+    assert {name: window.increase(counter) for name, counter in counters.items()} == {
+        name: usage[name] for name in counters
+    }
+    assert usage["num_accepted_tokens"] > 0
+    rate = f"{usage['num_accepted_tokens'] / usage['num_draft_tokens']:.0%}"
+    assert f"{rate} of {usage['num_draft_tokens']} drafts accepted" in errors
+    assert figures("gateway", window)["accepted"] == rate
+
+    body = {"model": "model", "prompt": TASK["prompt"], "max_tokens": 2000, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://{stack.addresses['http']}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        told = json.loads(answer.read())["usage"]
+    window = counted()
+    assert {name: window.increase(counter) for name, counter in counters.items()} == {
+        **{name: told["speculation"].get(name) for name in counters},
+        "prompt_tokens": told["prompt_tokens"],
+        "output_tokens": told["completion_tokens"],
+    }
+
+    file = tmp_path / "result.json"
+    assert run("bench", *target, "--requests", "4", "--json", str(file))[0] == 0
+    window = counted()
+    [found] = json.loads(file.read_text())["speculation"].values()
+    assert found["output_tokens"] == window.increase(counters["output_tokens"])
+    accepted, drafted = (
+        window.increase(counters[name]) for name in ("num_accepted_tokens", "num_draft_tokens")
+    )
+    assert found["acceptance_rate"] == accepted / drafted
 
 
 def test_bench_counts_what_the_server_refuses(

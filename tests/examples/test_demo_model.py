@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -53,6 +54,7 @@ from examples.demo_model.train import (
     new_model,
     packed_loss,
     save_checkpoint,
+    show_bar,
     train_phase,
     train_tokenizer,
 )
@@ -292,6 +294,23 @@ def test_training_steps_lower_the_loss(few_files: list[NamedFile], tokenizer: To
     assert steps[-1].num_tokens == 8 * batch[0].numel()
     assert steps[-1].fraction == 1
     assert steps[-1].loss < steps[0].loss - 1
+
+
+def test_training_shows_a_bar_in_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Phase(
+        name="a", minutes=1, muon_learning_rate=0.1, adamw_learning_rate=0.1, answer_only=True
+    )
+    half = Progress(num_steps=1, num_tokens=1, fraction=0.5, loss=0.25)
+    show_bar(phase, half)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show_bar(phase, half)
+    show_bar(phase, dataclasses.replace(half, fraction=1.0))
+    first, second = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert first == f"a {'#' * 15}{'.' * 15}  50%, loss 0.250"
+    assert second == f"a {'#' * 30} 100%, loss 0.250\n"
 
 
 def test_checkpoints_load_with_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Prints which kernels a ready verifier still compiles while it serves.
+"""Prints which kernels a loaded verifier still compiles for its engine, and while it serves.
 
     python -m tests.verifier.late_compilations
 
@@ -40,8 +40,9 @@ def main() -> None:
     config = VerifierConfig(
         model=MODEL_FOLDER, dtype="float32", threads=2, num_kv_blocks=64, device="cpu"
     )
-    engine = build_engine(load_model(config), config, [])
+    model = load_model(config)
     before = compiled_kernels()
+    engine = build_engine(model, config, [])
     engine.start()
     session = EngineSession(engine)
     prompt = list(range(10, 50))

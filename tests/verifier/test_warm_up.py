@@ -22,8 +22,8 @@ from verifier.cpu.weights import DecoderWeights, WeightType
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_a_ready_verifier_compiles_no_kernel_while_it_serves() -> None:
-    """Compiling would block it for seconds."""
+def test_a_loaded_verifier_compiles_no_kernel_for_its_engine_or_while_it_serves() -> None:
+    """Compiling would block it for seconds, and its event loop while the engine is built."""
     finished = subprocess.run(
         [sys.executable, "-m", "tests.verifier.late_compilations"],
         cwd=REPOSITORY,

@@ -161,7 +161,7 @@ class Delivery:
         decoded = ""
         if choices[0].echoes_tokens:
             decoded = await self._threads.run(
-                _BYTES_PER_TOKEN * len(token_ids), texts.decode, token_ids
+                _BYTES_PER_TOKEN * len(token_ids), texts.echo, token_ids
             )
         for choice in choices:
             choice.start(texts, token_ids, decoded)

@@ -44,9 +44,12 @@ class TokenTexts:
         """A new detokenizer for one output, after some tokens; None: tokens have no text."""
         return None if self._tokenizer is None else self._tokenizer.detokenizer(context)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of many tokens, without special ones."""
-        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
+    def echo(self, token_ids: Sequence[int]) -> str:
+        """The text of a prompt, without special tokens. A character that it leaves incomplete is
+        the output's.
+        """
+        detokenizer = self.detokenizer(())
+        return "" if detokenizer is None else detokenizer.feed(token_ids)
 
     def text(self, token_id: int) -> str:
         """The token's text, quoted; `bytes:` and its bytes, if they are no whole characters."""

@@ -64,6 +64,21 @@ async def test_characters_of_several_tokens_come_whole(
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("completed", "text"), [(True, "aé日本x"), (False, "aé日\N{REPLACEMENT CHARACTER}x")]
+)
+async def test_an_echo_leaves_the_character_that_it_begins_to_the_output(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, completed: bool, text: str
+) -> None:
+    *prompt, last = texts("aé日本")
+    verifier.play(lambda opened: [*([last] if completed else []), *texts("x"), 0])
+    running = await start_api()
+    fields = {"prompt": prompt, "echo": True}
+    assert "".join(await deltas(running, **fields)) == text
+    whole = await post(running, "/v1/completions", body(**fields, stream=False))
+    assert json.loads(whole.body)["choices"][0]["text"] == text
+
+
 @pytest.mark.parametrize("stop", ["lo, wor", ["zzz", " wor"], "日本"])
 async def test_a_stop_text_over_token_borders_cuts_exactly(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, stop: str | list[str]
