@@ -78,12 +78,16 @@ async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:
     assert not is_running(pid)
 
 
-async def test_a_signal_to_terminate_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
+async def test_a_signal_to_terminate_leaves_neither_processes_nor_files(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kept = tmp_path_factory.mktemp("kept")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.gpu"),
         *("--device", "cpu", "--no-tests", "--rows", "decode", "verify", "sweep"),
         cwd=REPOSITORY,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        # torch makes a folder of its own, which stays.
+        env=os.environ | {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(kept)},
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
