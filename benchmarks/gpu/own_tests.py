@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import importlib.util
 import json
 import os
 import sys
@@ -12,8 +13,11 @@ from pathlib import Path
 
 from benchmarks.gpu.supervisor import end
 from benchmarks.services import REPOSITORY
+from servicekit.cores import available_cores
 
 FOLDER = "tests/gpu"
+# Most of the time goes to compiling kernels, one after the other.
+_MOST_PROCESSES = 4
 _BARE = ("-c", os.devnull, "--rootdir", str(REPOSITORY), "--noconftest", "--import-mode=importlib")
 
 
@@ -39,13 +43,17 @@ class TestsRun:
 async def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
     """Runs them all; those that are not done within the time, or no outcome, are a failure, too.
 
-    Without the project's configuration, whose plugins may be missing on a machine that only serves.
+    Without the project's configuration, whose plugins may be missing on a machine that only serves;
+    in several processes where xdist is not.
     """
+    processes = []
+    if importlib.util.find_spec("xdist"):
+        processes = ["-n", str(min(_MOST_PROCESSES, available_cores()))]
     with tempfile.TemporaryDirectory() as kept:
         file = Path(kept) / "outcomes"
         file.touch()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pytest", folder, "-q", *_BARE),
+            *(sys.executable, "-m", "pytest", folder, "-q", *_BARE, *processes),
             *("-p", "benchmarks.gpu.outcomes", "--outcomes", str(file)),
             cwd=REPOSITORY,
             stdout=asyncio.subprocess.PIPE,

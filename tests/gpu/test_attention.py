@@ -51,6 +51,12 @@ def test_a_step_reads_its_indices_at_every_launch() -> None:
     triton_cases.a_step_reads_its_indices_at_every_launch(GPU)
 
 
+def test_a_cache_may_have_more_values_than_int32_counts() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.a_cache_may_have_more_values_than_int32_counts(GPU)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_captured_step_is_replayed_for_another_one(dtype: torch.dtype) -> None:
     from tests.verifier import triton_cases

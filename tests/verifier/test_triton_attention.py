@@ -65,6 +65,10 @@ def test_a_step_reads_its_indices_at_every_launch(call: Call) -> None:
     call("a_step_reads_its_indices_at_every_launch")
 
 
+def test_a_cache_may_have_more_values_than_int32_counts(call: Call) -> None:
+    call("a_cache_may_have_more_values_than_int32_counts")
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 def test_a_models_logits_are_transformers_own(call: Call, name: str) -> None:
     call("a_models_logits_are_transformers_own", name)

@@ -15,7 +15,13 @@ from tests.verifier.paged_model import Chunk, PagedModel, make_small_model, some
 from verifier.attention.backend import AttentionBackend, DeviceTables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.triton_paged import Splitting, TritonBackend, device_tables
+from verifier.attention.triton_paged import (
+    Splitting,
+    TritonBackend,
+    device_tables,
+    paged_attention,
+    write,
+)
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
@@ -470,6 +476,50 @@ def what_is_written_is_that_of_the_cache(dtype: torch.dtype, device: str = "cpu"
         ours, theirs = (world.cache.blocks(1) for world in worlds)
         for our_blocks, their_blocks in zip(ours, theirs, strict=True):
             assert torch.equal(our_blocks.nan_to_num(nan=77), their_blocks.nan_to_num(nan=77))
+
+
+def a_cache_may_have_more_values_than_int32_counts(device: str = "cpu") -> None:
+    """Of keys, and of values as many; here they are the same ones. 4 GiB, of which a host's memory
+    holds those that are used.
+    """
+    num_kv_heads, head_dim, block_size = 2, 128, 16
+    block_values = block_size * num_kv_heads * head_dim
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = (
+        torch.randn((heads, 20, head_dim), generator=generator).half().to(device)
+        for heads in (2 * num_kv_heads, num_kv_heads)
+    )
+    attended = []
+    for num_blocks in (2, 2**31 // block_values + 2):
+        cached = torch.empty(
+            (num_blocks, block_size, num_kv_heads, head_dim), dtype=torch.float16, device=device
+        )
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=[0] * 20,
+                    draft_token_ids=[],
+                    num_computed_tokens=0,
+                    block_table=[num_blocks - 1, num_blocks - 2],
+                )
+            ],
+            block_size=block_size,
+        )
+        tables = device_tables(layout, torch.device(device))
+        write(keys, keys, tables.slot_mapping, cached, cached)
+        assert torch.equal(cached[-1], keys[:, :16].transpose(0, 1))
+        attended.append(
+            paged_attention(
+                queries,
+                cached,
+                cached,
+                tables,
+                scaling=0.1,
+                sliding_window=None,
+                splitting=TOGETHER,
+            )
+        )
+    assert torch.equal(*attended)
 
 
 def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None:

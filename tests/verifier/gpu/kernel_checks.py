@@ -162,6 +162,29 @@ def test_keys_that_overflow_their_type_when_turned_are_marked() -> None:
         assert cache.isfinite().all()
 
 
+def test_a_cache_may_have_more_values_than_int32_counts() -> None:
+    """Of keys, and of values as many; here they are the same ones. 4 GiB, of which a host's memory
+    holds those that are written.
+    """
+    num_heads, head_dim = 2, 128
+    num_slots = 2**31 // (num_heads * head_dim) + 16
+    cache = torch.empty(num_slots, num_heads, head_dim, dtype=torch.float16, device=DEVICE)
+    turns = torch.tensor([1.0, 0.0], device=DEVICE)[None, :, None].expand(2, 2, 64).contiguous()
+    heads = numbers(2, num_heads, head_dim, seed=1, dtype=torch.float16)
+    slots = torch.tensor([num_slots - 1, 3], device=DEVICE)
+    TRITON.rotate_and_store(
+        torch.cat((heads, heads, heads), dim=1),
+        turns,
+        None,
+        eps=EPS,
+        keys=cache,
+        values=cache,
+        slot_mapping=slots,
+        is_bad=torch.zeros(2, dtype=torch.int32, device=DEVICE),
+    )
+    assert torch.equal(cache[slots], heads)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize("shape", [(1, 16), (3, 40), (2, 1024), (2, 1500), (0, 16)])
