@@ -2,6 +2,7 @@
 
     RequestError
     ├── InvalidRequestError     INVALID_ARGUMENT     the caller's mistake, in `field`
+    │   └── PromptTooLongError  INVALID_ARGUMENT     the prompt leaves no room for output
     ├── UnsupportedFieldError   UNIMPLEMENTED        a field that is not supported (yet)
     ├── UnauthenticatedError    UNAUTHENTICATED      no valid credentials
     ├── PermissionDeniedError   PERMISSION_DENIED    more than this client may do
@@ -28,6 +29,10 @@ _MAX_RETRY_AFTER_MS = 30_000
 
 class InvalidRequestError(RequestError):
     """The field's value is not acceptable."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt has more tokens than it may have."""
 
 
 class UnsupportedFieldError(RequestError):

@@ -6,7 +6,7 @@ no verifier and no stream.
 
 from collections.abc import Sequence
 
-from gateway.errors import InvalidRequestError, UnsupportedFieldError
+from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
 from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
 from gateway.messages.response import Model
 from gateway.requests import acceptance
@@ -117,7 +117,7 @@ class RequestTexts:
         # A text that is certainly too long is refused before it is encoded.
         num_bytes, max_bytes = len(prompt.encode()), tokenizer.max_bytes(max_tokens)
         if max_bytes is not None and num_bytes > max_bytes:
-            raise InvalidRequestError(
+            raise PromptTooLongError(
                 f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
                 "may have",
                 field="text",

@@ -8,7 +8,7 @@ import dataclasses
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 
-from gateway.errors import InvalidRequestError, UnsupportedFieldError
+from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
 from gateway.messages.request import (
     AcceptedRequest,
     Algorithm,
@@ -69,15 +69,15 @@ def max_prompt_tokens(model: Model, defaults: RequestDefaults) -> int:
 
 def prompt_too_long(
     num_tokens: int, model: Model, defaults: RequestDefaults, field: str
-) -> InvalidRequestError:
+) -> PromptTooLongError:
     """The error of a prompt, in `field`, of more than `max_prompt_tokens`."""
     if num_tokens >= model.max_model_len:
-        return InvalidRequestError(
+        return PromptTooLongError(
             f"the prompt of {num_tokens} tokens is too long: the model's limit of "
             f"{model.max_model_len} leaves no room for output",
             field=field,
         )
-    return InvalidRequestError(
+    return PromptTooLongError(
         f"the prompt of {num_tokens} tokens is over this server's limit of "
         f"{defaults.max_prompt_tokens}",
         field=field,

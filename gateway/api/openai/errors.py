@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import code_name
+from gateway.errors import PromptTooLongError, code_name
 from servicekit.errors import RequestError
 
 _INVALID = "invalid_request_error"
@@ -117,6 +117,9 @@ def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None)
     param = _param(error.field)
     if param == "model" and status == 400:
         status, code = 404, "model_not_found"
+    if isinstance(error, PromptTooLongError):
+        # Clients that shorten a conversation look for it.
+        code = "context_length_exceeded"
     headers = {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"

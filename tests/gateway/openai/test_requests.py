@@ -141,6 +141,7 @@ REFUSED = [
     ("logit_bias", {"5": 101}, "invalid_value"),
     ("logit_bias", {"2048": 1}, "invalid_value"),
     ("prompt", [2048], "invalid_value"),
+    ("prompt", [5] * 2048, "context_length_exceeded"),
     ("prompt", "", "invalid_value"),
     ("prompt", [], "invalid_value"),
     ("prompt", 5, "invalid_value"),
@@ -257,7 +258,16 @@ CHAT_REFUSED = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
-    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "invalid_value"),
+    (
+        {"messages": [{"role": "user", "content": "x" * 9000}]},
+        "messages",
+        "context_length_exceeded",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x " * 500_000}]},
+        "messages",
+        "context_length_exceeded",
+    ),
 ]
 
 
