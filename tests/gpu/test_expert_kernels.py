@@ -12,10 +12,12 @@ from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.expert_kernel_checks import *  # noqa: F403
 from tests.verifier.gpu.expert_kernel_checks import problem
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
-from tests.verifier.paged_model import some_tokens
+from tests.verifier.paged_model import make_small_model, some_tokens
 from verifier.cpu.weights import Activation
 from verifier.gpu import fp8
 from verifier.gpu.kernels.mixture import mix
+from verifier.model.checkpoint import reference_logits
+from verifier.model.fp8_weights import quantise_linear_layers
 
 GPU = torch.device("cuda")
 HAS_FP8 = torch.cuda.get_device_capability() >= (8, 9)
@@ -65,3 +67,16 @@ def test_a_decoder_in_fp8_is_near_the_one_in_plain_torch(name: str, tmp_path: Pa
         for device in (torch.device("cpu"), GPU)
     )
     assert (on_gpu - on_cpu).abs().mean() <= 0.05 * on_cpu.abs().max()
+
+
+@pytest.mark.skipif(not HAS_FP8, reason="needs compute capability 8.9")
+def test_transformers_modules_in_fp8_are_near_those_in_plain_torch() -> None:
+    """Their rows are quantised by the kernel, as those of each rank of several."""
+    logits = []
+    for device in (torch.device("cpu"), GPU):
+        model = make_small_model("llama", torch.bfloat16).model
+        model.to(device)  # type: ignore[arg-type]
+        quantise_linear_layers(model, device, rounds_rows=True)
+        logits.append(reference_logits(model, TEXT).float().cpu())
+    # Widened weights, whose rows are not rounded, are at 0.05.
+    assert (logits[1] - logits[0]).abs().mean() <= 0.03 * logits[0].abs().max()
