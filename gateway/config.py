@@ -145,7 +145,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     ends with UNAVAILABLE, in seconds."""
 
     max_resumes: int = pydantic.Field(default=4, ge=0)
-    """How often a choice may go on at another verifier."""
+    """How often a choice may go on at another verifier after it lost its own. Verifiers that shut
+    down do not count."""
 
     @pydantic.field_validator("tokenizer", mode="before")
     @classmethod

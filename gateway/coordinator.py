@@ -79,7 +79,7 @@ class Coordinator:
         Args:
             fleet: the coordinator listens to its verifiers.
             draft_wait: how long verifiers may wait for drafts.
-            max_resumes: how often another verifier may go on with a choice.
+            max_resumes: how often another verifier may go on with a choice whose own was lost.
             resume_timeout_s: how long a choice may wait for that verifier.
             stream_interval_s: for how long a stream's tokens are gathered for one message.
             on_availability: called when a verifier comes or goes.
@@ -253,9 +253,8 @@ class Coordinator:
                     f"the verifier had {event.num_cached_tokens} cached tokens of a sequence of "
                     f"{len(generation.token_ids)}"
                 )
-            if not generation.num_resumes:
-                generation.num_cached_tokens = event.num_cached_tokens
             if generation.admitted_at_s is None:
+                generation.num_cached_tokens = event.num_cached_tokens
                 generation.admitted_at_s = time.monotonic()
             if (displaced := sequence.displaced) is not None:
                 self._metrics.count_resume(displaced.reason)
@@ -383,7 +382,6 @@ class Coordinator:
         if sequence.displaced is not None:
             # It was not taken: it waits on, as before, and has not moved.
             self._sequences.drop(sequence)
-            generation.num_resumes -= 1
             sequence.displaced.refused_by |= {verifier.name}
             self._resumption.put_back(sequence.displaced)
             return
@@ -409,7 +407,9 @@ class Coordinator:
     def _displace(self, sequence: LiveSequence, reason: str) -> None:
         """The sequence's verifier no longer has it: another one goes on."""
         generation = sequence.generation
-        if generation.num_resumes >= self._max_resumes:
+        # A rollout moves a long one often. Only what verifiers are lost with may be its own fault.
+        generation.num_losses += reason != "verifier_draining"
+        if generation.num_losses > self._max_resumes:
             sequence.has_ended = True
             self._fail(sequence, _gone())
             return
@@ -432,7 +432,6 @@ class Coordinator:
             displaced.refused_by = frozenset()
             return False
         generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
-        generation.num_resumes += 1
         self._logger.info(
             "choice_resumed",
             request_id=generation.request.request_id,

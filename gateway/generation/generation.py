@@ -59,8 +59,8 @@ class Generation:
     Attributes:
         token_ids: prompt and output, as decided.
         sequence_id: by which its verifier knows it; each verifier gets another one.
-        num_cached_tokens: prompt tokens whose K/V the first verifier had.
-        num_resumes: how often it was opened at another verifier that did not refuse it.
+        num_cached_tokens: prompt tokens whose K/V the first verifier had that took it.
+        num_losses: how often it lost its verifier, and not because that shut down.
         resumes: when each verifier that went on with it took it, and why.
         admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
@@ -94,7 +94,7 @@ class Generation:
         self.prompt_length = len(request.prompt_token_ids)
         self._num_given = len(self.token_ids)
         self.num_cached_tokens = 0
-        self.num_resumes = 0
+        self.num_losses = 0
         self.resumes: list[Resume] = []
         self.admitted_at_s: float | None = None
         self.finish_reason = FinishReason.UNFINISHED

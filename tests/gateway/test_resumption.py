@@ -1,6 +1,7 @@
 """A verifier that is lost, stuck, full or shutting down loses no request and no token."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gateway.peers.verifier_link import VerifierLink
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
@@ -701,6 +703,43 @@ async def test_a_draining_verifier_gets_no_request_and_ends_those_it_has(
         assert (await collect(call)).token_ids == [5]
     assert fleet.num_resumes("verifier_draining") == len(handed_over)
     assert fleet.num_resumes("verifier_gone") == 0
+
+
+def is_draining(link: VerifierLink) -> bool:
+    return link.is_draining
+
+
+def is_available(link: VerifierLink) -> bool:
+    return link.is_available
+
+
+async def test_a_rollout_of_many_verifiers_does_not_use_up_a_choices_moves(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(2, max_resumes=1)
+    call = fleet.running.call(1)
+    links = {link.name: link for link in fleet.running.gateway.fleet.verifiers}
+    for count in range(1, 7):
+        verifier, opened = await fleet.owner(count)
+        verifier.send(
+            verifier.opened(opened.sequence_id), verifier.decided(opened.sequence_id, count, [5])
+        )
+        verifier.send(verifier.draining())
+        await until(functools.partial(is_draining, links[verifier.address]))
+        verifier.end_session()
+        await until(functools.partial(is_available, links[verifier.address]))
+    # One that is lost counts.
+    verifier, opened = await fleet.owner(7)
+    verifier.send(verifier.opened(opened.sequence_id))
+    await until(lambda: fleet.num_resumes("verifier_draining") == 6)
+    await verifier.stop()
+    other, opened = await fleet.owner(8)
+    other.send(
+        other.opened(opened.sequence_id), other.decided(opened.sequence_id, 7, [6], finish=STOP)
+    )
+    output = await collect(call)
+    assert output.token_ids == [5] * 6 + [6]
+    assert output.usage.resumes == 7
 
 
 async def test_a_gateway_whose_only_verifier_drains_is_not_serving(start_fleet: StartFleet) -> None:
