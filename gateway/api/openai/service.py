@@ -165,8 +165,10 @@ class OpenAiApi:
     async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
         body = await self._bodies.read(scope, receive)
+        # Each takes a turn of its own of the event loop, and so does what follows.
+        requests.check_size(body)
+        await asyncio.sleep(0)
         parsed = requests.parse(model, body)
-        # What parsing, and what the rest takes of the event loop's time, are turns of their own.
         await asyncio.sleep(0)
         return parsed, len(body)
 

@@ -101,7 +101,7 @@ BODIES: dict[str, tuple[str, Fill, str]] = {
 
 def filled(before: str, element: Fill, after: str, *, max_size: int) -> bytes:
     """A body with as many elements as there is room for."""
-    count = count_of(element, max_size, numbers_per_string=12)
+    count = count_of(element, max_size, numbers_per_string=10)
     count = min(count, (MAX_MESSAGE_BYTES - 1000) // (len(element(10**6)) + 2))
     return (before + ", ".join(map(element, range(count))) + after).encode()
 
