@@ -32,7 +32,7 @@ from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
 from servicekit.logs import Logger
 
-# Counted, parsed and run in less than a millisecond.
+# Counted and parsed in some milliseconds, whatever it holds.
 _SHORT_BODY_BYTES = 64 * 1024
 
 _R = TypeVar("_R", bound=pydantic.BaseModel)
