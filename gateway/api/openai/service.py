@@ -66,6 +66,7 @@ class OpenAiApi:
         self._texts = texts
         self._delivery = Delivery(texts=texts, threads=threads)
         self._bodies = BodyReader(timeout_s=body_timeout_s)
+        self._long_bodies = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())
 
@@ -168,11 +169,17 @@ class OpenAiApi:
     async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
         body = await self._bodies.read(scope, receive)
-        requests.check_size(body)
-        await _next_turn(body)
-        parsed = requests.parse(model, body)
-        await _next_turn(body)
-        return parsed, len(body)
+        if len(body) <= _SHORT_BODY_BYTES:
+            requests.check_size(body)
+            return requests.parse(model, body), len(body)
+        # Each step takes a turn of its own of the event loop, and no other long body takes any in
+        # between: all that are ready run in one turn.
+        async with self._long_bodies:
+            requests.check_size(body)
+            await asyncio.sleep(0)
+            parsed = requests.parse(model, body)
+            await asyncio.sleep(0)
+            return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(
@@ -258,12 +265,6 @@ class _Document:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, document.openapi_json())
-
-
-async def _next_turn(body: bytes) -> None:
-    """Between steps that take some milliseconds each for a long body: others get the event loop."""
-    if len(body) > _SHORT_BODY_BYTES:
-        await asyncio.sleep(0)
 
 
 def _token(scope: Scope) -> str | None:
