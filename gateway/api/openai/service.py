@@ -32,6 +32,9 @@ from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
 from servicekit.logs import Logger
 
+# Counted and parsed in some milliseconds, whatever it holds.
+_SHORT_BODY_BYTES = 64 * 1024
+
 _R = TypeVar("_R", bound=pydantic.BaseModel)
 
 
@@ -63,6 +66,7 @@ class OpenAiApi:
         self._texts = texts
         self._delivery = Delivery(texts=texts, threads=threads)
         self._bodies = BodyReader(timeout_s=body_timeout_s)
+        self._long_bodies = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())
 
@@ -165,10 +169,17 @@ class OpenAiApi:
     async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
         body = await self._bodies.read(scope, receive)
-        parsed = requests.parse(model, body)
-        # What parsing, and what the rest takes of the event loop's time, are turns of their own.
-        await asyncio.sleep(0)
-        return parsed, len(body)
+        if len(body) <= _SHORT_BODY_BYTES:
+            requests.check_size(body)
+            return requests.parse(model, body), len(body)
+        # Each step takes a turn of its own of the event loop, and no other long body takes any in
+        # between: all that are ready run in one turn.
+        async with self._long_bodies:
+            requests.check_size(body)
+            await asyncio.sleep(0)
+            parsed = requests.parse(model, body)
+            await asyncio.sleep(0)
+            return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(

@@ -8,6 +8,7 @@ import asyncio
 import http.client
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ BODIES: dict[str, tuple[str, Fill, str]] = {
 
 def filled(before: str, element: Fill, after: str, *, max_size: int) -> bytes:
     """A body with as many elements as there is room for."""
-    count = count_of(element, max_size, numbers_per_string=12)
+    count = count_of(element, max_size, numbers_per_string=10)
     count = min(count, (MAX_MESSAGE_BYTES - 1000) // (len(element(10**6)) + 2))
     return (before + ", ".join(map(element, range(count))) + after).encode()
 
@@ -160,6 +161,31 @@ async def test_no_body_blocks_the_loop(
             assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
             assert meter.longest_s < MAX_BUSY_S * slowness(), (kind, answered[:300])
         await running.gateway.stop()
+
+
+async def test_many_long_bodies_at_once_do_not_block_the_loop(
+    start_gateway: StartGateway, chat_folder: Path
+) -> None:
+    # Refused: a chat that is admitted costs more, which admission bounds.
+    body = filled(*BODIES["unknown fields of a message"], max_size=MAX_JSON_SIZE)
+    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
+        running = await start_gateway(
+            verifiers=addresses,
+            tokenizer=chat_folder,
+            http_listen="127.0.0.1:0",
+            draft_wait="never",
+        )
+        address = running.gateway.http_address
+        assert address is not None
+        await asyncio.to_thread(post, address, b"{}")
+        meter = LoopMeter()
+        with meter.measuring(), ThreadPoolExecutor(16) as clients:
+            answers = await asyncio.to_thread(
+                lambda: list(clients.map(post, [address] * 16, [body] * 16))
+            )
+        await running.gateway.stop()
+    assert [status for status, _ in answers] == [400] * 16
+    assert meter.longest_s < MAX_BUSY_S * slowness()
 
 
 @pytest.mark.parametrize(
