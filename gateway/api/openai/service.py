@@ -26,7 +26,8 @@ from gateway.requests.principal import Principal
 from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
-from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
+from servicekit.interceptors.access import CallerNotAllowedError, check_names
+from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger
 
 
@@ -42,6 +43,7 @@ class OpenAiApi:
         texts: ModelTexts,
         threads: TokenizerThreads,
         body_timeout_s: float,
+        max_connections: int,
         logger: Logger,
     ) -> None:
         """Args:
@@ -50,6 +52,7 @@ class OpenAiApi:
         allowed_clients: names of certificates that may call; empty: all.
         texts, threads: the frontend's.
         body_timeout_s: how long the body of a request may take.
+        max_connections: of the listener.
         logger: for errors that callers do not see.
         """
         self._frontend = frontend
@@ -57,7 +60,7 @@ class OpenAiApi:
         self._allowed_clients = allowed_clients
         self._texts = texts
         self._delivery = Delivery(texts=texts, threads=threads)
-        self._bodies = BodyReader(timeout_s=body_timeout_s)
+        self._bodies = BodyReader(timeout_s=body_timeout_s, max_connections=max_connections)
         self._logger = logger
         self._created = int(time.time())
 
@@ -120,11 +123,11 @@ class OpenAiApi:
     async def _complete(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        job = self._completion_job(await self._bodies.read(scope, receive))
+        job = self._completion_job(await self._bodies.read(scope, receive, principal.tenant))
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._chat_job(await self._bodies.read(scope, receive))
+        job = self._chat_job(await self._bodies.read(scope, receive, principal.tenant))
         await self._run(job, principal, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
@@ -228,7 +231,7 @@ class _Document:
 
 
 def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.access`)."""
+    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.callers`)."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if not given:
         return None
