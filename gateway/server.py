@@ -33,7 +33,7 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.channel import open_channel
 from servicekit.config import ConfigError
 from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
-from servicekit.interceptors.access import Caller
+from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger
 from servicekit.server import Server
 from servicekit.tls import channel_credentials
@@ -132,6 +132,7 @@ class GatewayServer:
             texts=texts,
             threads=threads,
             body_timeout_s=config.server.request_timeout_s,
+            max_connections=config.server.max_concurrent_calls,
             logger=logger,
         )
         self._unread_watch = UnreadWatch(

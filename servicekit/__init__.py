@@ -17,6 +17,7 @@ Knows nothing of what the services do: it could be its own project.
     tracing, spans  OpenTelemetry, where it is on; trace_context is the caller's span
     config          flags, environment and YAML into one validated model
     errors          domain exceptions to gRPC statuses and back
+    shares          how much of a room one of several parties may take
     address, limits, logs; progress_log says how far what takes long is
 """
 

@@ -27,8 +27,9 @@ from servicekit.address import Address, parse_address
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
 from servicekit.grpc_stop import GrpcStop
-from servicekit.interceptors.access import AccessInterceptor, Caller
+from servicekit.interceptors.access import AccessInterceptor
 from servicekit.interceptors.bounds import BoundsInterceptor
+from servicekit.interceptors.callers import Caller
 from servicekit.interceptors.error_mapping import ErrorInterceptor
 from servicekit.interceptors.request_id import RequestIdInterceptor
 from servicekit.interceptors.rpc_metrics import MetricsInterceptor

@@ -14,8 +14,8 @@ from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.api.unread_watch import UnreadWatch
 from gateway.requests.authenticator import Authenticator
-from servicekit.interceptors.access import caller_of
 from servicekit.interceptors.base import end_of_call_s
+from servicekit.interceptors.callers import caller_of
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 

@@ -4,11 +4,8 @@ Owns both counts, in all and by tenant. A choice waits until its first output co
 verifier has its prompt to compute, and how long that takes depends on the sum of prompts, not on
 their number. On the event loop. Knows no request.
 
-A tenant is refused more than its quotas, and more than its share: what one tenant holds may be at
-most `_MAX_SHARE` times what is free afterwards. So one tenant alone gets four fifths of the limit,
-two greedy ones four ninths each, and a tenant that holds nothing always finds room. The share is
-that of dynamic thresholds for shared buffers (Choudhury and Hahne, 1998): it needs no list of
-tenants and leaves little unused. Where clients are not authenticated there are no shares.
+A tenant is refused more than its quotas, and more than its share (`servicekit.shares`). Where
+clients are not authenticated there are no shares.
 """
 
 import asyncio
@@ -18,8 +15,7 @@ from collections.abc import Callable
 from gateway.errors import RETRY_AFTER_MS, OverloadedError, UnavailableError
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.retry_hint import RetryHint
-
-_MAX_SHARE = 4
+from servicekit.shares import leaves_room
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,9 +166,8 @@ class Admission:
 
 
 def _leaves_room(principal: Principal, *, held: int, added: int, num_free: int) -> bool:
-    """Whether a tenant's share allows it to hold more; it does if the tenant holds nothing."""
-    has_share = bool(principal.tenant) and held > 0
-    return not has_share or held + added <= _MAX_SHARE * (num_free - added)
+    """Whether a tenant's share allows it to hold more."""
+    return not principal.tenant or leaves_room(held=held, added=added, num_free=num_free)
 
 
 class AdmittedRequest:

@@ -8,5 +8,6 @@ statuses. Knows no service: the error table, the limits and the metrics registry
     access         who may call
     bounds         how many calls run, and how many requests are received, at a time
     error_mapping  innermost: request limits, and exceptions to statuses
+    callers        a caller's certificate and token
     base           the common base class, and handlers of all four shapes as coroutines
 """

@@ -5,8 +5,8 @@ answered once the request has arrived, which may take `request_timeout_s`. At mo
 `MAX_RECEIVED_AT_ONCE` requests are received at a time, `MAX_RECEIVED_PER_CONNECTION` of them over
 one connection.
 
-A caller who is known, by token or certificate, gets a share of both, however many connections it
-has: one that opens calls and sends nothing delays nobody else.
+A caller who is known, by token or certificate, gets a share of both (`servicekit.shares`), however
+many connections it has: one that opens calls and sends nothing delays nobody else.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 
 from servicekit.errors import ErrorTable, MalformedRequestError, RequestError, to_status
-from servicekit.interceptors.access import caller_of
 from servicekit.interceptors.base import (
     CallFailedError,
     CallInterceptor,
@@ -26,6 +25,8 @@ from servicekit.interceptors.base import (
     behaviour_of,
     rebuild,
 )
+from servicekit.interceptors.callers import caller_of
+from servicekit.shares import leaves_room
 
 #: Requests received at a time, each of up to `MAX_RECEIVE_BYTES`: so the requests that no handler
 #: has seen yet hold at most 320 MiB. Further ones wait at their clients, except for what fits a
@@ -38,10 +39,6 @@ MAX_RECEIVED_PER_CALLER = 16
 #: Of these, over one connection: a client that announces requests and does not send them delays
 #: nobody else.
 MAX_RECEIVED_PER_CONNECTION = 8
-
-# The calls of one caller are at most so many times what is free beside them: one alone gets four
-# fifths, and one that has none always finds room.
-_MAX_SHARE = 4
 
 # When a caller that was refused may retry.
 _RETRY_AFTER_MS = 1_000
@@ -126,7 +123,7 @@ class BoundsInterceptor(CallInterceptor):
         if num_free < 1:
             raise _too_many(f"{self._num_calls} calls are in flight, the maximum")
         held = self._num_calls_of[caller]
-        if caller != _ANYBODY and held and held + 1 > _MAX_SHARE * (num_free - 1):
+        if caller != _ANYBODY and not leaves_room(held=held, added=1, num_free=num_free):
             raise _too_many(f"{held} calls of this caller are in flight, its share")
 
     async def _receive(self, context: Context, caller: _Caller, method: str) -> Any:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable
-from servicekit.interceptors.access import Caller
+from servicekit.interceptors.callers import Caller
 from servicekit.server import Server
 from tests.servicekit.factories import SERVICE, make_server
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable, RequestError
-from servicekit.interceptors.access import Caller
+from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger, get_logger
 from servicekit.server import Server
 

@@ -9,7 +9,8 @@ import trustme
 
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
+from servicekit.interceptors.access import CallerNotAllowedError, check_names
+from servicekit.interceptors.callers import Caller
 from servicekit.tls import read_server_certificate
 from tests.servicekit.factories import SERVICE, call, check_health, make_server
 

@@ -1,16 +1,19 @@
 """Receiving a request's body, and noticing that its client is gone.
 
-Owns the bounds on bodies: on one, on all that are being received, and on how long one may take.
+Owns the bounds on bodies: on one, on all that are being received, on a tenant's share of these, and
+on how long one may take.
 """
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from starlette.types import Receive, Scope
 
 from gateway.api.openai.errors import ApiError
 from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.shares import leaves_room
 
 # Of all bodies that are being received; as much as gRPC receives at a time.
 _MAX_RECEIVED_BYTES = 64 * MAX_MESSAGE_BYTES
@@ -23,20 +26,40 @@ class ClientGoneError(Exception):
 class BodyReader:
     """Receives the bodies of one listener's requests."""
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, max_connections: int) -> None:
         """Args:
         timeout_s: how long a body may take.
+        max_connections: each body that is being received has one.
         """
         self._timeout_s = timeout_s
+        self._max_connections = max_connections
         self._num_bytes = 0
+        # By tenant; those without any are left out.
+        self._num_bodies: Counter[str] = Counter()
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
+    async def read(self, scope: Scope, receive: Receive, tenant: str) -> bytes:
         """The whole body of a request of type JSON.
+
+        Args:
+            tenant: its client's; "": clients are not authenticated, and there are no shares.
 
         Raises:
             ApiError: it is of another type, too large or too slow, or too many are being received.
             ClientGoneError: the client went away.
         """
+        held = self._num_bodies[tenant]
+        num_free = self._max_connections - self._num_bodies.total()
+        if tenant and not leaves_room(held=held, added=1, num_free=num_free):
+            raise _too_many(f"{held} other requests of this client are being received, its share")
+        self._num_bodies[tenant] += 1
+        try:
+            return await self._read(scope, receive)
+        finally:
+            self._num_bodies[tenant] -= 1
+            if not self._num_bodies[tenant]:
+                del self._num_bodies[tenant]
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         # Other types are what pages of other origins may send without asking.
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -65,13 +88,7 @@ class BodyReader:
                     if num_bytes > MAX_MESSAGE_BYTES:
                         raise _too_large()
                     if self._num_bytes > _MAX_RECEIVED_BYTES:
-                        raise ApiError(
-                            429,
-                            f"{before} bytes of other requests are being received",
-                            kind="rate_limit_error",
-                            code="rate_limit_exceeded",
-                            headers={"retry-after": "1"},
-                        )
+                        raise _too_many(f"{before} bytes of other requests are being received")
         except TimeoutError:
             raise ApiError(
                 408,
@@ -113,6 +130,16 @@ async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
 
 def _unsupported(message: str) -> ApiError:
     return ApiError(415, message, code="unsupported_media_type")
+
+
+def _too_many(message: str) -> ApiError:
+    return ApiError(
+        429,
+        message,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"retry-after": "1"},
+    )
 
 
 def _too_large() -> ApiError:

@@ -29,7 +29,8 @@ from gateway.requests.principal import Principal
 from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
-from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
+from servicekit.interceptors.access import CallerNotAllowedError, check_names
+from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger
 
 # Counted and parsed in some milliseconds, whatever it holds.
@@ -50,6 +51,7 @@ class OpenAiApi:
         texts: ModelTexts,
         threads: TokenizerThreads,
         body_timeout_s: float,
+        max_connections: int,
         logger: Logger,
     ) -> None:
         """Args:
@@ -58,6 +60,7 @@ class OpenAiApi:
         allowed_clients: names of certificates that may call; empty: all.
         texts, threads: the frontend's.
         body_timeout_s: how long the body of a request may take.
+        max_connections: of the listener.
         logger: for errors that callers do not see.
         """
         self._frontend = frontend
@@ -65,7 +68,7 @@ class OpenAiApi:
         self._allowed_clients = allowed_clients
         self._texts = texts
         self._delivery = Delivery(texts=texts, threads=threads)
-        self._bodies = BodyReader(timeout_s=body_timeout_s)
+        self._bodies = BodyReader(timeout_s=body_timeout_s, max_connections=max_connections)
         self._long_bodies = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())
@@ -133,22 +136,22 @@ class OpenAiApi:
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         with self._refusals_counted(principal):
-            job = await self._completion_job(scope, receive)
+            job = await self._completion_job(scope, receive, principal.tenant)
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         with self._refusals_counted(principal):
-            job = await self._chat_job(scope, receive)
+            job = await self._chat_job(scope, receive, principal.tenant)
         await self._run(job, principal, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
-    async def _completion_job(self, scope: Scope, receive: Receive) -> Job:
-        parsed, _ = await self._parse(schema.CompletionRequest, scope, receive)
+    async def _completion_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
+        parsed, _ = await self._parse(schema.CompletionRequest, scope, receive, tenant)
         return completion_job(parsed, allows_trace=self._frontend.allows_trace(parsed.model))
 
-    async def _chat_job(self, scope: Scope, receive: Receive) -> Job:
-        parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive)
+    async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
+        parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive, tenant)
         model = self._frontend.find_model(parsed.model)
         text = None if model is None else self._texts.find(model.tokenizer_digest)
         if text is not None and text.chat_template is None:
@@ -166,9 +169,11 @@ class OpenAiApi:
             allows_trace=self._frontend.allows_trace(parsed.model),
         )
 
-    async def _parse(self, model: type[_R], scope: Scope, receive: Receive) -> tuple[_R, int]:
+    async def _parse(
+        self, model: type[_R], scope: Scope, receive: Receive, tenant: str
+    ) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
-        body = await self._bodies.read(scope, receive)
+        body = await self._bodies.read(scope, receive, tenant)
         if len(body) <= _SHORT_BODY_BYTES:
             requests.check_size(body)
             return requests.parse(model, body), len(body)
@@ -268,7 +273,7 @@ class _Document:
 
 
 def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.access`)."""
+    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.callers`)."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if not given:
         return None

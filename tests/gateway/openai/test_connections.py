@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
 from servicekit.config import ServerOptions
+from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_server import PATIENCE_S
@@ -83,6 +85,30 @@ async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartAp
             await reader.readuntil(b"}}")
         writer.write(body[:-1])
         assert await until_closed(reader) == b""
+
+
+async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
+    start_api: StartApi, verifier: ScriptedVerifier, tmp_path: Path
+) -> None:
+    verifier.play(lambda opened: [300])
+    clients = write_clients(
+        tmp_path / "clients.yaml", silent={"tokens": ["silent"]}, other={"tokens": ["other"]}
+    )
+    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=10)
+    running = await start_api(server=options, clients=clients)
+    silent = {"authorization": "Bearer silent"}
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(8):
+            _, writer = await stack.enter_async_context(connection(running))
+            writer.write(request_bytes("/v1/completions", b"{", content_length="9", **silent))
+        async with asyncio.timeout(PATIENCE_S):
+            # Its heads come in their own time.
+            while (answer := await post(running, "/v1/completions", BODY, **silent)).status != 429:
+                pass
+        assert answer.error["code"] == "rate_limit_exceeded"
+        assert answer.headers["retry-after"] == "1"
+        other = {"authorization": "Bearer other"}
+        assert (await post(running, "/v1/completions", BODY, **other)).status == 200
 
 
 async def test_a_stream_may_take_longer_than_a_request(

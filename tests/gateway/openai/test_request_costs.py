@@ -161,8 +161,10 @@ async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
 ) -> None:
     read = BodyReader.read
 
-    async def read_counted(reader: BodyReader, scope: Scope, receive: Receive) -> bytes:
-        return CountedBody(await read(reader, scope, receive))
+    async def read_counted(
+        reader: BodyReader, scope: Scope, receive: Receive, tenant: str
+    ) -> bytes:
+        return CountedBody(await read(reader, scope, receive, tenant))
 
     monkeypatch.setattr(BodyReader, "read", read_counted)
     monkeypatch.setattr(CountedBody, "num_freed", 0)
