@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tests.verifier.goodness_of_fit import follows
 from verifier.sampling import Sampling
 from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, accept_rows, race
+from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 
@@ -424,6 +427,78 @@ def logits() -> torch.Tensor:
     logits = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     logits[[2, 3, 4], RIGHT_DRAFTS] += 40
     return logits
+
+
+class Masked:
+    """A constraint whose masks are given; says of tokens what they say, or asks for the masks."""
+
+    def __init__(self, is_allowed: npt.NDArray[np.bool_], *, tells: bool) -> None:
+        """`is_allowed`: [K + 1, V]."""
+        self._is_allowed = is_allowed
+        self._tells = tells
+        self.num_asked = 0
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        rows = range(len(token_ids))
+        return self._tells and bool(self._is_allowed[rows, token_ids].all())
+
+    def allowed(self, draft_token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        self.num_asked += 1
+        bits = np.packbits(self._is_allowed, axis=-1, bitorder="little")
+        return bits.view(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_tell"),
+    [
+        ({}, True),
+        ({"temperature": 0.7, "seed": 3}, False),
+        ({"frequency_penalty": 0.9}, False),
+        ({"logit_bias": ((2, 1.5),)}, False),
+        ({"min_new_tokens": 9}, False),
+    ],
+)
+def test_masks_are_not_asked_for_where_the_likeliest_tokens_are_allowed(
+    fields: dict[str, Any], may_tell: bool
+) -> None:
+    """And the tokens are those that they would give, with and without drafts."""
+    draw = np.random.default_rng(8)
+    sampling = Sampling(is_constrained=True, **fields)
+    num_asked = num_steps = 0
+    for _ in range(300):
+        num_drafts, vocab_size = int(draw.integers(0, 4)), 32
+        # Ties, and rows that cannot be used.
+        logits = draw.integers(0, 5, (num_drafts + 1, vocab_size)).astype(np.float32)
+        logits[draw.random(num_drafts + 1) < 0.1, 3] = np.nan
+        drafts = logits.argmax(axis=-1)[:-1]
+        drafts[draw.random(num_drafts) < 0.2] = 1
+        is_allowed = draw.random(logits.shape) < 0.8
+        verdicts = []
+        for tells in (True, False):
+            constraint = Masked(is_allowed, tells=tells)
+            adjustments = Adjustments(
+                sampling, prompt_length=1, stop_token_ids=frozenset({2}), constraint=constraint
+            )
+            adjustments.count([1, 4])
+            history = History(adjustments=adjustments, draft_token_ids=drafts.tolist())
+            verdicts.append(
+                verify(
+                    logits,
+                    [JudgedSequence(sampling=sampling, history=history, first_position=2)],
+                    draft_token_ids=drafts,
+                    num_draft_tokens=ints([num_drafts]),
+                )
+            )
+            num_asked += constraint.num_asked * tells
+        assert_same_verdict(*verdicts)
+        num_steps += 1
+    assert 0 < num_asked < num_steps if may_tell else num_asked == num_steps
+
+
+def assert_same_verdict(one: Verdict, other: Verdict) -> None:
+    assert one.is_finite.tolist() == other.is_finite.tolist()
+    assert one.num_accepted_tokens.tolist() == other.num_accepted_tokens.tolist()
+    assert one.output_token_ids.tolist() == other.output_token_ids.tolist()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -47,9 +47,8 @@ class StepResult(NamedTuple):
 class StepHandle(Protocol):
     """A step under way. First `wait` is called, then `result`, each once.
 
-    The masks of a step's grammars are computed between `launch` and `result`. Those of a model that
-    computes at launch are there when `wait` is called, and not before. With any other model,
-    another thread computes them during `wait`, which must not ask for any.
+    With a model that computes at launch, the masks of a step's grammars are there when `wait` is
+    called, and not before. With any other model, what asks for masks computes them.
     """
 
     def wait(self) -> None:

@@ -11,7 +11,6 @@ the events would make gateways and clients compete. Where a session makes the hi
 at once.
 """
 
-import contextlib
 import itertools
 import threading
 import time
@@ -53,7 +52,6 @@ from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import ScoringMethod, Sequence
-from verifier.structured.masks_ahead import MasksAhead
 
 Result = TypeVar("Result")
 
@@ -112,7 +110,6 @@ class Engine:
         self._committer = Committer(
             self._table, drafters=drafters, faults=self._faults, observer=observer
         )
-        self._masks = MasksAhead()
         self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
@@ -137,14 +134,12 @@ class Engine:
         # A device computes meanwhile.
         self._drafters.flush()
         self._flush()
-        self._masks.begin(batch.grammars)
         if self._computes_at_launch:
-            # `wait` begins with them.
-            ranged("masks", self._masks.finish)
+            # Beside the device. On a host nothing would run beside them, and few are needed.
+            ranged("masks", batch.compute_masks)
         self._inbox.computing_since_s = time.monotonic()
         ranged("forward", handle.wait)
         clock.end("forward")
-        ranged("masks", self._masks.finish)
         result = ranged("verify", handle.result)
         clock.end("verify")
         batch.reject_failed(self._table, layout, result, fail)
@@ -218,19 +213,18 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            with contextlib.closing(self._masks):
-                while True:
-                    self._inbox.handle(timeout_s=0.0)
-                    if self._inbox.is_stopping:
-                        break
-                    self._reject_idle()
-                    self._drafters.tick()
-                    if not self.step():
-                        self._drafters.flush()
-                        self._flush()
-                        self._inbox.resolve_idle()
-                        self._inbox.handle(timeout_s=self._idle_wait_s())
-                self._drafters.stop()
+            while True:
+                self._inbox.handle(timeout_s=0.0)
+                if self._inbox.is_stopping:
+                    break
+                self._reject_idle()
+                self._drafters.tick()
+                if not self.step():
+                    self._drafters.flush()
+                    self._flush()
+                    self._inbox.resolve_idle()
+                    self._inbox.handle(timeout_s=self._idle_wait_s())
+            self._drafters.stop()
         except BaseException as error:
             self.stopped.set_exception(error)
         else:

@@ -6,6 +6,7 @@ chunks. The latter stand at the end of the batch, are computed like prompts and 
 under batch expansion, each of their draft rows attends alone.
 """
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from verifier.sampling.scored_rows import (
 )
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod, Sequence
-from verifier.structured.masks_ahead import Asked
 
 # Ends a sequence that raised an exception.
 Fail = Callable[[Sequence, Fault, Exception], None]
@@ -80,14 +80,13 @@ class StepBatch:
         self._failures: dict[int, Exception] = {}
         self.entries = [self._entry(item) for item in self.scheduled]
 
-    @property
-    def grammars(self) -> list[Asked]:
-        """The grammars that `sampled` follow, and the drafts that they verify."""
-        return [
-            (item.sequence.grammar, item.draft_token_ids)
-            for item in self.sampled
-            if item.sequence.grammar is not None
-        ]
+    def compute_masks(self) -> None:
+        """Computes the masks of the grammars that `sampled` follow; they keep them."""
+        for item in self.sampled:
+            if item.sequence.grammar is not None:
+                # Whoever asks for the masks meets it again, and knows which sequence it ends.
+                with contextlib.suppress(Exception):
+                    item.sequence.grammar.allowed(item.draft_token_ids)
 
     def sampling(self, rule: AcceptanceRule) -> StepSampling:
         """What `sampled` are verified with. A sequence that makes this raise takes part in the step

@@ -88,6 +88,10 @@ class Adjustments:
         self._bias_token_ids = np.array([i for i, _ in sampling.logit_bias], dtype=np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float64)
         self._stop_token_ids = np.array(sorted(stop_token_ids), dtype=np.int64)
+        # Whether nothing but the grammar changes logits.
+        self._only_masks = not (
+            self._counts_tokens or sampling.logit_bias or sampling.min_new_tokens
+        )
 
     def count(self, token_ids: SequenceOf[int]) -> None:
         """Counts the sequence's tokens that it has not counted yet.
@@ -113,6 +117,17 @@ class Adjustments:
         num_prompt = max(0, min(self.prompt_length - start, len(added)))
         for tokens, weight in ((added[:num_prompt], 0), (added[num_prompt:], 1)):
             self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
+
+    def keep(self, likeliest: SequenceOf[int]) -> bool:
+        """Whether the likeliest tokens of rows are the likeliest ones after the adjustments, too:
+        only a grammar adjusts, and it allows them. False: the adjusted rows tell.
+
+        Args:
+            likeliest: of the next row, and of each row after the token before.
+        """
+        if self.constraint is None or not self._only_masks:
+            return False
+        return self.constraint.allows(likeliest)
 
     def for_drafts(self, draft_token_ids: SequenceOf[int]) -> Adjusting:
         """For a row that follows all counted tokens, and a row after each draft."""

@@ -13,6 +13,12 @@ import numpy.typing as npt
 class Constraint(Protocol):
     """Of one sequence. Owned by the thread that verifies it."""
 
+    def allows(self, token_ids: SequenceOf[int]) -> bool:
+        """Whether these tokens, one or more, may come next. It takes less time than masks.
+
+        False: they may not, the grammar is too complex here, or only masks tell.
+        """
+
     def allowed(self, draft_token_ids: SequenceOf[int]) -> npt.NDArray[np.int32]:
         """Which tokens may come next, and after each of K drafts.
 

@@ -115,7 +115,8 @@ def verify(
         zip(sequences, num_draft_tokens.tolist(), strict=True)
     ):
         sampling, end = sequence.sampling, start + num_drafts + 1
-        if not sampling.is_greedy or sampling.adjusts_logits:
+        is_free = sampling.is_greedy and not sampling.adjusts_logits
+        if not is_free and not _are_sampled(sampled[start:end], sequence):
             _sample_rows(
                 logits[start:end],
                 is_usable[start:end],
@@ -215,6 +216,23 @@ def verify_isolating_faults(
         is_finite=is_finite,
         logprobs=logprobs,
     )
+
+
+def _are_sampled(likeliest: IntArray, sequence: JudgedSequence) -> bool:
+    """Whether a sequence samples the likeliest tokens of its rows, up to the last row that counts.
+    False: the adjusted rows tell.
+
+    Args:
+        likeliest: [K + 1].
+    """
+    adjustments, drafts = sequence.history.adjustments, sequence.history.draft_token_ids
+    if adjustments is None or not sequence.sampling.is_greedy:
+        return False
+    token_ids: list[int] = likeliest.tolist()
+    num_accepted = 0
+    while num_accepted < len(drafts) and token_ids[num_accepted] == drafts[num_accepted]:
+        num_accepted += 1
+    return adjustments.keep(token_ids[: num_accepted + 1])
 
 
 @kernel

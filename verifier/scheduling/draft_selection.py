@@ -41,7 +41,7 @@ def draft_within_limits(sequence: Sequence) -> SelectedDraft:
     up to the last that could be accepted.
     """
     grammar = sequence.grammar
-    if not sequence.has_draft and grammar is None:
+    if not sequence.can_draft or (grammar is None and not sequence.draft_buffer):
         return _NO_DRAFT
     length, buffer = len(sequence.token_ids), sequence.draft_buffer
     # A draft needs room for itself and one more.

@@ -12,6 +12,7 @@ Each sequence gets matchers of its own, because copies of one share what they co
 import atexit
 import contextlib
 import enum
+import functools
 import json
 import re
 import threading
@@ -59,6 +60,10 @@ _LARK_TOKEN = re.compile(
 # The library descends a frame for each rule that leads to another one, and a grammar within the
 # limits of the wire may be a chain of thousands. Memory is used as far as the stack grows.
 _STACK_BYTES = 512 << 20
+# What texts that must come may begin with: how many answers are kept, and of how long a text. Most
+# texts are short and come again.
+_MAX_BEGINNINGS = 4096
+_MAX_TEXT_BYTES = 64
 
 
 class GrammarKind(enum.Enum):
@@ -217,20 +222,19 @@ class Grammars:
         with self._changed:
             self._jobs.pop(future, None)
 
-    def _compile_observed(self, tokenizer: LLTokenizer | None, job: "_Job") -> GrammarState:
+    def _compile_observed(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
         start_s = time.perf_counter()
         can_be_used = False
         try:
-            state = self._compile(tokenizer, job.grammar, job.output_token_ids)
+            state = self._compile(tokenizer, job)
             can_be_used = True
             return state
         finally:
             if self._on_compiled is not None:
                 self._on_compiled(job.grammar.kind, can_be_used, time.perf_counter() - start_s)
 
-    def _compile(
-        self, tokenizer: LLTokenizer | None, grammar: Grammar, output_token_ids: Sequence[int]
-    ) -> GrammarState:
+    def _compile(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
+        grammar = job.grammar
         if tokenizer is None:
             raise UnsupportedFieldError(
                 "the model's tokenizer cannot be used for grammars", field=grammar.field
@@ -239,15 +243,17 @@ class Grammars:
             text = _written(grammar)
         except ValueError as error:
             raise _wrong(grammar, str(error)) from None
-        matcher, draft_matcher = (
-            LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS) for _ in range(2)
-        )
+        matcher = tokenizer.matcher(text)
         if matcher.is_error():
             raise _wrong(grammar, matcher.get_error())
         state = GrammarState(
-            matcher, draft_matcher, vocab_size=self._vocab_size, field=grammar.field
+            matcher,
+            tokenizer.matcher(text),
+            may_begin=tokenizer.may_begin,
+            vocab_size=self._vocab_size,
+            field=grammar.field,
         )
-        state.take_in(output_token_ids, 0)
+        state.take_in(job.output_token_ids, 0)
         # The first mask takes the longest; one that is too complex is refused here.
         state.allowed(())
         return state
@@ -262,15 +268,45 @@ class _Job:
     future: "Future[GrammarState]" = field(default_factory=Future)
 
 
-def _read_tokenizer(
-    path: Path, vocab_size: int, end_token_ids: Sequence[int]
-) -> LLTokenizer | None:
+class _Tokenizer:
+    """The library's, which can be used."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._begins = functools.lru_cache(_MAX_BEGINNINGS)(self._compute_begins)
+
+    def matcher(self, text: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+
+    def may_begin(self, text: bytes, token_id: int) -> bool:
+        """See `GrammarState`. For any thread.
+
+        True: the tokenizer begins the text with the token; or the token is longer than the text,
+        and the library forces no token of a text where an allowed one goes on after it.
+        """
+        return len(text) <= _MAX_TEXT_BYTES and self._begins(text, token_id)
+
+    def _compute_begins(self, text: bytes, token_id: int) -> bool:
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            # A part of a character, or a special token: matchers write such a text otherwise.
+            return False
+        if len(self._tokenizer.decode_bytes([token_id])) > len(text):
+            return True
+        first_id: int = self._tokenizer.tokenize_bytes(text)[0]
+        return first_id == token_id
+
+
+def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -> _Tokenizer | None:
     """None if the library cannot use it."""
     # A model may name end tokens that have no logit.
     end_token_ids = [each for each in end_token_ids if each < vocab_size]
     try:
-        return LLTokenizer(
-            path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=end_token_ids
+        return _Tokenizer(
+            LLTokenizer(
+                path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=end_token_ids
+            )
         )
     except BaseException:  # also what the library panics with
         return None

@@ -35,7 +35,7 @@ from tests.verifier.running_engine import (
     check_contract,
     no_link,
 )
-from tests.verifier.structured.test_masks_ahead import Watched
+from tests.verifier.structured.watched_grammar import WatchedGrammar
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import TritonBackend
@@ -399,7 +399,7 @@ def test_a_grammar_is_followed() -> None:
         assert re.fullmatch("(yes|no|perhaps){3}", text), text
 
 
-class HeldMasks(Watched):
+class HeldMasks(WatchedGrammar):
     """Computes the masks of each step when it is let."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -471,6 +471,9 @@ def test_a_sequence_whose_kv_is_not_finite_ends_alone() -> None:
 
 class Raising:
     """A constraint that fails."""
+
+    def allows(self, token_ids: object) -> bool:
+        return False
 
     def allowed(self, draft_token_ids: object) -> Any:
         raise ValueError("too complex")

@@ -25,6 +25,12 @@ class FixedMasks:
     def __init__(self, masks: MaskArray) -> None:
         self._masks = masks
 
+    def allows(self, token_ids: SequenceOf[int]) -> bool:
+        return all(
+            self._masks[row, token_id // 32] >> token_id % 32 & 1
+            for row, token_id in enumerate(token_ids)
+        )
+
     def allowed(self, draft_token_ids: SequenceOf[int]) -> MaskArray:
         return self._masks[: len(draft_token_ids) + 1]
 

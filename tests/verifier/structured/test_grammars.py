@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured import grammar_state
@@ -121,6 +121,158 @@ def test_a_row_after_drafts_allows_what_is_allowed_without_them(grammars: Gramma
         assert np.array_equal(state.allowed(drafts), np.stack(masks))
         # Asking changes nothing.
         assert np.array_equal(state.allowed(drafts), np.stack(masks))
+
+
+SCHEMA = json.dumps(
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 2,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 6},
+                "size": {"type": "integer"},
+                "is set": {"type": "boolean"},
+                "kind": {"enum": ["the total is 100", "the total is 12", "東京 x"]},
+            },
+            "required": ["name", "size", "is set", "kind"],
+            "additionalProperties": False,
+        },
+    }
+)
+CHECKED = [
+    (GrammarKind.JSON_SCHEMA, SCHEMA),
+    (GrammarKind.CHOICES, json.dumps(CHOICES)),
+    (GrammarKind.REGEX, "[a-z]+"),
+    (GrammarKind.REGEX, "(the total|the sum) is [0-9]{3}(, [a-z]{4}){2} isn't  it\\n\\n    x"),
+    (GrammarKind.LARK, 'start: a " end of it"\na[max_tokens=5]: /[a-z ]+/'),
+    (GrammarKind.LARK, 'start: a "the end"\na[stop="."]: /[a-z ]+/'),
+    (GrammarKind.LARK, 'start: a "the end"\na[suffix="."]: /[a-z ]+/'),
+    (GrammarKind.LARK, '%llguidance {"no_forcing": true}\nstart: "the total" /[ab]/ " and all"'),
+    (GrammarKind.LARK, 'start: "ab" <|end|> "total" <|end|> /[a-z]+/'),
+    (GrammarKind.LARK, f"start: /[xy]/ {json.dumps('isn t  def f(x): x ; ' * 5)} /[0-9]/"),
+]
+
+
+@pytest.fixture(scope="module", params=["words", "any text"])
+def json_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Path:
+    """A small one whose tokens are parts of JSON: of words, or also of the text between them."""
+    draw = random.Random(3)
+    texts = [
+        json.dumps(
+            [
+                {
+                    "name": draw.choice(["total", "naïve", "東京 x"]),
+                    "size": draw.randrange(1000),
+                    "is set": draw.random() < 0.5,
+                    "kind": "the total is 100",
+                }
+                for _ in range(4)
+            ],
+            ensure_ascii=False,
+        )
+        + " the end of it  \n\n   isn't "
+        for _ in range(50)
+    ]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=request.param == "words"
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=500,
+            special_tokens=["<|stop|>", "<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    path: Path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_a_token_is_allowed_as_its_mask_says(json_tokenizer: Path) -> None:
+    """Whatever is asked first, and wherever in a text that must come."""
+    vocab_size = Tokenizer.from_file(str(json_tokenizer)).get_vocab_size()
+    grammars = Grammars(json_tokenizer, vocab_size=vocab_size, end_token_ids=[END])
+    draw = random.Random(6)
+    num_ends = 0
+    for kind, text in CHECKED * 2:
+        masked, asked, resumed = (state_of(grammars, kind, text) for _ in range(3))
+        output: list[int] = []
+        for _ in range(50):
+            for state in (masked, asked, resumed):
+                state.take_in(output, 0)
+            expected = tokens_of(masked.allowed([])[0])
+            for token_id in range(vocab_size):
+                # As after a resumption: nothing is known of a text that has begun.
+                resumed._run, resumed._run_start, resumed._masks = [], -1, resumed._no_masks
+                if resumed.allows([token_id]) != (token_id in expected):
+                    # Once nothing but the end may come, only masks say so.
+                    assert expected == {token_id} == {END}, (text, output, token_id)
+                    num_ends += 1
+            some = [*draw.sample(range(vocab_size), 5), *sorted(expected - {END})[:2]]
+            assert [asked.allows([each]) for each in some] == [each in expected for each in some]
+            assert masked.error is asked.error is resumed.error is None
+            if expected == {END}:
+                break
+            output.append(draw.choice(sorted(expected - {END})))
+    assert num_ends > 5
+    grammars.close()
+
+
+def test_tokens_are_allowed_by_masks_where_these_are_there(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "ab*c")
+    a, b, c = (tokenizer.encode(each).ids[0] for each in "abc")
+    assert not state.allows([a, b]), "of several, only masks tell"
+    assert state.num_verifiable([a, b, b]) == 3
+    for token_ids in ([a], [a, b], [a, c], [a, b, b, b], [a, b, b, c]):
+        assert state.allows(token_ids)
+    for token_ids in ([b], [a, a], [a, b, b, a], [a, b, b, END]):
+        assert not state.allows(token_ids)
+    # Not the masks of these drafts.
+    assert not state.allows([a, b, c, c])
+    state.take_in([a], 0)
+    assert not state.allows([a])
+    assert state.allows([b])
+
+
+def test_a_step_with_drafts_costs_the_outputs_matcher_nothing(grammars: Grammars) -> None:
+    """What it computes counts against its limits, and drafts must not end an output."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    state.take_in(tokenizer.encode("x").ids, 0)
+    state._matcher = FailsOnce(state._matcher, "unsafe_compute_mask_ptr")  # type: ignore[assignment]
+    drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
+    assert state.num_possible(drafts) == state.num_verifiable(drafts) == 3
+    assert len(state.allowed(drafts)) == 4
+    state.take_in([*tokenizer.encode("x").ids, *drafts], 0)
+    with pytest.raises(OSError, match="a fault"):
+        state.allowed([])
+
+
+def test_a_short_text_that_must_come_is_not_written_as_tokens_to_allow_its_first(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write it takes longer than all else of a step."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    text = '{"name": "total", "size": 12, "is set": true, "kind": "the total is 100"}'
+    state = state_of(grammars, GrammarKind.JSON_SCHEMA, SCHEMA)
+
+    def write(matcher: LLMatcher) -> list[int]:
+        raise AssertionError
+
+    monkeypatch.setattr(grammar_state, "_forced_by", write)
+    output: list[int] = []
+    for token_id in tokenizer.encode(f"[{text}, {text}]").ids:
+        state.take_in(output, 0)
+        state._masks = state._no_masks
+        assert state.allows([token_id])
+        output.append(token_id)
 
 
 def test_drafts_are_cut_before_the_first_that_is_forbidden(grammars: Grammars) -> None:
@@ -296,6 +448,17 @@ def test_a_long_text_that_must_come_is_written_as_tokens_once(
     # At its beginning, and at its end with and without drafts.
     assert num_written <= 4
     assert num_filled <= 2
+    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
+    num_written = num_filled = 0
+    state.take_in(output[:1], 0)
+    assert state.allows(output[1:2])
+    # Nor is it looked for again.
+    state._matcher = FailsOnce(state._matcher, "compute_ff_bytes")  # type: ignore[assignment]
+    for end in range(2, len(output) - 10):
+        state.take_in(output[:end], 0)
+        assert state.allows([output[end]])
+    assert num_written <= 2
+    assert num_filled == 0
 
 
 def test_the_law_of_a_long_text_is_the_same_wherever_an_output_goes_on(grammars: Grammars) -> None:
@@ -374,23 +537,28 @@ class FailsOnce:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name == self._name:
-            self._name = ""
-            raise OSError("a fault")
-        return getattr(self._matcher, name)
+        if name != self._name:
+            return getattr(self._matcher, name)
+        self._name = ""
+        return self._fail
+
+    def _fail(self, *_: object) -> None:
+        raise OSError("a fault")
 
 
 @pytest.mark.parametrize(
-    ("field", "name"),
+    ("field", "name", "is_masked"),
     [
-        ("_matcher", "consume_tokens"),
-        ("_draft_matcher", "consume_tokens"),
-        ("_draft_matcher", "try_consume_tokens"),
-        ("_draft_matcher", "unsafe_compute_mask_ptr"),
+        ("_matcher", "consume_tokens", False),
+        ("_matcher", "compute_ff_bytes", False),
+        ("_matcher", "validate_tokens", False),
+        ("_draft_matcher", "consume_tokens", False),
+        ("_draft_matcher", "try_consume_tokens", True),
+        ("_draft_matcher", "unsafe_compute_mask_ptr", True),
     ],
 )
 def test_a_matcher_that_raises_gives_no_mask_of_a_wrong_state(
-    grammars: Grammars, field: str, name: str
+    grammars: Grammars, field: str, name: str, is_masked: bool
 ) -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     a, b = (tokenizer.encode(each).ids[0] for each in "ab")
@@ -399,7 +567,9 @@ def test_a_matcher_that_raises_gives_no_mask_of_a_wrong_state(
     setattr(state, field, FailsOnce(getattr(state, field), name))
     state.take_in([7, a], 1)
     asked: list[Callable[[], object]] = [
+        lambda: state.allowed([b, b]) if is_masked else state.allows([b]),
         lambda: state.allowed([b, b]),
+        lambda: state.allows([b]),
         lambda: state.num_verifiable([b]),
         lambda: state.num_possible([b]),
         lambda: state.forced(8),
@@ -473,11 +643,11 @@ def held_thread(
     began, end = threading.Event(), threading.Event()
     compile_as_before = Grammars._compile
 
-    def compile_held(self: Grammars, tokenizer: Any, grammar: Grammar, output: Any) -> GrammarState:
-        if grammar.text == "held":
+    def compile_held(self: Grammars, tokenizer: Any, job: Any) -> GrammarState:
+        if job.grammar.text == "held":
             began.set()
             assert end.wait(60)
-        return compile_as_before(self, tokenizer, grammar, output)
+        return compile_as_before(self, tokenizer, job)
 
     monkeypatch.setattr(Grammars, "_compile", compile_held)
     grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
