@@ -1,12 +1,17 @@
 """What holds for every test: how many cases, and which tests run."""
 
 import collections
+import os
 import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck
+
+# More threads than free cores stall each other: tiny operations become 100 times slower. Set before
+# torch is imported, also for processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Says for which processors numba compiles, before any test has it compile the verifier's kernels:
 # so all processes keep the same machine code.
@@ -87,8 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--long") and not config.getoption("--hypothesis-profile"):
-        hypothesis.settings.load_profile("long")
+    if config.getoption("--long"):
+        os.environ["TANDEM_TEST_LONG"] = "1"  # of `tests.volume.cases`, in processes of tests, too
+        if not config.getoption("--hypothesis-profile"):
+            hypothesis.settings.load_profile("long")
 
 
 @pytest.hookimpl(tryfirst=True)

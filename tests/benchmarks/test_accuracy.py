@@ -32,7 +32,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    torch.set_num_threads(1)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         BUNDLED_MODEL, dtype=torch.float32
     )

@@ -12,7 +12,7 @@ from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
 from benchmarks.peers.environments import InstallError
 from benchmarks.ratios import Interval
 from benchmarks.serving import __main__ as command
-from benchmarks.serving import throughput
+from benchmarks.serving import gateway_cost, host, load, throughput
 from benchmarks.serving.hop import batch_bytes
 from benchmarks.serving.report import table
 from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
@@ -39,15 +39,19 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
 
     monkeypatch.setattr(throughput, "python_of", refuses)
     monkeypatch.setattr(throughput, "DELAYS_MS", (0, 5))
+    monkeypatch.setattr(throughput, "REPLICAS_STREAMS", (1,))
+    monkeypatch.setattr(load, "STREAMS", 1)
+    monkeypatch.setattr(load, "FRACTIONS", (0.25, 1.0))
     measures = await run(
         tmp_path,
         *("hop", "stack", "openvino", "http", "spans", "structured"),
-        *("random", "delay", "simulation"),
+        *("random", "delay", "load", "replicas", "simulation"),
         streams=1,
     )
     assert [measure["row"] for measure in measures] == [
         *("hop", "stack", "openvino", "http", "http", "spans", "spans", "structured"),
-        *("structured", "random", "delay", "delay", "delay", "simulation", "simulation"),
+        *("structured", "random", "delay", "delay", "delay", *["load"] * 12, "replicas"),
+        *("simulation", "simulation"),
     ]
     for measure in measures:
         value = measure["value"]
@@ -67,25 +71,26 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     assert num_kilobytes is not None
     assert float(num_kilobytes[1]) > 0
     assert "ms per token" in str(processor_time["note"])
+    loads = [str(measure["what"]) for measure in measures if measure["row"] == "load"]
+    assert loads[:2] == ["TTFT p50 at 25%, on", "ITL p50 at 25%, on"]
+    [replicas] = (measure["what"] for measure in measures if measure["row"] == "replicas")
+    assert replicas == "two verifiers / one, renames"
     assert printed.err.count("starts the services: verifier\n") == 1
 
 
-async def test_the_rows_of_a_model_that_waits(tmp_path: Path) -> None:
-    host, gateway = await run(tmp_path, "host", "gateway", streams=64)
-    assert host["unit"] == "ms"
-    assert "less" in str(host["note"])
+async def test_the_rows_of_a_model_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not of 64 sequences, whose prompts take seconds.
+    monkeypatch.setattr(host, "GOALS", {4: 0.5})
+    monkeypatch.setattr(gateway_cost, "STREAMS", 4)
+    host_time, gateway = await run(tmp_path, "host", "gateway", streams=4)
+    assert host_time["unit"] == "ms"
+    assert "less" in str(host_time["note"])
     assert gateway["unit"] == "us"
     value = gateway["value"]
     assert isinstance(value, dict)
     assert 0 < value["median"] < 10_000
-
-
-async def test_latencies_under_load_and_replicas(tmp_path: Path) -> None:
-    measures = await run(tmp_path, "load", "replicas", streams=16)
-    loads = [str(measure["what"]) for measure in measures if measure["row"] == "load"]
-    assert len(loads) == 4 * 2 * 3
-    assert loads[:2] == ["TTFT p50 at 25%, on", "ITL p50 at 25%, on"]
-    assert measures[-1]["what"] == "two verifiers / one, renames"
 
 
 async def test_each_second_round_runs_in_the_opposite_order() -> None:

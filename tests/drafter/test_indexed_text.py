@@ -1,5 +1,6 @@
 """A text and its index: bytes, growth, entries, and how much one call indexes."""
 
+import itertools
 import random
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES
 from drafter.ngram.text import IndexedText, tokens_that_fit
 from tests.drafter.texts import MAX_TOKENS, propose_for, text_of
-from tests.volume import examples
+from tests.volume import cases, examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -202,25 +203,29 @@ texts = [make(i) for i in range(num_texts)]
 gc.collect()
 print(resident_bytes() - before, sum(text.allocated_bytes for text in texts))
 """
+# Texts, their tokens, and how many come at a time.
+AMOUNTS = [
+    (3000, 200, 500),
+    (600, 1500, 500),
+    (50, 20_000, 500),
+    (100, 32_000, 8192),
+    (7, 150_000, 500),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_texts", "num_tokens", "delta"),
-    [
-        (3000, 200, 500),
-        (600, 1500, 500),
-        (50, 20_000, 500),
-        (100, 32_000, 8192),
-        (7, 150_000, 500),
-    ],
+    ("tie", "amount"),
+    cases(
+        list(zip(itertools.cycle([Tie.EARLIEST, Tie.LONGEST]), AMOUNTS, strict=False)),
+        list(itertools.product([Tie.EARLIEST, Tie.LONGEST], AMOUNTS)),
+    ),
 )
-@pytest.mark.parametrize("tie", [Tie.EARLIEST, Tie.LONGEST])
 def test_reported_bytes_match_the_growth_of_the_process(
-    tie: Tie, num_texts: int, num_tokens: int, delta: int
+    tie: Tie, amount: tuple[int, int, int]
 ) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(num_texts), str(num_tokens), str(delta), tie.name],
+        [sys.executable, "-c", MEASURE, *map(str, amount), tie.name],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())

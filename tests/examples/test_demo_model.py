@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,15 +65,6 @@ PROMPT = re.compile(
     ),
     re.DOTALL,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Work this small loses more time to threads that wait for a busy core than it gains."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +265,9 @@ def test_chunked_loss_is_the_mean_over_the_kept_targets() -> None:
 def test_training_steps_lower_the_loss(few_files: list[NamedFile], tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     model = new_model()
+    # One layer; processors without bfloat16 take seconds for a step of all.
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
     sampler = RenameSampler(few_files, line_bounds=TRAINING_LINES, seed=1)
     inputs, targets = next(iter(PackedBatches(sampler, tokenizer, answer_only=True)))
     batch = (inputs[:2, :256], targets[:2, :256])

@@ -19,14 +19,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_NEW_TOKENS = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with example.local_drafter() as started:

@@ -1,7 +1,6 @@
 """Services as processes of their own, for tests that kill them."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import urllib.request
@@ -47,10 +46,7 @@ def service(name: str, *flags: str) -> Iterator[Service]:
         "",
         *flags,
     ]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=environ, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             addresses = parse_ready_line(process.stdout.readline())

@@ -34,7 +34,11 @@ def run(folder: Path, *options: str) -> tuple[str, list[str]]:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if "PYTEST" not in name}
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if "PYTEST" not in name and name != "TANDEM_TEST_LONG"
+        }
         | {
             "NOTES": str(folder / "notes"),
             # Other plugins cost a second each time.
@@ -77,3 +81,22 @@ def test_hypothesis_runs_a_share_of_the_cases(
     )
     _, notes = run(folder, *options)
     assert len(notes) == number
+
+
+@pytest.mark.parametrize(("options", "number"), [((), 1), (("--long",), 3)])
+def test_a_choice_of_cases_runs_also_in_processes_that_tests_start(
+    folder: Path, options: tuple[str, ...], number: int
+) -> None:
+    counted = "from volume import cases; print(cases(range(1), range(3)).stop)"
+    (folder / "test_cases.py").write_text(
+        RECORDING
+        + "import subprocess, sys\n"
+        + "from volume import cases\n"
+        + "@pytest.mark.parametrize('case', cases(range(1), range(3)))\n"
+        + "def test_case(case): record('case')\n"
+        + "def test_process():\n"
+        + f"    command = [sys.executable, '-c', {counted!r}]\n"
+        + "    record(subprocess.check_output(command, text=True).strip())\n"
+    )
+    _, notes = run(folder, *options)
+    assert notes == ["case"] * number + [str(number)]

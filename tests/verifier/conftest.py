@@ -1,4 +1,4 @@
-"""Fixtures of the verifier's tests: one torch thread, the bundled model, real servers."""
+"""Fixtures of the verifier's tests: the bundled model, real servers."""
 
 import contextlib
 import dataclasses
@@ -26,15 +26,6 @@ from verifier.engine.observation import EngineObserver
 from verifier.server import VerifierServer
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """More threads than free cores stall each other: tiny operations become 100 times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ tests/gpu/ runs them.
 """
 
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 pytestmark = pytest.mark.skipif(
@@ -179,8 +181,13 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
     assert len(compiled.different) == different
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    cases(
+        [(80, torch.float32), (89, torch.float16), (90, torch.bfloat16), (100, torch.bfloat16)],
+        list(itertools.product(UNITS, [torch.bfloat16, torch.float16, torch.float32])),
+    ),
+)
 def test_strict_products_compile_and_fit_and_all_use_one_instruction(
     compiled: Compiled, capability: int, dtype: torch.dtype
 ) -> None:

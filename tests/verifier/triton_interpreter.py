@@ -1,7 +1,8 @@
 """A process in which Triton's kernels are interpreted, on CPU tensors.
 
 Triton decides when it is imported whether kernels are interpreted or compiled. So they are
-interpreted in a process of its own, and other tests of this one may compile.
+interpreted in a process of its own, and other tests of this one may compile. Files of checks are
+tests of such a process (`run_checks`), of which this module is a plugin.
 
 Of the interpreter, products of matrices are replaced: its own are wrong for bfloat16, which numpy
 does not have, and in BLAS's order of summation, which differs from row to row of one product. On a
@@ -12,11 +13,19 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import subprocess
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.volume import Cases, cases
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -32,13 +41,63 @@ def interpreter() -> Iterator[Callable[..., None]]:
         yield call
 
 
-def replace_fp8_conversion() -> None:
-    """From float32, of the interpreter in this process: its own does not round to even, and loses
-    the carry where it rounds up to a power of two.
+def interpreted_cases(chosen: Cases, every: Cases) -> Cases:
+    """On a GPU, every case; here, a choice of them, as `cases` has it."""
+    return cases(chosen, every) if os.environ.get("TRITON_INTERPRET") == "1" else every
+
+
+def run_checks(*files: Path) -> None:
+    """Runs the tests of files in a process in which kernels are interpreted; all must pass."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [
+        *(sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", __name__),
+        # Those of the folders above import half of the project.
+        "--noconftest",
+        *map(str, files),
+    ]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    assert " passed" in ran.stdout
+    assert "skipped" not in ran.stdout
+
+
+def pytest_configure() -> None:
+    """Called where this module is a plugin."""
+    _prepare()
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    _prepare()
+    # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
+    warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
+
+
+def _prepare() -> None:
+    """The interpreter of this process."""
+    from triton.runtime import interpreter as its_module
+
+    its_module.InterpreterBuilder.create_dot = _create_dot
+    _patch_once(its_module)
+    _replace_fp8_conversion(its_module)
+
+
+def _patch_once(its_module: Any) -> None:
+    """Not at every launch, and at every call within a kernel: a third of the interpreter's time."""
+    import triton.language as tl
+
+    its_module._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    its_module._patch_lang = lambda function: its_module._LangPatchScope()
+
+
+def _replace_fp8_conversion(its_module: Any) -> None:
+    """From float32: its own does not round to even, and loses the carry where it rounds up to a
+    power of two.
     """
     import torch
     import triton.language as tl
-    from triton.runtime import interpreter as its_module
 
     own = its_module._convert_float
 
@@ -50,23 +109,6 @@ def replace_fp8_conversion() -> None:
         return converted.view(torch.uint8).numpy()
 
     its_module._convert_float = convert
-
-
-def _interpret() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
-    replace_products()
-    # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
-    warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
-
-
-def replace_products() -> None:
-    """Of the interpreter, in this process."""
-    from triton.runtime import interpreter as its_module
-
-    its_module.InterpreterBuilder.create_dot = _create_dot
 
 
 def _call(function: str, arguments: tuple[Any, ...]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import servicekit.kernels.memory as memory
 import verifier.cpu.decoder as decoder_module
 from tests.verifier.cpu.running_decoder import Array, Chunk, RunningDecoder, some_tokens, weights_of
+from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Rotary
 
 MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
@@ -141,7 +142,7 @@ def some_batches(vocab_size: int, draw: random.Random) -> list[list[Chunk]]:
     batches.append([chunk(length - MAX_NUM_TOKENS, MAX_NUM_TOKENS, MAX_NUM_TOKENS)])
     batches.append([chunk(length - 1, 1, 1)] * MAX_NUM_TOKENS)
     batches.append([chunk(0, 1, 1)] * MAX_NUM_TOKENS)
-    for _ in range(25):
+    for _ in range(cases(8, 25)):
         room, batch = MAX_NUM_TOKENS, []
         while room:
             size = min(room, draw.choice([1, draw.randint(1, 20), draw.randint(1, room)]))

@@ -18,6 +18,7 @@ from tests.verifier.cpu.running_decoder import (
     some_tokens,
     weights_of,
 )
+from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, FloatArray
 
 NUM_TOKENS = 1100
@@ -25,6 +26,7 @@ BLOCK_SIZES = (16, 32, 64)
 # Slots; the text takes 1,100 of them, and others run beside it.
 NUM_SLOTS = 6144
 BORDERS = (16, 17, 31, 192, 512, 1024)
+CUTS = cases((1024,), (1, 15, *BORDERS))
 SUBJECTS = [
     ("bundled", "float32"),
     ("bundled", "bfloat16"),
@@ -32,7 +34,7 @@ SUBJECTS = [
     ("mixtral", "bfloat16"),
     ("gemma2", "float32"),
     ("phi3_partial", "bfloat16"),
-    ("qwen3", "float16", "fp8"),
+    ("qwen3", "bfloat16", "fp8"),
     ("llama_biases", "bfloat16", "int8"),
 ]
 
@@ -101,7 +103,7 @@ def scattered(num_tokens: int, block_size: int, draw: random.Random) -> list[int
 @pytest.mark.parametrize(
     ("cuts", "block_size"),
     [
-        *zip([[border] for border in (1, 15, *BORDERS)], itertools.cycle(BLOCK_SIZES)),
+        *zip([[border] for border in CUTS], itertools.cycle(BLOCK_SIZES)),
         ([1, 2, 3, 5, 9, 14, 20, 33, 192, 512], 16),
         ([300, 301, 307, 819, 820], 32),
         (list(range(64, NUM_TOKENS, 64)), 64),
@@ -118,7 +120,7 @@ def test_a_prompt_in_chunks_and_scattered_blocks(
         subject.check_kept(running, blocks)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_threads", cases([1, 3], [1, 2, 3, 4]))
 def test_single_tokens_and_drafts_at_borders(subject: Subject, num_threads: int) -> None:
     """Right drafts, together or one by one (batch expansion), and wrong ones that are dropped."""
     draw = random.Random(num_threads)
@@ -146,7 +148,7 @@ def test_single_tokens_and_drafts_at_borders(subject: Subject, num_threads: int)
         subject.check_kept(running, blocks)
 
 
-@pytest.mark.parametrize("num_sequences", [2, 3, 7, 16, 33, 64])
+@pytest.mark.parametrize("num_sequences", cases([3, 16, 64], [2, 3, 7, 16, 33, 64]))
 def test_in_batches(subject: Subject, running: RunningDecoder, num_sequences: int) -> None:
     """Sequences at any place of the text: decodes, drafts, prefill chunks, all in one step."""
     draw = random.Random(num_sequences)
@@ -181,7 +183,7 @@ def test_a_batch_of_sequences_from_their_prompts_on(
     computed: dict[int, int] = {}
     tables: dict[int, list[int]] = {}
     num_finished = 0
-    for _ in range(60):
+    for _ in range(cases(30, 60)):
         while len(computed) < draw.randint(2, 12):
             number = max(computed, default=0) + 1
             num_hits = draw.choice([0, 0, draw.randint(1, 24)])

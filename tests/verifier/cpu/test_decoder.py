@@ -10,18 +10,21 @@ from transformers import AutoModelForCausalLM
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, some_tokens, weights_of
 from tests.verifier.cpu.test_loader import CONFIGS
+from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 NUM_TOKENS = 75
 BLOCKS = [7, 2, 9, 0, 4]
 # A prompt in two chunks, the second one across the windows' 20 tokens, single tokens, and drafts.
 SIZES = [17, 33, 1, 1, 9]
+# Kernels are compiled for each, which takes seconds.
 KINDS = [
     ("float32", "none"),
     ("bfloat16", "none"),
     ("float16", "none"),
-    ("float32", "int8"),
+    ("bfloat16", "int8"),
     ("bfloat16", "fp8"),
+    *cases([], [("float32", "int8"), ("float16", "fp8")]),
 ]
 
 

@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.workloads import rename_tasks
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, Chunk, RunningDecoder, weights_of
+from tests.volume import cases
 
-NUM_PROMPTS, NUM_AT_ONCE, NUM_TOKENS = 200, 20, 24
+NUM_PROMPTS, NUM_AT_ONCE, NUM_TOKENS = cases(60, 200), 20, 24
 BLOCKS_EACH = 64
 # Relative to the largest logit: two tokens that are closer are a tie for float32.
 NEAR = 1e-5

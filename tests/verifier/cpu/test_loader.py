@@ -132,11 +132,18 @@ CONFIGS: dict[str, Any] = {
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 
-def save(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
+def save(
+    folder: Path, name: str, dtype: torch.dtype = torch.float32, num_layers: int | None = None
+) -> Any:
     """Writes a random model of `CONFIGS` to a folder, norms and biases included."""
+    config = CONFIGS[name]()
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if hasattr(config, "layer_types"):
+            config.layer_types = config.layer_types[:num_layers]
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         for key, parameter in model.named_parameters():
             if "norm" in key or "bias" in key:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)

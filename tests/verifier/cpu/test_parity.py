@@ -69,12 +69,10 @@ def test_rounded_models_are_held_to_their_rounding(quantization: str, tmp_path: 
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    save(model, "llama")
     (tmp_path / "file").touch()
-    with started(subject(model), tmp_path / "file") as check:
-        check.verify(load(model))
-    assert not is_known(subject(model), tmp_path / "file")
+    with started(subject(tmp_path), tmp_path / "file") as check:
+        parity._keep(check._verdict, {"transformers": metadata.version("transformers")})
+    assert not is_known(subject(tmp_path), tmp_path / "file")
 
 
 def test_a_child_that_dies_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
-from tests.verifier.triton_interpreter import replace_fp8_conversion, replace_products
 from verifier.cpu.weights import Activation
 from verifier.gpu.experts import plain_mixture
 from verifier.gpu.fp8 import FP8, quantised
@@ -19,9 +18,6 @@ from verifier.gpu.kernels.mixture import TILE, max_num_tiles, mix
 from verifier.gpu.kernels.quantisation import quantise_rows
 
 ON_GPU = DEVICE.type == "cuda"
-if not ON_GPU:
-    replace_products()
-    replace_fp8_conversion()
 # The interpreter's bfloat16 is not a GPU's.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
 HIDDEN, SIZE = 48, 80  # neither fills its tiles

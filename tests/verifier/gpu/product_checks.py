@@ -10,20 +10,22 @@ import random
 import pytest
 import torch
 
-from tests.verifier.triton_interpreter import replace_products
+from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.product import PRODUCT_TILES, tile_for
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    replace_products()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # The interpreter's bfloat16 is not a GPU's.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
 STRICT = TritonOperations(is_strict=True)
 # Inputs and outputs: less than a tile, ragged ones, whole ones.
 SHAPES = [(16, 16), (40, 97), (64, 128), (200, 130), (272, 1)]
-NUM_ROWS = 130
+# Numbers of rows: around the ends of both tiles.
+COUNTS = interpreted_cases(
+    [1, 2, 15, 16, 17, 33, 63, 64, 65, 67], [*range(1, 34), 63, 64, 65, 128, 130]
+)
+NUM_ROWS = COUNTS[-1]
 if HAS_GPU:
     SHAPES += [(1024, 6144), (3072, 1024), (14336, 4096)]
 
@@ -36,7 +38,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 16, 17, 70])
+@pytest.mark.parametrize("num_rows", interpreted_cases([0, 1, 17, 70], [0, 1, 16, 17, 70]))
 def test_is_the_product_of_float64_rounded_once(
     num_rows: int, shape: tuple[int, int], has_bias: bool, dtype: torch.dtype
 ) -> None:
@@ -61,7 +63,7 @@ def alone(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", interpreted_cases(SHAPES[1:4], SHAPES))
 def test_bits_of_a_row_do_not_depend_on_the_batch(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
@@ -73,10 +75,9 @@ def test_bits_of_a_row_do_not_depend_on_the_batch(
     expected = alone(rows, weight, bias)
     # What could not differ would show nothing.
     assert len(expected.unique(dim=0)) > NUM_ROWS * 0.9
-    counts = [*range(1, 34), 63, 64, 65, 128, NUM_ROWS]
-    assert {tile_for(count, dtype) for count in counts} == set(PRODUCT_TILES[dtype])
+    assert {tile_for(count, dtype) for count in COUNTS} == set(PRODUCT_TILES[dtype])
     draw = random.Random(4)
-    for count in counts:
+    for count in COUNTS:
         chosen = torch.tensor(draw.sample(range(NUM_ROWS), count), device=DEVICE)
         assert torch.equal(STRICT.linear(rows[chosen], weight, bias), expected[chosen]), count
         start = draw.randint(0, NUM_ROWS - count)

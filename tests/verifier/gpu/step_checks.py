@@ -7,6 +7,7 @@ computed in plain torch.
 
 import contextlib
 import functools
+import itertools
 import re
 import tempfile
 import threading
@@ -36,6 +37,7 @@ from tests.verifier.running_engine import (
     no_link,
 )
 from tests.verifier.structured.watched_grammar import WatchedGrammar
+from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import TritonBackend
@@ -338,8 +340,13 @@ def greedy_by_transformers(name: str, prompt: list[int], count: int) -> list[int
     return token_ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("rule", list(AcceptanceRule))
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    interpreted_cases(
+        [("qwen3", AcceptanceRule.MATCH), ("mistral", AcceptanceRule.RATIO)],
+        list(itertools.product(["qwen3", "mistral"], AcceptanceRule)),
+    ),
+)
 def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) -> None:
     """Each step of all of them: chunks, drafts, penalties, logprobs, scored prompts."""
     requests = requests_of(97)
@@ -529,7 +536,7 @@ def test_more_sequences_come_and_go_than_there_are_slots() -> None:
     own, host = (decoder_of(weights_of("qwen3"), num_blocks=8, rule=each) for each in (rule, None))
     twins = Twins(own, host)
     sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.4)
-    for turn in range(4 * MAX_SEQS):
+    for turn in range(interpreted_cases(2, 4) * MAX_SEQS):
         scheduled, sequences = [], []
         for nth in range(1 + turn % MAX_SEQS):
             tokens = TEXT[nth : nth + 4 + turn % 7]

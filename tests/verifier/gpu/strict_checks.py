@@ -16,7 +16,7 @@ from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import Chunk, some_tokens
-from tests.verifier.triton_interpreter import replace_products
+from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.triton_paged import Splitting, TritonBackend
 from verifier.gpu import experts
 from verifier.gpu.kernels.mixture import mix
@@ -25,7 +25,6 @@ from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
-    replace_products()
     # Which a CPU's tensors would not get.
     experts.mixture_for = lambda device: mix
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -62,7 +61,8 @@ def running(weights: GpuWeights) -> RunningGpuDecoder:
 def subject(request: pytest.FixtureRequest) -> Subject:
     name, dtype = request.param
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), name, dtype)
+        # Of the interpreter's: with a window and without, with experts and without.
+        save(Path(folder), name, dtype, num_layers=None if HAS_GPU else 2)
         weights = load(Path(folder), device=DEVICE, operations=TritonOperations(is_strict=True))
         logits = running(weights).run_in_chunks(TEXT, [NUM_TOKENS], BLOCKS)
         if dtype is torch.float32:
@@ -79,7 +79,7 @@ def chunk(start: int, end: int, blocks: list[int], num_rows: int | None = None) 
     return Chunk(token_ids=TEXT[start:end], start=start, block_table=blocks, num_rows=rows)
 
 
-@pytest.mark.parametrize("sizes", [[17, 1, 1], [5, 2]])
+@pytest.mark.parametrize("sizes", interpreted_cases([[17, 1, 1]], [[17, 1, 1], [5, 2]]))
 def test_bits_do_not_depend_on_chunks(subject: Subject, sizes: list[int]) -> None:
     rows = subject.running().run_in_chunks(TEXT, sizes, BLOCKS[::-1])
     assert torch.equal(rows, subject.logits)
@@ -106,7 +106,7 @@ def test_bits_do_not_depend_on_the_batch(subject: Subject, num_sequences: int) -
     decoder = subject.running()
     draw = random.Random(num_sequences)
     decoder.run(chunk(0, NUM_TOKENS, BLOCKS, 1))
-    for _ in range(2):
+    for _ in range(interpreted_cases(1, 2)):
         chunks = []
         for _ in range(num_sequences):
             start = draw.randrange(NUM_TOKENS - 1)

@@ -19,6 +19,7 @@ from tests.verifier.gpu_sampling.device_batches import (
     verified_by_device,
     verified_by_host,
 )
+from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, is_sampled_on_device
 from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import AcceptanceRule
@@ -34,7 +35,7 @@ def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int, rule: Accept
     draw = np.random.default_rng([vocab_size, RULES.index(rule)])
     sampler = sampler_of(vocab_size, rule)
     num_accepted = 0
-    for _ in range(4):
+    for _ in range(interpreted_cases(3, 4)):
         cases = [some_case(draw, vocab_size, 4, rule) for _ in range(draw.integers(1, 7))]
         num_rows = sum(len(case.drafts) + 1 for case in cases)
         is_usable = draw.random(num_rows) < 0.95 if draw.random() < 0.5 else None

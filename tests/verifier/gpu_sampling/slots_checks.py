@@ -18,6 +18,7 @@ from tests.verifier.gpu_sampling.device_batches import (
     some_case,
     verified_by_host,
 )
+from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.kernels import choice, cut, rows
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.sampling.token_counts import TokenCounts
@@ -76,7 +77,8 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
     )
     running: dict[int, Case] = {}
     num_rewound = 0
-    for _ in range(40):
+    num_steps = interpreted_cases(20, 40)
+    for _ in range(num_steps):
         if running and draw.random() < 0.3:
             slot = int(draw.choice(list(running)))
             del running[slot]
@@ -111,7 +113,7 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
         assert_equal(verdict, verified_by_host(cases, rule))
         for case, tokens in zip(cases, verdict.output_token_ids.tolist(), strict=True):
             case.output += [token_id for token_id in tokens if token_id >= 0]
-    assert num_rewound > 5
+    assert num_rewound > num_steps // 8
 
 
 def test_misuse_of_slots() -> None:

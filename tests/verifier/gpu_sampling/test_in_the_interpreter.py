@@ -1,28 +1,13 @@
-"""The kernels in Triton's interpreter, in processes of their own: the interpreter is chosen by an
-environment variable before Triton is imported, for a whole process.
-"""
+"""The sampler's kernels in Triton's interpreter, in a process of its own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-CHECKS = sorted(path.name for path in FOLDER.glob("*_checks.py"))
+from tests.verifier.triton_interpreter import run_checks
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", CHECKS)
-def test_kernels_compute_what_the_host_computes(name: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    # `--noconftest`, since those of the folders above import Triton.
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--noconftest", str(FOLDER / name)]
-    ran = subprocess.run(
-        command, cwd=FOLDER.parents[2], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
-    assert " passed" in ran.stdout
-    assert "skipped" not in ran.stdout
+def test_kernels_compute_what_the_host_computes() -> None:
+    run_checks(*sorted(Path(__file__).parent.glob("*_checks.py")))
