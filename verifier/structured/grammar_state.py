@@ -12,6 +12,10 @@ from llguidance.numpy import fill_next_token_bitmask
 from verifier.errors import InvalidRequestError
 
 
+class GrammarPanicError(Exception):
+    """The grammar library panicked."""
+
+
 class GrammarState:
     """Implements `Constraint`. Owned by the thread that verifies its sequence.
 
@@ -60,7 +64,7 @@ class GrammarState:
         self._masks = self._no_masks = np.zeros((0, (vocab_size + 31) // 32), dtype=np.int32)
         self._masked_drafts: list[int] = []
         # What a matcher raised.
-        self._fault: BaseException | None = None
+        self._fault: Exception | None = None
 
     @property
     def error(self) -> InvalidRequestError | None:
@@ -205,10 +209,14 @@ class GrammarState:
         """Calls a matcher, or the tokenizer."""
         try:
             return function(*arguments)
-        except BaseException as error:
+        except Exception as error:
             self._fault = error
-            self._masks = self._no_masks
-            raise
+        except BaseException as panic:
+            # It is no Exception, and would end more than this sequence.
+            self._fault = GrammarPanicError(str(panic))
+            self._fault.__cause__ = panic
+        self._masks = self._no_masks
+        raise self._fault
 
     def _error_of(self, matcher: LLMatcher) -> InvalidRequestError | None:
         if not matcher.is_error():

@@ -1,6 +1,9 @@
-"""What steps ask of grammars, and when; what raises ends its own sequence only."""
+"""What steps ask of grammars, and when; what raises or panics ends its own sequence only."""
+
+from typing import cast
 
 import pytest
+from llguidance import LLMatcher
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, StartEngine, start_engine_with
@@ -10,6 +13,8 @@ from verifier.engine.messages import Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import InternalError, InvalidRequestError
 from verifier.sampling import Sampling
+from verifier.scheduling.sequence import DraftWait
+from verifier.structured.grammar_state import GrammarState
 
 PROMPT = [1, 2, 0, 2, 1, 0]
 GREEDY = Sampling(is_constrained=True)
@@ -82,3 +87,90 @@ def test_a_grammar_that_fails_ends_its_own_sequence(
         session.wait_end(each)
         assert session.output(each) == continue_by(hashed, PROMPT, 9)
     assert running.observer.faults == [Fault.VERIFY] * is_own
+
+
+class Panic(BaseException):
+    """As the library's: no Exception."""
+
+
+class PanickingMatcher:
+    """Follows whatever comes; its method `name` panics."""
+
+    def __init__(self, name: str, forced: list[int]) -> None:
+        """`forced`: the tokens of the text that must come, again and again."""
+
+        def panic(*_: object) -> None:
+            raise Panic
+
+        self._forced = forced
+        setattr(self, name, panic)
+
+    def is_error(self) -> bool:
+        return False
+
+    def consume_tokens(self, token_ids: list[int]) -> bool:
+        return True
+
+    def validate_tokens(self, token_ids: list[int]) -> int:
+        return len(token_ids)
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> bool:
+        return True
+
+    def compute_ff_bytes(self) -> bytes:
+        return b"text" if self._forced else b""
+
+    def compute_ff_tokens(self) -> list[int]:
+        return self._forced
+
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
+        raise AssertionError("not in these tests")
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("name", "forced", "drafts", "is_device"),
+    [
+        ("consume_tokens", [], [], False),
+        ("compute_ff_bytes", [], [], False),
+        ("compute_ff_tokens", [2], [], False),
+        ("validate_tokens", [], [], False),
+        ("unsafe_compute_mask_ptr", [], [], True),
+        ("validate_tokens", [2, 2, 2], [2, 2], False),
+        ("try_consume_tokens", [2, 2, 2], [2, 2], False),
+        ("rollback", [2, 2, 2], [2, 2], False),
+    ],
+)
+def test_a_panic_of_the_library_ends_its_own_sequence(
+    start_engine: StartEngine, name: str, forced: list[int], drafts: list[int], is_device: bool
+) -> None:
+    """When drafts are chosen, when masks are computed, and when tokens are sampled."""
+    running = start_engine()
+    matchers = (cast(LLMatcher, PanickingMatcher(name, forced)) for _ in range(2))
+    grammar = GrammarState(
+        *matchers, may_begin=lambda *_: False, vocab_size=running.model.vocab_size, field="field"
+    )
+    session = running.attach()
+    with running.held():
+        running.engine._computes_at_launch = is_device
+        other = session.open(PROMPT, max_new_tokens=9)
+        panicking = session.open(
+            PROMPT,
+            sampling=GREEDY,
+            grammar=grammar,
+            max_new_tokens=9,
+            num_speculative_tokens=len(drafts),
+            draft_wait=DraftWait.ALWAYS,
+        )
+    if drafts:
+        session.wait_decided(panicking, 1)
+        session.hint(panicking, len(PROMPT) + 1, drafts)
+    end = session.wait_end(panicking)
+    assert isinstance(end, Rejected)
+    assert isinstance(end.error, InternalError)
+    session.wait_end(other)
+    assert session.output(other) == continue_by(hashed, PROMPT, 9)
+    assert running.observer.faults == [Fault.SCHEDULE if drafts else Fault.VERIFY]
