@@ -351,7 +351,11 @@ class Session:
                 "too many tokens wait for their grammars", field=grammar.field, retry_after_ms=1000
             )
         compiling = asyncio.wrap_future(
-            self._grammars.compile(grammar, sequence.token_ids[sequence.prompt_length :])
+            self._grammars.compile(
+                grammar,
+                sequence.token_ids[sequence.prompt_length :],
+                is_drafted=sequence.num_speculative_tokens > 0,
+            )
         )
         uncompiled = _Uncompiled(sequence, compiling)
         self._uncompiled[sequence.sequence_id] = uncompiled

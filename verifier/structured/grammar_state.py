@@ -36,7 +36,7 @@ class GrammarState:
     def __init__(
         self,
         matcher: LLMatcher,
-        draft_matcher: LLMatcher,
+        draft_matcher: LLMatcher | None,
         *,
         may_begin: Callable[[bytes, int], bool],
         vocab_size: int,
@@ -45,7 +45,7 @@ class GrammarState:
         """Begins before the first output token.
 
         Args:
-            matcher, draft_matcher: its own, two of the same grammar.
+            matcher, draft_matcher: its own, two of the same grammar. None: nothing is drafted.
             may_begin: whether a text that must come may begin with a token that the grammar allows;
                 False: only the text as tokens tells.
             field: of the request, for errors.
@@ -138,6 +138,7 @@ class GrammarState:
         masks = self._masks[:num_rows]
         if len(masks) == num_rows:
             return masks
+        assert self._draft_matcher is not None, "drafts of a sequence that has none"
         if (error := self._error_of(self._draft_matcher)) is not None:
             raise error
         return np.pad(masks, ((0, num_rows - len(masks)), (0, 0)))
@@ -183,7 +184,7 @@ class GrammarState:
         """The matcher that tries drafts, after the present output; None: nothing is drafted."""
         self._go_on()
         matcher = self._draft_matcher
-        return None if matcher.is_error() else matcher
+        return None if matcher is None or matcher.is_error() else matcher
 
     def _go_on(self) -> None:
         """The matchers consume the output."""
@@ -192,7 +193,8 @@ class GrammarState:
         if self._new:
             self._masks = self._no_masks
             self._ask(self._matcher.consume_tokens, self._new)
-            self._ask(self._draft_matcher.consume_tokens, self._new)
+            if self._draft_matcher is not None:
+                self._ask(self._draft_matcher.consume_tokens, self._new)
             self._num_taken += len(self._new)
             self._new = []
 

@@ -201,7 +201,8 @@ def test_a_token_is_allowed_as_its_mask_says(json_tokenizer: Path) -> None:
     draw = random.Random(6)
     num_ends = 0
     for kind, text in CHECKED * 2:
-        masked, asked, resumed = (state_of(grammars, kind, text) for _ in range(3))
+        masked, asked = (state_of(grammars, kind, text) for _ in range(2))
+        resumed = grammars.compile(Grammar(kind, text), is_drafted=False).result(timeout=60)
         output: list[int] = []
         for _ in range(50):
             for state in (masked, asked, resumed):
@@ -239,6 +240,21 @@ def test_tokens_are_allowed_by_masks_where_these_are_there(grammars: Grammars) -
     state.take_in([a], 0)
     assert not state.allows([a])
     assert state.allows([b])
+
+
+def test_a_sequence_without_drafts_has_one_matcher(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    a, b, _ = drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
+    grammar = Grammar(GrammarKind.REGEX, "abc")
+    alone = grammars.compile(grammar, is_drafted=False).result(timeout=60)
+    other = grammars.compile(grammar).result(timeout=60)
+    assert other.forced(2)
+    assert alone.forced(2) == []
+    assert alone.num_possible(drafts) == alone.num_verifiable(drafts) == 0
+    for output in ([], [a], [a, b]):
+        alone.take_in(output, 0)
+        other.take_in(output, 0)
+        assert np.array_equal(alone.allowed([]), other.allowed([]))
 
 
 def test_a_step_with_drafts_costs_the_outputs_matcher_nothing(grammars: Grammars) -> None:

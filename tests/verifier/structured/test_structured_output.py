@@ -149,6 +149,28 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert not any(each.matched_ngram_length or each.source for each in decided)
 
 
+async def test_only_a_sequence_with_drafts_gets_a_second_matcher(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[GrammarState] = []
+    init = GrammarState.__init__
+
+    def keep(state: GrammarState, *matchers: Any, **fields: Any) -> None:
+        compiled.append(state)
+        init(state, *matchers, **fields)
+
+    monkeypatch.setattr(GrammarState, "__init__", keep)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    outputs = []
+    for count in (0, 4):
+        fields = {"num_speculative_tokens": count}
+        await session.open(constrained(f"a{count}", {"regex": "the total of it[0-9]{2}"}, **fields))
+        outputs.append(await finish(session, f"a{count}"))
+    assert outputs[0] == outputs[1]
+    assert [state._draft_matcher is not None for state in compiled] == [False, True]
+
+
 async def test_a_draft_into_what_is_too_complex_costs_no_token(
     start_verifier: StartVerifier,
 ) -> None:
@@ -264,7 +286,7 @@ async def test_what_waits_for_its_grammar_counts_as_waiting(
 ) -> None:
     """Otherwise its gateway would take the idle engine for a stuck one."""
     compiled: Future[GrammarState] = Future()
-    monkeypatch.setattr(Grammars, "compile", lambda *_: compiled)
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: compiled)
     running = await start_verifier(allow_structured_output=True)
     session = await running.greeted_session()
     await session.open(constrained("a", {"regex": "a"}))
@@ -280,7 +302,7 @@ async def test_what_waits_for_its_grammar_counts_as_waiting(
 async def test_a_close_of_an_id_with_a_second_open_that_waits_for_its_grammar_ends_the_first(
     start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Grammars, "compile", lambda *_: Future())
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: Future())
     running = await start_verifier(allow_structured_output=True)
     session = await running.greeted_session()
     await session.send(
@@ -326,7 +348,7 @@ async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
     compiled: Future[GrammarState] = Future()
     compile_grammar = Grammars.compile
 
-    def hold(grammars: Grammars, grammar: Grammar, _: object) -> Future[GrammarState]:
+    def hold(grammars: Grammars, grammar: Grammar, *_: Any, **__: Any) -> Future[GrammarState]:
         held.set_result((grammars, grammar))
         return compiled
 
@@ -368,7 +390,7 @@ async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wai
     """Over all sessions; one alone may have more."""
     compiled: list[Future[GrammarState]] = []
 
-    def hold(*_: object) -> Future[GrammarState]:
+    def hold(*_: object, **__: object) -> Future[GrammarState]:
         compiled.append(Future())
         return compiled[-1]
 
