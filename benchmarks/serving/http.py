@@ -96,7 +96,7 @@ class _HttpStream:
         self._model = setting.model.name
 
     async def run(self, task: Task) -> tuple[float, int]:
-        """Seconds to the first token, and the number of tokens."""
+        """When the first token came, by the clock `perf_counter`, and the number of tokens."""
         body = json.dumps(
             {
                 "model": self._model,
@@ -107,18 +107,17 @@ class _HttpStream:
                 "stream_options": {"include_usage": True},
             }
         ).encode()
-        started_at_s = time.perf_counter()
         self._writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
-        first_s, usage = 0.0, None
+        first_at_s, usage = 0.0, None
         async with contextlib.aclosing(self._events()) as events:
             async for event in events:
-                first_s = first_s or time.perf_counter() - started_at_s
+                first_at_s = first_at_s or time.perf_counter()
                 usage = event["usage"] or usage
         assert usage is not None
-        return first_s, usage["completion_tokens"]
+        return first_at_s, usage["completion_tokens"]
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         head = await self._reader.readuntil(b"\r\n\r\n")
@@ -140,35 +139,40 @@ class _GrpcStream:
         self._client = client
 
     async def run(self, task: Task) -> tuple[float, int]:
-        """Seconds to the first token, and the number of tokens."""
+        """When the first token came, by the clock `perf_counter`, and the number of tokens."""
         request = GenerationRequest(
             prompt=task.prompt_token_ids,
             max_new_tokens=task.max_new_tokens,
             sampling=SamplingParams(temperature=0.0),
         )
-        started_at_s = time.perf_counter()
-        first_s, num_tokens = 0.0, 0
+        first_at_s, num_tokens = 0.0, 0
         async with contextlib.aclosing(self._client.stream(request)) as events:
             async for event in events:
                 if isinstance(event, Chunk):
-                    first_s = first_s or time.perf_counter() - started_at_s
+                    first_at_s = first_at_s or time.perf_counter()
                 elif isinstance(event, Finished):
                     num_tokens += event.usage.output_tokens
-        return first_s, num_tokens
+        return first_at_s, num_tokens
 
 
 async def _turn(
     workers: Sequence[_HttpStream | _GrpcStream], tasks: Sequence[Task], ttfts_ms: list[float]
 ) -> float:
-    """All tasks, one at a time per worker: tokens per second. Keeps the median first token."""
+    """All tasks, one at a time per worker: tokens per second. Keeps the median first token.
+
+    A request's time begins when its worker is free. So the client's own time to write it counts:
+    the requests of all workers begin together, and the verifier's queue orders them by arrival.
+    """
     waiting, firsts_s, num_tokens = list(tasks), list[float](), 0
 
     async def work(worker: _HttpStream | _GrpcStream) -> None:
         nonlocal num_tokens
+        free_at_s = started_at_s
         while waiting:
-            first_s, of_task = await worker.run(waiting.pop())
-            firsts_s.append(first_s)
+            first_at_s, of_task = await worker.run(waiting.pop())
+            firsts_s.append(first_at_s - free_at_s)
             num_tokens += of_task
+            free_at_s = time.perf_counter()
 
     started_at_s = time.perf_counter()
     await asyncio.gather(*map(work, workers))
