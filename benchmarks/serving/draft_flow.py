@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.drafter_texts import propose
 from drafter.ngram.params import NgramParams, Tie
 from drafter.ngram.text import IndexedText
-from verifier.drafts.speculation_policy import num_wanted_draft_tokens
+from verifier.drafts.hint_requests import ProbePace, is_probe, num_wanted_draft_tokens
 
 TOKENS_PER_MATCH = 2
 MAX_DRAFTS = 31
@@ -138,19 +138,16 @@ class _Sequence:
             hint, self.hint = self.hint, None
             self._offer(hint)
 
-    def request(self, now_s: float, hop_s: float) -> None:
+    def request(self, now_s: float, hop_s: float, probe_pace: ProbePace) -> None:
         """Asks for a hint at the end of a step."""
         assert self.history is not None
         new = self.known[self.history.length : self.length]
         self.history.append(np.array(new, dtype=np.uint32))
         remaining = len(self.known) - self.length
-        num_wanted = num_wanted_draft_tokens(
-            num_speculative_tokens=MAX_DRAFTS,
-            remaining=remaining,
-            length=self.length,
-            num_useless_hints=self.num_useless,
-        )
+        num_wanted = num_wanted_draft_tokens(num_speculative_tokens=MAX_DRAFTS, remaining=remaining)
         if not num_wanted:
+            return
+        if is_probe(num_useless_hints=self.num_useless) and not probe_pace.take():
             return
         [(token_ids, match_length)] = propose([self.history], [min(HINT_TOKENS, num_wanted)])
         self.flying.append(
@@ -173,6 +170,7 @@ class _Sequence:
 def simulate(texts: Sequence[Text], costs: Costs, *, streams: int, speculate: bool) -> Flow:
     """Decodes all texts, `streams` at a time."""
     flow = Flow()
+    probe_pace = ProbePace()
     waiting = list(texts)[::-1]
     running: list[_Sequence] = []
     now_s = 0.0
@@ -208,6 +206,7 @@ def simulate(texts: Sequence[Text], costs: Costs, *, streams: int, speculate: bo
                 else _STEP_DECAY * mean_step_s + (1 - _STEP_DECAY) * step_s
             )
         flow.num_steps += 1
+        probe_pace.begin_step(now_s)
         for sequence, drafts in decided:
             flow.num_turns += 1
             flow.num_turns_without_draft += not drafts
@@ -218,7 +217,7 @@ def simulate(texts: Sequence[Text], costs: Costs, *, streams: int, speculate: bo
                 running.remove(sequence)
                 open_next()
             elif speculate:
-                sequence.request(now_s, costs.hop_s)
+                sequence.request(now_s, costs.hop_s, probe_pace)
     flow.duration_s = now_s
     return flow
 

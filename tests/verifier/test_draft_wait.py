@@ -146,17 +146,28 @@ class TestFirstTokenRecord:
         record.settle([0, 7, 1, 1])
         assert record.probability == pytest.approx(0.2)
 
-    def test_a_first_useless_hint_adds_to_those_of_others(self) -> None:
+    def test_useless_hints_of_others_count_from_the_first_request_on(self) -> None:
         record = FirstTokenRecord(num_useless_before=5)
-        assert record.num_useless_hints == 0, "no hint yet"
+        assert record.num_useless_hints == 0, "no request yet"
+        record.record_request()
+        assert record.num_useless_hints == 5
         record.record_hint(1, [], [0])
+        record.record_request()
         assert record.num_useless_hints == 6
+        record.record_hint(1, [1, 9], [0, 1])
+        record.record_request()
         record.record_hint(2, [], [0, 1])
-        assert record.num_useless_hints == 7
-        record.record_hint(1, [1], [0, 1])
-        record.record_hint(2, [], [0, 1])
-        assert record.num_useless_hints == 1, "a right one ends it"
-        assert (record.num_hints, record.num_right_hints) == (4, 1)
+        assert record.num_useless_hints == 1, "a useful one ends it"
+        assert (record.num_hints, record.num_useful_hints) == (3, 1)
+
+    @pytest.mark.parametrize(("length", "num_useless"), [(3, 0), (4, 1), (9, 1)])
+    def test_a_right_hint_is_useless_once_the_sequence_has_passed_its_end(
+        self, length: int, num_useless: int
+    ) -> None:
+        record = FirstTokenRecord()
+        record.record_hint(1, [1, 2, 3], list(range(length)))
+        assert record.num_useless_hints == num_useless
+        assert record.probability == pytest.approx(0.2), "its first token was right"
 
 
 @dataclass

@@ -22,7 +22,7 @@ from tests.verifier.running_engine import (
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import FloatArray
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.speculation_policy import MOST_USELESS_HINTS
+from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
@@ -236,7 +236,7 @@ class TestDrafts:
         assert sequence is not None
         assert sequence.first_token_record.num_useless_hints == num_useless
 
-    def test_after_texts_that_do_not_repeat_one_useless_hint_is_enough(
+    def test_after_texts_that_do_not_repeat_one_request_is_enough(
         self, start_engine: StartEngine
     ) -> None:
         running = start_engine(rule=follow(TEXT))
@@ -249,8 +249,6 @@ class TestDrafts:
             session.wait_end(sequence_id)
         sequence_id = session.open(TEXT[:4], max_new_tokens=12, draft_wait=ALWAYS)
         session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, [])
-        session.wait_decided(sequence_id, 2)
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
         assert sequence.first_token_record.num_useless_hints == MOST_USELESS_HINTS

@@ -6,14 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verifier.drafts.speculation_policy import (
-    DECLINED_STEPS_BEFORE_PROBING,
-    MOST_USELESS_HINTS,
-    PROBE_PERIOD_TOKENS,
-    USELESS_HINTS_BEFORE_PROBING,
     num_drafts_possible,
     num_drafts_to_verify,
     num_drafts_trusted,
-    num_wanted_draft_tokens,
 )
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History, sampling_probs
@@ -64,74 +59,6 @@ def test_the_number_of_drafts_follows_the_match(
 ) -> None:
     assert (
         num_drafts_trusted(tokens_per_match=tokens_per_match, match_length=match_length) == expected
-    )
-
-
-@pytest.mark.parametrize(
-    ("limit", "remaining", "expected"),
-    [(7, 100, 28), (7, 28, 27), (7, 1, 0), (7, 0, 0), (2, 100, 8), (0, 100, 0)],
-)
-def test_a_hint_for_several_steps_is_requested_within_the_room_left(
-    limit: int, remaining: int, expected: int
-) -> None:
-    wanted = num_wanted_draft_tokens(
-        num_speculative_tokens=limit, remaining=remaining, length=11, num_useless_hints=0
-    )
-    assert wanted == expected
-
-
-@pytest.mark.parametrize("num_useless_hints", [0, USELESS_HINTS_BEFORE_PROBING - 1])
-def test_hints_are_requested_at_every_length_while_they_may_be_right(
-    num_useless_hints: int,
-) -> None:
-    assert all(requested_at(length, num_useless_hints) == 28 for length in range(100))
-
-
-def test_after_many_useless_hints_one_is_requested_periodically() -> None:
-    asked = [
-        length for length in range(100) if requested_at(length, USELESS_HINTS_BEFORE_PROBING) > 0
-    ]
-    assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
-
-
-@pytest.mark.parametrize(
-    ("num_further", "period"), [(1, 16), (2, 32), (3, 32), (4, 64), (1000, 64)]
-)
-def test_the_longer_hints_are_useless_the_more_seldom_one_is_requested(
-    num_further: int, period: int
-) -> None:
-    num_useless = USELESS_HINTS_BEFORE_PROBING + num_further
-    asked = [length for length in range(300) if requested_at(length, num_useless)]
-    assert asked == list(range(0, 300, period))
-
-
-def test_from_the_most_useless_hints_on_the_period_is_the_longest() -> None:
-    most = MOST_USELESS_HINTS
-    asked = {
-        num_useless: [length for length in range(1, 300) if requested_at(length, num_useless)]
-        for num_useless in (most - 1, most, most + 1)
-    }
-    assert asked[most] == asked[most + 1] == [64, 128, 192, 256]
-    assert asked[most - 1] != asked[most]
-
-
-def test_under_load_that_leaves_no_row_for_drafts_one_is_requested_periodically() -> None:
-    asked = [
-        length
-        for length in range(100)
-        if requested_at(length, 0, num_declined=DECLINED_STEPS_BEFORE_PROBING)
-    ]
-    assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
-    assert requested_at(17, 0, num_declined=DECLINED_STEPS_BEFORE_PROBING - 1) == 28
-
-
-def requested_at(length: int, num_useless_hints: int, num_declined: int = 0) -> int:
-    return num_wanted_draft_tokens(
-        num_speculative_tokens=7,
-        remaining=1000,
-        length=length,
-        num_useless_hints=num_useless_hints,
-        num_declined=num_declined,
     )
 
 

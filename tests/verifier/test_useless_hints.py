@@ -1,19 +1,21 @@
 """What new sequences expect of their hints, after texts that repeat and texts that do not."""
 
 from verifier.drafts.draft_wait import FirstTokenRecord
-from verifier.drafts.speculation_policy import MOST_USELESS_HINTS
-from verifier.drafts.useless_hints import UselessHintsPrior
+from verifier.drafts.useless_hints import MOST_USELESS_HINTS, UselessHintsPrior
 
 
 def observe(record: FirstTokenRecord, *outcomes: bool) -> None:
+    if outcomes:
+        record.record_request()
     for right in outcomes:
-        record.record_hint(0, [7 if right else 8], [7])
+        record.record_hint(0, [7 if right else 8, 9], [7])
 
 
-def after_a_useless_hint(prior: UselessHintsPrior) -> int:
-    """What the first useless hint of a new sequence counts as."""
+def at_the_first_request(prior: UselessHintsPrior) -> int:
+    """How many useless hints count when a new sequence has requested its first."""
     record = prior.begin()
-    observe(record, False)
+    assert record.num_useless_hints == 0, "the first request is made at once"
+    record.record_request()
     return record.num_useless_hints
 
 
@@ -25,35 +27,44 @@ def run(prior: UselessHintsPrior, num_sequences: int, *outcomes: bool) -> None:
 
 
 def test_a_first_sequence_has_no_useless_hint_behind_it() -> None:
-    assert after_a_useless_hint(UselessHintsPrior()) == 1
+    assert at_the_first_request(UselessHintsPrior()) == 0
 
 
-def test_after_texts_that_do_not_repeat_one_useless_hint_is_enough() -> None:
+def test_after_texts_that_do_not_repeat_one_request_is_enough() -> None:
     prior = UselessHintsPrior()
     run(prior, 20, *[False] * 11)
-    assert after_a_useless_hint(prior) == MOST_USELESS_HINTS
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS
     # What few hints are requested from then on does not change it.
     run(prior, 50, False, False)
-    assert after_a_useless_hint(prior) == MOST_USELESS_HINTS
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS
 
 
 def test_texts_that_repeat_are_believed_again_after_some_sequences() -> None:
     prior = UselessHintsPrior()
     run(prior, 20, *[False] * 11)
     run(prior, 15, False, True, True)
-    assert after_a_useless_hint(prior) == 1
+    assert at_the_first_request(prior) == 0
 
 
 def test_one_right_hint_in_eight_makes_the_others_worth_it() -> None:
     prior = UselessHintsPrior()
     run(prior, 50, True, *[False] * 7)
-    assert after_a_useless_hint(prior) == 1
+    assert at_the_first_request(prior) == 0
     run(prior, 50, True, *[False] * 19)
-    assert after_a_useless_hint(prior) == MOST_USELESS_HINTS
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS
 
 
-def test_a_sequence_without_a_hint_teaches_nothing() -> None:
+def test_hints_that_come_too_late_are_useless() -> None:
+    prior = UselessHintsPrior()
+    for _ in range(20):
+        record = prior.begin()
+        record.record_request()
+        prior.learn(record)
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS
+
+
+def test_a_sequence_without_a_request_teaches_nothing() -> None:
     prior = UselessHintsPrior()
     run(prior, 20, *[False] * 11)
     run(prior, 100)
-    assert after_a_useless_hint(prior) == MOST_USELESS_HINTS
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS

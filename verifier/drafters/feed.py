@@ -52,6 +52,10 @@ _MAX_CONSECUTIVE_LIVE = 8
 # Statuses of deltas that the drafter did not append.
 _NOT_APPENDED = (ProposalStatus.OUT_OF_SYNC, ProposalStatus.INVALID)
 
+# Releases wait for the next batch, for so long at most: a message of their own costs as much as a
+# step of a small model, and a drafter is in no hurry to forget.
+RELEASE_DELAY_S = 0.05
+
 # A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
 _MAX_URGENT_TOKENS = 1_024
 
@@ -132,9 +136,10 @@ class DraftFeed:
     """The feed of one drafter; owned by the engine thread.
 
     Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and, unless it is over, in
-    one of them whenever a draft is to be requested, or nothing of it was sent; both are within
+    one of them whenever a draft is to be requested; both are within
     `_histories`, and so is `_waiting`: the sequences that are over, and whose text is to be sent.
-    `num_waiting_tokens` is the length of those texts.
+    `num_waiting_tokens` is the length of those texts. `_releases_due_s` is when releases go in a
+    batch of their own, as of the last `next_batch`.
     """
 
     def __init__(self) -> None:
@@ -145,6 +150,7 @@ class DraftFeed:
         self._waiting: dict[str, _History] = {}
         self._num_waiting_tokens = 0
         self._releases: dict[str, Release] = {}
+        self._releases_due_s = math.inf
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
         self._num_consecutive_live = 0
@@ -160,8 +166,10 @@ class DraftFeed:
             self._drop(sequence_id, known)
         # What the last sequence with this id left there is not part of this one's text.
         self._releases.pop(sequence_id, None)
-        history = _History(sequence, drafted_by)
-        self._histories[sequence_id] = self._backlog[sequence_id] = history
+        self._histories[sequence_id] = history = _History(sequence, drafted_by)
+        # Where hints are of no use, the prompt goes with the first request: one message less.
+        if not sequence.first_token_record.expects_useless_hints:
+            self._backlog[sequence_id] = history
         return True
 
     def advance(self, sequence: Sequence) -> None:
@@ -270,6 +278,9 @@ class DraftFeed:
         Sequences whose drafts are urgent go first, in batches of their own: prompts and replays,
         which can be long, fill the time between the steps, as far as their budget goes.
         """
+        self._releases_due_s = (
+            min(self._releases_due_s, now_s + RELEASE_DELAY_S) if self._releases else math.inf
+        )
         if len(self._in_flight) >= _MAX_BATCHES_IN_FLIGHT:
             return None
         is_live = self._is_urgent_next(now_s)
@@ -291,10 +302,15 @@ class DraftFeed:
         return DeltaBatch(batch_id, deltas, releases, max_answer_bytes)
 
     def due_s(self, now_s: float) -> float | None:
-        """How long until the budget allows a prompt or replay; None: none waits for it."""
-        if not self._backlog or len(self._in_flight) >= _MAX_BACKLOG_IN_FLIGHT:
+        """How long until the budget allows a prompt or replay, or releases go alone; None: nothing
+        waits for that.
+        """
+        if len(self._in_flight) >= _MAX_BACKLOG_IN_FLIGHT:
             return None
-        return self._budget.due_s(now_s)
+        due_s = max(0.0, self._releases_due_s - now_s) if self._releases else math.inf
+        if self._backlog:
+            due_s = min(due_s, self._budget.due_s(now_s))
+        return due_s if due_s < math.inf else None
 
     def check_integrity(self) -> None:
         """Asserts the invariants of texts that wait."""
@@ -316,11 +332,12 @@ class DraftFeed:
 
     def _may_send_backlog(self, now_s: float) -> bool:
         """Whether there is a batch of prompts, replays or releases, and the pace allows it."""
-        if not (self._backlog or self._releases):
+        is_release_due = now_s >= self._releases_due_s
+        if not (self._backlog or is_release_due):
             return False
         num_in_flight = sum(not batch.is_live for batch in self._in_flight)
         return num_in_flight < _MAX_BACKLOG_IN_FLIGHT and (
-            bool(self._releases) or self._budget.room(now_s) > 0
+            is_release_due or self._budget.room(now_s) > 0
         )
 
     def _cut(

@@ -17,6 +17,8 @@ import collections
 import enum
 from dataclasses import dataclass, field
 
+from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
+
 FIRST_TOKEN_DECAY = 0.8
 DURATION_DECAY = 0.9
 # Hops of which quantiles are reported.
@@ -99,31 +101,45 @@ class DraftWaitEstimates:
 
 
 class FirstTokenRecord:
-    """p1 of one sequence, learned from every hint, used or not.
+    """p1 of one sequence, learned from every hint, used or not; and how many hints were useless.
 
     A hint's first token is compared with the sequence's token at that position, when that is
-    known. A hint without tokens counts as wrong. The caller leaves out empty hints of a drafter
-    that is still indexing.
+    known. A hint without tokens counts as wrong. One is useless that is wrong, or that comes when
+    the sequence has passed its end: a drafter that is so late costs messages and gains nothing. The
+    caller leaves out empty hints of a drafter that is still indexing.
     """
 
     __slots__ = (
         "_num_useless_before",
         "_pending",
+        "is_requested",
         "num_hints",
-        "num_right_hints",
+        "num_useful_hints",
         "num_useless_hints",
         "probability",
     )
 
     def __init__(self, num_useless_before: int = 0) -> None:
-        """`num_useless_before`: a first hint that is useless counts as one more than that."""
+        """`num_useless_before`: how many useless hints count from the first request on."""
         self.probability = 0.0
         self.num_hints = 0
-        self.num_right_hints = 0
-        # The last hints in a row whose first token was wrong or missing.
+        self.num_useful_hints = 0
+        # The last hints in a row that were useless. From the first request on, those before it.
         self.num_useless_hints = 0
         self._num_useless_before = num_useless_before
+        self.is_requested = False
         self._pending: tuple[int, int] | None = None
+
+    @property
+    def expects_useless_hints(self) -> bool:
+        """Whether so many count that hints are requested seldom from the first one on."""
+        return self._num_useless_before >= USELESS_HINTS_BEFORE_PROBING
+
+    def record_request(self) -> None:
+        """A hint is requested; one may be under way."""
+        if not self.is_requested:
+            self.is_requested = True
+            self.num_useless_hints = self._num_useless_before
 
     def record_hint(
         self, base_length: int, token_ids: list[int], known_token_ids: list[int]
@@ -132,7 +148,8 @@ class FirstTokenRecord:
         if not token_ids:
             self._observe(False)
         elif base_length < len(known_token_ids):
-            self._observe(known_token_ids[base_length] == token_ids[0])
+            is_passed = base_length + len(token_ids) <= len(known_token_ids)
+            self._observe(known_token_ids[base_length] == token_ids[0], is_passed=is_passed)
         else:
             self._pending = (base_length, token_ids[0])
 
@@ -143,11 +160,11 @@ class FirstTokenRecord:
             self._pending = None
             self._observe(known_token_ids[position] == token_id)
 
-    def _observe(self, right: bool) -> None:
-        before = self.num_useless_hints if self.num_hints else self._num_useless_before
-        self.num_useless_hints = 0 if right else before + 1
+    def _observe(self, right: bool, *, is_passed: bool = False) -> None:
+        is_useful = right and not is_passed
+        self.num_useless_hints = 0 if is_useful else self.num_useless_hints + 1
         self.num_hints += 1
-        self.num_right_hints += right
+        self.num_useful_hints += is_useful
         self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
             right
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from verifier.batch.batch_layout import BatchLayout
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import Source
-from verifier.drafts.speculation_policy import num_wanted_draft_tokens
+from verifier.drafts.hint_requests import ProbePace, is_probe, num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
 from verifier.engine.observation import EngineObserver, Fault
@@ -53,14 +53,16 @@ class Committer:
         self._drafters = drafters
         self._faults = faults
         self._observer = observer
+        self._probe_pace = ProbePace()
         # When the current step was decided.
         self._now_s = 0.0
 
     def commit(self, batch: StepBatch, layout: BatchLayout, verdict: Verdict, step_id: int) -> None:
         """Moves the sequences forward, and queues their events. Before that it sends the drafters
-        their tokens, if the next step may wait for what they propose.
+        their tokens, if the next step may wait for what they propose, and gain by it.
         """
         self._now_s = time.monotonic()
+        self._probe_pace.begin_step(self._now_s)
         decisions: list[_Decision] = []
         for entry, item in enumerate(batch.continued):
             if not item.sequence.is_running:
@@ -69,7 +71,7 @@ class Committer:
                 decisions.append(self._advance(entry, item, verdict))
             except Exception as error:
                 self._faults.fail(item.sequence, Fault.COMMIT, error)
-        if any(decision.item.sequence.may_await_hint for decision in decisions):
+        if any(_is_urgent(decision.item.sequence) for decision in decisions):
             self._drafters.flush()
         for decision in decisions:
             try:
@@ -162,15 +164,22 @@ class Committer:
         outcome = sequence.draft_buffer.advance(sequence.token_ids)
         if outcome is not None:
             self._observer.hint_ended(outcome)
-        sequence.num_wanted_draft_tokens = num_wanted_draft_tokens(
-            num_speculative_tokens=sequence.num_speculative_tokens,
-            remaining=sequence.remaining,
-            length=len(sequence.token_ids),
-            num_useless_hints=0
-            if sequence.draft_wait is DraftWait.ALWAYS
-            else record.num_useless_hints,
-            num_declined=sequence.depth_record.num_declined,
+        num_wanted = num_wanted_draft_tokens(
+            num_speculative_tokens=sequence.num_speculative_tokens, remaining=sequence.remaining
         )
+        if (
+            num_wanted
+            and sequence.draft_wait is not DraftWait.ALWAYS
+            and is_probe(
+                num_useless_hints=record.num_useless_hints,
+                num_declined=sequence.depth_record.num_declined,
+            )
+            and not self._probe_pace.take()
+        ):
+            num_wanted = 0
+        sequence.num_wanted_draft_tokens = num_wanted
+        if num_wanted:
+            record.record_request()
         self._drafters.advance(sequence)
 
     def _emit_trace(self, decision: "_Decision", layout: BatchLayout, step_id: int) -> None:
@@ -187,6 +196,14 @@ class Committer:
             proposals=sequence.hint_log.drain(),
         )
         self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
+
+
+def _is_urgent(sequence: Sequence) -> bool:
+    """Whether the next step may wait for the sequence's hint, and would probably gain by it."""
+    return sequence.must_await_hint or (
+        sequence.may_await_hint
+        and not is_probe(num_useless_hints=sequence.first_token_record.num_useless_hints)
+    )
 
 
 def _up_to_stop(token_ids: list[int], stop_token_ids: frozenset[int]) -> list[int]:

@@ -132,8 +132,8 @@ class Engine:
         clock.end("schedule")
         handle = ranged("launch", self._model.launch, expand(layout), sampling)
         # A device computes meanwhile.
-        self._drafters.flush()
         self._flush()
+        self._drafters.flush()
         if self._computes_at_launch:
             # Beside the device. On a host nothing would run beside them, and few are needed.
             ranged("masks", batch.compute_masks)

@@ -114,6 +114,7 @@ class TestHints:
         session.wait_end(sequence_id)
         assert all(d.num_draft_tokens == 0 for d in session.decided(sequence_id))
 
+    @pytest.mark.usefixtures("releases_at_once")
     def test_a_moved_sequence_is_drafted_for_by_the_new_drafter(
         self, start_engine: StartEngine
     ) -> None:

@@ -22,6 +22,8 @@ from verifier.drafters.messages import (
 from verifier.drafts.drafted_by import Keep
 from verifier.scheduling.sequence import Sequence
 
+pytestmark = pytest.mark.usefixtures("releases_at_once")
+
 VOCAB_SIZE = 100
 IDLE_TIMEOUT_S = 10.0
 A, B = "a:1", "b:1"

@@ -27,6 +27,8 @@ from verifier.drafters.batches import (
 from verifier.drafters.feed import DraftFeed
 from verifier.drafts.drafted_by import Keep
 
+pytestmark = pytest.mark.usefixtures("releases_at_once")
+
 OUT_OF_SYNC = ProposalStatus.OUT_OF_SYNC
 POOL = {"pool_id": "0:/shared"}
 

@@ -1,0 +1,70 @@
+"""Which steps request hints, and how long ones."""
+
+import pytest
+
+from verifier.drafts.hint_requests import (
+    DECLINED_STEPS_BEFORE_PROBING,
+    PROBE_PERIOD_S,
+    USELESS_HINTS_BEFORE_PROBING,
+    ProbePace,
+    is_probe,
+    num_wanted_draft_tokens,
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining", "expected"),
+    [(7, 100, 28), (7, 28, 27), (7, 1, 0), (7, 0, 0), (2, 100, 8), (0, 100, 0)],
+)
+def test_a_hint_for_several_steps_is_requested_within_the_room_left(
+    limit: int, remaining: int, expected: int
+) -> None:
+    wanted = num_wanted_draft_tokens(num_speculative_tokens=limit, remaining=remaining)
+    assert wanted == expected
+
+
+@pytest.mark.parametrize(
+    ("num_useless_hints", "num_declined", "expected"),
+    [
+        (0, 0, False),
+        (USELESS_HINTS_BEFORE_PROBING - 1, DECLINED_STEPS_BEFORE_PROBING - 1, False),
+        (USELESS_HINTS_BEFORE_PROBING, 0, True),
+        (0, DECLINED_STEPS_BEFORE_PROBING, True),
+    ],
+)
+def test_requests_are_probes_after_useless_hints_or_declined_drafts(
+    num_useless_hints: int, num_declined: int, expected: bool
+) -> None:
+    assert is_probe(num_useless_hints=num_useless_hints, num_declined=num_declined) is expected
+
+
+class TestProbePace:
+    def test_short_steps_probe_once_in_a_period(self) -> None:
+        assert probing_steps(step_s=PROBE_PERIOD_S / 8, num_steps=20) == [0, 8, 16]
+
+    def test_long_steps_always_probe(self) -> None:
+        assert probing_steps(step_s=2 * PROBE_PERIOD_S, num_steps=4) == [0, 1, 2, 3]
+
+    def test_a_step_probes_for_every_sequence(self) -> None:
+        pace = ProbePace()
+        pace.begin_step(1.0)
+        assert [pace.take() for _ in range(3)] == [True] * 3
+
+    def test_a_period_begins_when_a_sequence_has_used_the_last(self) -> None:
+        pace = ProbePace()
+        pace.begin_step(1.0)
+        pace.begin_step(1.0 + PROBE_PERIOD_S / 2)
+        assert pace.take()
+        pace.begin_step(1.0 + PROBE_PERIOD_S)
+        assert not pace.take()
+
+
+def probing_steps(*, step_s: float, num_steps: int) -> list[int]:
+    """Steps that probe, with a sequence that would in each."""
+    pace = ProbePace()
+    probing = []
+    for step in range(num_steps):
+        pace.begin_step(100.0 + step * step_s)
+        if pace.take():
+            probing.append(step)
+    return probing
