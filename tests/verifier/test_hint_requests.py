@@ -4,6 +4,7 @@ import pytest
 
 from verifier.drafts.hint_requests import (
     DECLINED_STEPS_BEFORE_PROBING,
+    PROBE_PERIOD_PER_SEQUENCE_S,
     PROBE_PERIOD_S,
     USELESS_HINTS_BEFORE_PROBING,
     ProbePace,
@@ -39,8 +40,13 @@ def test_requests_are_probes_after_useless_hints_or_declined_drafts(
 
 
 class TestProbePace:
-    def test_short_steps_probe_once_in_a_period(self) -> None:
-        assert probing_steps(step_s=PROBE_PERIOD_S / 8, num_steps=20) == [0, 8, 16]
+    @pytest.mark.parametrize("num_sequences", [1, 3, 64])
+    def test_short_steps_probe_once_in_a_period_that_grows_with_the_sequences(
+        self, num_sequences: int
+    ) -> None:
+        period_s = PROBE_PERIOD_S + num_sequences * PROBE_PERIOD_PER_SEQUENCE_S
+        probing = probing_steps(step_s=period_s / 7.5, num_steps=20, num_sequences=num_sequences)
+        assert probing == [0, 8, 16]
 
     def test_long_steps_always_probe(self) -> None:
         assert probing_steps(step_s=2 * PROBE_PERIOD_S, num_steps=4) == [0, 1, 2, 3]
@@ -53,18 +59,18 @@ class TestProbePace:
     def test_a_period_begins_when_a_sequence_has_used_the_last(self) -> None:
         pace = ProbePace()
         pace.begin_step(1.0)
-        pace.begin_step(1.0 + PROBE_PERIOD_S / 2)
+        pace.begin_step(2.0)
         assert pace.take()
-        pace.begin_step(1.0 + PROBE_PERIOD_S)
+        pace.begin_step(2.0 + PROBE_PERIOD_S)
         assert not pace.take()
 
 
-def probing_steps(*, step_s: float, num_steps: int) -> list[int]:
-    """Steps that probe, with a sequence that would in each."""
+def probing_steps(*, step_s: float, num_steps: int, num_sequences: int = 1) -> list[int]:
+    """Steps that probe, with so many sequences that would in each."""
     pace = ProbePace()
     probing = []
     for step in range(num_steps):
         pace.begin_step(100.0 + step * step_s)
-        if pace.take():
+        if all(pace.take() for _ in range(num_sequences)):
             probing.append(step)
     return probing

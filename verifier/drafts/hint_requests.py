@@ -4,9 +4,9 @@ After several useless hints in a row, or many steps whose drafts were not worth 
 is requested only in steps that probe: on text that does not repeat, from a drafter that is too
 late, and under load, hints cost messages and gain nothing.
 
-A message to a drafter and its answer cost some 0.7 ms, whatever they hold, and delay the whole
+A message to a drafter and its answer cost some 0.7 ms and 0.02 ms per sequence, and delay the whole
 batch. So steps probe by the clock, for all such sequences at once: a batch of a small model's short
-steps is not slowed down, and one of a large model's long steps probes nearly always.
+steps is slowed down by 1 %, and one of a large model's long steps probes nearly always.
 
 Pure arithmetic; knows no clock and no sequence.
 """
@@ -16,8 +16,9 @@ import math
 STEPS_AHEAD = 4
 USELESS_HINTS_BEFORE_PROBING = 6
 DECLINED_STEPS_BEFORE_PROBING = 24
-# Between two steps that probe.
+# From a step that probes to the next: for the message, and for each sequence that it probed for.
 PROBE_PERIOD_S = 0.05
+PROBE_PERIOD_PER_SEQUENCE_S = 0.0025
 
 
 def num_wanted_draft_tokens(*, num_speculative_tokens: int, remaining: int) -> int:
@@ -48,16 +49,17 @@ class ProbePace:
     """Which steps probe; one for all sequences."""
 
     def __init__(self) -> None:
-        self._now_s = self._probed_s = -math.inf
+        self._now_s = self._due_s = -math.inf
         self._may_probe = False
 
     def begin_step(self, now_s: float) -> None:
         """The requests of a further step begin."""
         self._now_s = now_s
-        self._may_probe = now_s >= self._probed_s + PROBE_PERIOD_S
+        self._may_probe = now_s >= self._due_s
 
     def take(self) -> bool:
         """Whether this step probes; asked for each sequence that would have a probe."""
         if self._may_probe:
-            self._probed_s = self._now_s
+            self._due_s = max(self._due_s, self._now_s + PROBE_PERIOD_S)
+            self._due_s += PROBE_PERIOD_PER_SEQUENCE_S
         return self._may_probe
