@@ -133,14 +133,20 @@ TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 
 def save(
-    folder: Path, name: str, dtype: torch.dtype = torch.float32, num_layers: int | None = None
+    folder: Path, name: str, dtype: torch.dtype = torch.float32, *, is_smaller: bool = False
 ) -> Any:
-    """Writes a random model of `CONFIGS` to a folder, norms and biases included."""
+    """Writes a random model of `CONFIGS` to a folder, norms and biases included.
+
+    Args:
+        is_smaller: with two layers and half of the heads.
+    """
     config = CONFIGS[name]()
-    if num_layers is not None:
-        config.num_hidden_layers = num_layers
+    if is_smaller:
+        config.num_hidden_layers = 2
+        config.num_attention_heads //= 2
+        config.num_key_value_heads //= 2
         if hasattr(config, "layer_types"):
-            config.layer_types = config.layer_types[:num_layers]
+            config.layer_types = config.layer_types[:2]
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -66,6 +66,7 @@ from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 5, 24, 16, 128
 TEXT = some_tokens(60, 97)
+NUM_NEW_TOKENS = interpreted_cases(9, 14)
 
 
 @functools.cache
@@ -316,7 +317,7 @@ def requests_of(vocab_size: int) -> list[dict[str, Any]]:
         {
             "token_ids": [t % vocab_size for t in TEXT[nth : nth + length]],
             "sampling": sampling,
-            "max_new_tokens": 14,
+            "max_new_tokens": NUM_NEW_TOKENS,
             "num_speculative_tokens": MAX_DRAFTS,
             "stop_token_ids": frozenset({1, 2}) if sampling.min_new_tokens else frozenset(),
         }
@@ -360,7 +361,7 @@ def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) ->
     accepted = sum(e.num_accepted_tokens for e in session.events if isinstance(e, Decided))
     assert accepted > 0
     assert accepted < world.observer.num_drafts_scheduled
-    assert plain[0] == greedy_by_transformers(name, requests[0]["token_ids"], 14)
+    assert plain[0] == greedy_by_transformers(name, requests[0]["token_ids"], NUM_NEW_TOKENS)
     if rule is AcceptanceRule.MATCH:
         assert drafted == plain
 

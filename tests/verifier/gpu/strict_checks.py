@@ -61,8 +61,8 @@ def running(weights: GpuWeights) -> RunningGpuDecoder:
 def subject(request: pytest.FixtureRequest) -> Subject:
     name, dtype = request.param
     with tempfile.TemporaryDirectory() as folder:
-        # Of the interpreter's: with a window and without, with experts and without.
-        save(Path(folder), name, dtype, num_layers=None if HAS_GPU else 2)
+        # Of the interpreter's two layers, one has a window or experts, the other has not.
+        save(Path(folder), name, dtype, is_smaller=not HAS_GPU)
         weights = load(Path(folder), device=DEVICE, operations=TritonOperations(is_strict=True))
         logits = running(weights).run_in_chunks(TEXT, [NUM_TOKENS], BLOCKS)
         if dtype is torch.float32:

@@ -30,7 +30,9 @@ RULES = list(AcceptanceRule)
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("vocab_size", [1, 2, 33, 300, 2048, 5003])
+@pytest.mark.parametrize(
+    "vocab_size", interpreted_cases([1, 33, 2048, 2300], [1, 2, 33, 300, 2048, 5003])
+)
 def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int, rule: AcceptanceRule) -> None:
     draw = np.random.default_rng([vocab_size, RULES.index(rule)])
     sampler = sampler_of(vocab_size, rule)
