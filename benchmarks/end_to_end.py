@@ -294,7 +294,7 @@ def _table(figures: Sequence[Figure], ratios: object, hop_s: float) -> str:
     lines += [
         "",
         f"Acceptance by position ({first.name}, one stream): {acceptance}.",
-        f"Whole hop, verifier to gateway to drafter and back: {hop_s * 1e3:.2f} ms (running mean).",
+        f"Whole hop, verifier to drafter and back: {hop_s * 1e3:.2f} ms (running mean).",
     ]
     return "\n".join(lines)
 
