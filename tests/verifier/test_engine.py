@@ -4,6 +4,7 @@ After each test the harness closes everything, and checks that nothing is left o
 engine's invariants hold, and that every sequence's events keep the contract.
 """
 
+import math
 import random
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.verifier.running_engine import (
 )
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import FloatArray
+from verifier.drafts import hint_requests
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Opened, Rejected
@@ -252,6 +254,28 @@ class TestDrafts:
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
         assert sequence.first_token_record.num_useless_hints == MOST_USELESS_HINTS
+
+    def test_where_hints_are_of_no_use_only_steps_that_probe_request_them(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hint_requests, "PROBE_PERIOD_S", math.inf)
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        running.engine._table._useless_hints._mean = MOST_USELESS_HINTS
+        wanted: list[list[bool]] = []
+        for draft_wait in (ADAPTIVE, ADAPTIVE, ALWAYS):
+            sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=draft_wait)
+            if draft_wait is ALWAYS:
+                for length in range(5, 23):
+                    session.wait_decided(sequence_id, length - 4)
+                    session.hint(sequence_id, length, [])
+            session.wait_end(sequence_id)
+            decided = session.decided(sequence_id)
+            wanted.append([d.num_wanted_draft_tokens > 0 for d in decided])
+        first, second, always = wanted
+        assert first == [True, True, *[False] * 18], "its first request, and the first probe of all"
+        assert second == [True, *[False] * 19], "its first request: the next probe never comes"
+        assert always == [True] * 18 + [False] * 2
 
     def test_a_draft_leaves_room_for_one_more_token(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
