@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,13 @@ async def run(folder: Path, *rows: str, streams: int = 1) -> list[dict[str, obje
     )
     measures: list[dict[str, object]] = json.loads(file.read_text())["measures"]
     return measures
+
+
+def test_processor_time_is_finer_than_the_kernels_ticks() -> None:
+    before_s, own_before_s = host.cpu_s(os.getpid()), time.process_time()
+    while time.process_time() - own_before_s < 0.002:
+        pass
+    assert 0.002 <= host.cpu_s(os.getpid()) - before_s < 1.0
 
 
 async def test_rows_that_share_a_stack_are_measured_in_one_run(
