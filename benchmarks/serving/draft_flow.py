@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.drafter_texts import propose
 from drafter.ngram.params import NgramParams, Tie
 from drafter.ngram.text import IndexedText
-from verifier.drafts.hint_requests import ProbePace, is_probe, num_wanted_draft_tokens
+from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wanted_draft_tokens
 
 TOKENS_PER_MATCH = 2
 MAX_DRAFTS = 31
@@ -147,7 +147,7 @@ class _Sequence:
         num_wanted = num_wanted_draft_tokens(num_speculative_tokens=MAX_DRAFTS, remaining=remaining)
         if not num_wanted:
             return
-        if is_probe(num_useless_hints=self.num_useless) and not probe_pace.take():
+        if is_gain_unlikely(num_useless_hints=self.num_useless) and not probe_pace.take():
             return
         [(token_ids, match_length)] = propose([self.history], [min(HINT_TOKENS, num_wanted)])
         self.flying.append(

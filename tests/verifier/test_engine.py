@@ -277,6 +277,18 @@ class TestDrafts:
         assert second == [True, *[False] * 19], "its first request: the next probe never comes"
         assert always == [True] * 18 + [False] * 2
 
+    def test_a_hint_of_the_last_step_counts(self, start_engine: StartEngine) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        prior = running.engine._table._useless_hints
+        prior._mean = MOST_USELESS_HINTS
+        sequence_id = session.open(TEXT[:4], max_new_tokens=3, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:6])
+        session.wait_end(sequence_id)
+        running.sync()
+        assert prior._mean < MOST_USELESS_HINTS
+
     def test_a_draft_leaves_room_for_one_more_token(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         sequence_id = session.open(TEXT[:4], max_new_tokens=4, draft_wait=ALWAYS)

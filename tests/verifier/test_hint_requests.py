@@ -8,7 +8,7 @@ from verifier.drafts.hint_requests import (
     PROBE_PERIOD_S,
     USELESS_HINTS_BEFORE_PROBING,
     ProbePace,
-    is_probe,
+    is_gain_unlikely,
     num_wanted_draft_tokens,
 )
 
@@ -33,10 +33,12 @@ def test_a_hint_for_several_steps_is_requested_within_the_room_left(
         (0, DECLINED_STEPS_BEFORE_PROBING, True),
     ],
 )
-def test_requests_are_probes_after_useless_hints_or_declined_drafts(
+def test_a_gain_is_unlikely_after_useless_hints_or_declined_drafts(
     num_useless_hints: int, num_declined: int, expected: bool
 ) -> None:
-    assert is_probe(num_useless_hints=num_useless_hints, num_declined=num_declined) is expected
+    assert (
+        is_gain_unlikely(num_useless_hints=num_useless_hints, num_declined=num_declined) is expected
+    )
 
 
 class TestProbePace:

@@ -1,13 +1,13 @@
 """What new sequences expect of their hints, after texts that repeat and texts that do not."""
 
 from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS, UselessHintsPrior
 
 
 def observe(record: FirstTokenRecord, *outcomes: bool) -> None:
-    if outcomes:
-        record.record_request()
     for right in outcomes:
+        record.record_request()
         record.record_hint(0, [7 if right else 8, 9], [7])
 
 
@@ -23,6 +23,14 @@ def run(prior: UselessHintsPrior, num_sequences: int, *outcomes: bool) -> None:
     for _ in range(num_sequences):
         record = prior.begin()
         observe(record, *outcomes)
+        prior.learn(record)
+
+
+def run_unanswered(prior: UselessHintsPrior, *, num_requests: int) -> None:
+    for _ in range(20):
+        record = prior.begin()
+        for _ in range(num_requests):
+            record.record_request()
         prior.learn(record)
 
 
@@ -56,11 +64,17 @@ def test_one_right_hint_in_eight_makes_the_others_worth_it() -> None:
 
 def test_hints_that_come_too_late_are_useless() -> None:
     prior = UselessHintsPrior()
-    for _ in range(20):
-        record = prior.begin()
-        record.record_request()
-        prior.learn(record)
+    run_unanswered(prior, num_requests=USELESS_HINTS_BEFORE_PROBING)
     assert at_the_first_request(prior) == MOST_USELESS_HINTS
+    # So few are made from then on; they change nothing.
+    run_unanswered(prior, num_requests=1)
+    assert at_the_first_request(prior) == MOST_USELESS_HINTS
+
+
+def test_texts_that_end_before_a_drafter_can_answer_teach_nothing() -> None:
+    prior = UselessHintsPrior()
+    run_unanswered(prior, num_requests=USELESS_HINTS_BEFORE_PROBING - 1)
+    assert at_the_first_request(prior) == 0
 
 
 def test_a_sequence_without_a_request_teaches_nothing() -> None:

@@ -52,8 +52,8 @@ _MAX_CONSECUTIVE_LIVE = 8
 # Statuses of deltas that the drafter did not append.
 _NOT_APPENDED = (ProposalStatus.OUT_OF_SYNC, ProposalStatus.INVALID)
 
-# Releases wait for the next batch, for so long at most: a message of their own costs as much as a
-# step of a small model, and a drafter is in no hurry to forget.
+# Releases that feed no pool wait for the next batch, for so long at most: a message of their own
+# costs as much as a step of a small model, and a drafter is in no hurry to forget.
 RELEASE_DELAY_S = 0.05
 
 # A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
@@ -167,8 +167,10 @@ class DraftFeed:
         # What the last sequence with this id left there is not part of this one's text.
         self._releases.pop(sequence_id, None)
         self._histories[sequence_id] = history = _History(sequence, drafted_by)
-        # Where hints are of no use, the prompt goes with the first request: one message less.
-        if not sequence.first_token_record.expects_useless_hints:
+        # Where hints are of no use, the prompt goes with the first request: one message less. A
+        # long one does not, since indexing it would delay the first hint.
+        expects_useless_hints = sequence.first_token_record.expects_useless_hints
+        if not expects_useless_hints or len(sequence.token_ids) > _MAX_URGENT_TOKENS:
             self._backlog[sequence_id] = history
         return True
 
@@ -437,6 +439,9 @@ class DraftFeed:
         if history.num_sent:
             length = history.length if history.num_sent > history.length else 0
             self._releases[sequence_id] = Release(sequence_id, history.keep, length)
+            if history.keep is not Keep.NOTHING:
+                # It feeds a pool, from which other sequences may draft now.
+                self._releases_due_s = -math.inf
 
     def _stop_waiting(self, sequence_id: str) -> None:
         if (history := self._waiting.pop(sequence_id, None)) is not None:

@@ -17,7 +17,7 @@ import collections
 import enum
 from dataclasses import dataclass, field
 
-from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
+from verifier.drafts.hint_requests import is_gain_unlikely
 
 FIRST_TOKEN_DECAY = 0.8
 DURATION_DECAY = 0.9
@@ -112,8 +112,8 @@ class FirstTokenRecord:
     __slots__ = (
         "_num_useless_before",
         "_pending",
-        "is_requested",
         "num_hints",
+        "num_requests",
         "num_useful_hints",
         "num_useless_hints",
         "probability",
@@ -127,18 +127,18 @@ class FirstTokenRecord:
         # The last hints in a row that were useless. From the first request on, those before it.
         self.num_useless_hints = 0
         self._num_useless_before = num_useless_before
-        self.is_requested = False
+        self.num_requests = 0
         self._pending: tuple[int, int] | None = None
 
     @property
     def expects_useless_hints(self) -> bool:
         """Whether so many count that hints are requested seldom from the first one on."""
-        return self._num_useless_before >= USELESS_HINTS_BEFORE_PROBING
+        return is_gain_unlikely(num_useless_hints=self._num_useless_before)
 
     def record_request(self) -> None:
         """A hint is requested; one may be under way."""
-        if not self.is_requested:
-            self.is_requested = True
+        self.num_requests += 1
+        if self.num_requests == 1:
             self.num_useless_hints = self._num_useless_before
 
     def record_hint(

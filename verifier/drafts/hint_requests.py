@@ -32,7 +32,7 @@ def num_wanted_draft_tokens(*, num_speculative_tokens: int, remaining: int) -> i
     return max(0, min(num_speculative_tokens * STEPS_AHEAD, remaining - 1))
 
 
-def is_probe(*, num_useless_hints: int, num_declined: int = 0) -> bool:
+def is_gain_unlikely(*, num_useless_hints: int, num_declined: int = 0) -> bool:
     """Whether a hint for the sequence would probably gain nothing.
 
     Args:

@@ -10,6 +10,7 @@ requests its first hint at once, and further ones in steps that probe, unless th
 """
 
 from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 
 # As many count of a sequence at most.
 MOST_USELESS_HINTS = 10
@@ -31,10 +32,10 @@ class UselessHintsPrior:
 
     def learn(self, record: FirstTokenRecord) -> None:
         """A sequence has ended."""
-        if not record.is_requested:
-            return
         if not record.num_hints:
-            # The sequence ended before the first one came.
+            if record.num_requests < USELESS_HINTS_BEFORE_PROBING:
+                # A short text ends before a drafter can answer.
+                return
             num_useless = MOST_USELESS_HINTS
         elif record.num_useful_hints * _MOST_HINTS_PER_USEFUL_ONE >= record.num_hints:
             num_useless = 0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from verifier.batch.batch_layout import BatchLayout
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import Source
-from verifier.drafts.hint_requests import ProbePace, is_probe, num_wanted_draft_tokens
+from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
 from verifier.engine.observation import EngineObserver, Fault
@@ -156,11 +156,11 @@ class Committer:
     def _advance_drafting(self, sequence: Sequence, *, is_finished: bool) -> None:
         """Moves the draft buffer to the new length, and requests a hint for it, if it is of use."""
         sequence.publications.append((len(sequence.token_ids), self._now_s))
+        record = sequence.first_token_record
+        record.settle(sequence.token_ids)
         if is_finished:
             sequence.num_wanted_draft_tokens = 0
             return
-        record = sequence.first_token_record
-        record.settle(sequence.token_ids)
         outcome = sequence.draft_buffer.advance(sequence.token_ids)
         if outcome is not None:
             self._observer.hint_ended(outcome)
@@ -170,7 +170,7 @@ class Committer:
         if (
             num_wanted
             and sequence.draft_wait is not DraftWait.ALWAYS
-            and is_probe(
+            and is_gain_unlikely(
                 num_useless_hints=record.num_useless_hints,
                 num_declined=sequence.depth_record.num_declined,
             )
@@ -178,7 +178,7 @@ class Committer:
         ):
             num_wanted = 0
         sequence.num_wanted_draft_tokens = num_wanted
-        if num_wanted:
+        if sequence.has_requested_hint:
             record.record_request()
         self._drafters.advance(sequence)
 
@@ -202,7 +202,7 @@ def _is_urgent(sequence: Sequence) -> bool:
     """Whether the next step may wait for the sequence's hint, and would probably gain by it."""
     return sequence.must_await_hint or (
         sequence.may_await_hint
-        and not is_probe(num_useless_hints=sequence.first_token_record.num_useless_hints)
+        and not is_gain_unlikely(num_useless_hints=sequence.first_token_record.num_useless_hints)
     )
 
 

@@ -217,7 +217,7 @@ class Sequence:
     @property
     def steps_only_with_hint(self) -> bool:
         """Under ALWAYS: the next token is decided together with the hint for this length."""
-        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_requested_hint
+        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self.has_requested_hint
 
     @property
     def has_draft(self) -> bool:
@@ -236,14 +236,14 @@ class Sequence:
             self.draft_wait is DraftWait.ADAPTIVE
             and self.can_draft
             and not self.draft_buffer
-            and self._has_requested_hint
+            and self.has_requested_hint
             and self._is_unanswered
             and not self.is_prefilling
             and not (self.drafter is not None and self.drafter.is_overdue)
         )
 
     @property
-    def _has_requested_hint(self) -> bool:
+    def has_requested_hint(self) -> bool:
         """A hint for the current length was requested, and can be expected."""
         if not self.num_wanted_draft_tokens:
             return False

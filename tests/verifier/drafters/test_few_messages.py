@@ -10,6 +10,7 @@ from tests.verifier.drafters.feeding import (
 )
 from verifier.drafters.feed import RELEASE_DELAY_S, DraftFeed
 from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.drafted_by import Keep
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.scheduling.sequence import Sequence
 
@@ -31,6 +32,13 @@ class TestReleases:
         assert next_batch(feed, RELEASE_DELAY_S).releases
         assert feed.due_s(RELEASE_DELAY_S) is None
 
+    def test_one_that_feeds_a_pool_waits_for_nothing(self) -> None:
+        feed = DraftFeed()
+        feed.add(fed_sequence(), drafted_by(pool_id="0:/shared"))
+        exchange(feed)
+        feed.remove("sequence", keep=Keep.OUTPUT)
+        assert next_batch(feed).releases
+
     def test_one_that_is_not_sent_any_more_makes_no_empty_batch(self) -> None:
         feed = ended(fed_sequence())
         assert feed.next_batch(0.0) is None
@@ -49,6 +57,10 @@ class TestPrompts:
         step(feed, sequence, 4)
         (delta,) = next_batch(feed).deltas
         assert (delta.token_ids, delta.max_draft_tokens) == ([1, 2, 3, 4], 24)
+
+    def test_a_long_one_goes_at_once(self) -> None:
+        feed = feed_of(expecting_useless_hints([1] * 2_000))
+        assert len(next_batch(feed).deltas[0].token_ids) == 2_000
 
     def test_else_it_goes_at_once(self) -> None:
         sequence = fed_sequence([1, 2, 3])
