@@ -127,7 +127,6 @@ def build_engine(
         block_size=served.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        count_hint=observer.hint_ended,
         has_prefix_cache=config.prefix_cache,
         max_scored_rows=max_rows_per_step(
             vocab_size=served.vocab_size, max_logprobs=served.max_logprobs or 0

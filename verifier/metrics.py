@@ -72,8 +72,6 @@ class VerifierMetrics(EngineObserver):
             registry=registry,
         )
         self._drafter_faults = {fault: drafter_faults.labels(fault.value) for fault in DrafterFault}
-        hints = Counter("tandem_draft_hints", "Hints, by outcome.", ["outcome"], registry=registry)
-        self._hints = {outcome: hints.labels(outcome.value) for outcome in HintOutcome}
         Gauge("tandem_kv_blocks_total", "K/V blocks.", registry=registry).set(num_kv_blocks)
         faults = Counter(
             "tandem_verifier_internal_errors",
@@ -144,9 +142,6 @@ class VerifierMetrics(EngineObserver):
         if record.speculation is not None:
             self._count_speculation(record.speculation, record.stats.draft_wait_s)
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        self._hints[outcome].inc()
-
     def hop_measured(self, duration_s: float) -> None:
         self._draft_hop.observe(duration_s)
 
@@ -212,6 +207,10 @@ class _LoadCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(f"tandem_{name}", text, value=value)
+        hints = CounterMetricFamily("tandem_draft_hints", "Hints, by outcome.", labels=["outcome"])
+        for outcome in HintOutcome:
+            hints.add_metric([outcome.value], load.num_hints.get(outcome, 0))
+        yield hints
         hop = GaugeMetricFamily(
             "tandem_draft_hop_quantile_seconds",
             "Quantiles of the last hops (see tandem_draft_hop_seconds), in seconds; 0: none yet.",

@@ -48,7 +48,6 @@ class RecordingObserver(EngineObserver):
     """Filled by the engine thread; read it when the engine is idle."""
 
     steps: list[StepRecord] = field(default_factory=list)
-    outcomes: list[HintOutcome] = field(default_factory=list)
     hops_s: list[float] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     waits: list[WaitOutcome] = field(default_factory=list)
@@ -60,9 +59,6 @@ class RecordingObserver(EngineObserver):
 
     def stepped(self, record: StepRecord) -> None:
         self.steps.append(record)
-
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        self.outcomes.append(outcome)
 
     def hop_measured(self, duration_s: float) -> None:
         self.hops_s.append(duration_s)
@@ -201,6 +197,12 @@ class RunningEngine:
     observer: RecordingObserver
     sessions: list[EngineSession] = field(default_factory=list)
 
+    @property
+    def num_hints(self) -> dict[HintOutcome, int]:
+        """By outcome, so far; only those that there were."""
+        counts = self.engine.call(self.engine._scheduler.counts.hints.copy).result(PATIENCE_S)
+        return {outcome: count for outcome, count in counts.items() if count}
+
     def attach(self) -> EngineSession:
         session = EngineSession(self.engine)
         self.sessions.append(session)
@@ -294,7 +296,6 @@ def start_engine_with(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            count_hint=observers.hint_ended,
             max_scored_rows=max_scored_rows,
             depth_policy=depth_policy,
         ),

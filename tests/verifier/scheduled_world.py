@@ -62,7 +62,6 @@ class ScheduledWorld:
             block_size=BLOCK_SIZE,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            count_hint=lambda outcome: None,
             has_prefix_cache=has_prefix_cache,
             max_scored_rows=max_scored_rows,
             growth_tokens=growth_tokens,

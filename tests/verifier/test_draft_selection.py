@@ -51,7 +51,6 @@ def scheduled(
         block_size=BLOCK_SIZE,
         max_num_seqs=8,
         max_num_batched_tokens=64,
-        count_hint=lambda outcome: None,
         depth_policy=policy,
     )
     for sequence in sequences:

@@ -210,7 +210,7 @@ class TestDrafts:
         decisions = [d for sequence_id in prompts for d in session.decided(sequence_id)]
         num_accepted = sum(d.num_accepted_tokens for d in decisions)
         assert 0 < num_accepted < sum(d.num_draft_tokens for d in decisions)
-        assert set(running.observer.outcomes) == set(HintOutcome)
+        assert set(running.num_hints) == set(HintOutcome)
 
     def test_requests_hints_for_the_next_steps(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
@@ -311,7 +311,7 @@ class TestDrafts:
         running.sync()
         own.read_all()
         assert len(own.decided(sequence_id)) == 1, "it took another session's hint"
-        assert running.observer.outcomes == []
+        assert running.num_hints == {}
 
 
 def any_hint(

@@ -18,7 +18,7 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from verifier.drafts.draft_buffer import Hint, HintOutcome
+from verifier.drafts.draft_buffer import Hint
 from verifier.engine.messages import Event, Hints, Rejected, StepStats
 from verifier.engine.observation import Fault, StepRecord
 from verifier.errors import InternalError
@@ -143,9 +143,6 @@ class FailingObserver(RecordingObserver):
     def stepped(self, record: StepRecord) -> None:
         raise RuntimeError("no metrics today")
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        raise RuntimeError("nor hints")
-
     def hop_measured(self, duration_s: float) -> None:
         raise RuntimeError("nor hops")
 
@@ -163,7 +160,7 @@ def test_an_observer_that_raises_affects_nobody_and_is_logged_once() -> None:
         assert session.output(sequence_id) == continue_by(hashed, PROMPT, 20)
         running.stop()
     methods = [entry["method"] for entry in log if entry["event"] == "observer_failed"]
-    assert sorted(methods) == ["hint_ended", "hop_measured", "stepped"]
+    assert sorted(methods) == ["hop_measured", "stepped"]
     assert running.observer.faults.count(Fault.OBSERVE) > 20, "not counted each time"
 
 
@@ -207,7 +204,7 @@ def test_drafts_for_unknown_sequences_leave_nothing_behind(start_engine: StartEn
         )
     running.sync()
     assert running.engine.num_pending_commands == 0
-    assert running.observer.outcomes == []
+    assert running.num_hints == {}
     session.open([1, 1, 1], sequence_id="nobody", max_new_tokens=9)
     session.wait_end("nobody")
     assert all(decided.num_draft_tokens == 0 for decided in session.decided("nobody"))

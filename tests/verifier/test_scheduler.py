@@ -1,7 +1,6 @@
 """The scheduler alone: budget, order, room for drafts, and that every sequence finishes."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,14 +22,12 @@ def make_scheduler(
     block_size: int = 4,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
-    count_hint: Callable[[HintOutcome], None] = lambda outcome: None,
 ) -> Scheduler:
     return Scheduler(
         block_pool=BlockPool(num_blocks),
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        count_hint=count_hint,
     )
 
 
@@ -199,15 +196,14 @@ def test_drafts_leave_prompts_at_least_half() -> None:
 
 
 def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:
-    outcomes: list[HintOutcome] = []
-    scheduler = make_scheduler(max_num_batched_tokens=2, max_num_seqs=2, count_hint=outcomes.append)
+    scheduler = make_scheduler(max_num_batched_tokens=2, max_num_seqs=2)
     first, second = decoding(scheduler, 2, num_output_tokens=30)
     give_hint(first, 4)
     assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [0, 0]
-    assert outcomes == [], "there was no budget for it"
+    assert scheduler.counts.hints[HintOutcome.USED] == 0, "there was no budget for it"
     scheduler.finish(second)
     assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [1]
-    assert outcomes == [HintOutcome.USED]
+    assert scheduler.counts.hints[HintOutcome.USED] == 1
 
 
 @pytest.mark.parametrize(
@@ -231,8 +227,7 @@ def test_drafts_are_cut_where_they_cannot_be_accepted(
 
 
 def test_a_hint_without_an_acceptable_draft_is_not_used() -> None:
-    reported: list[HintOutcome] = []
-    scheduler = make_scheduler(count_hint=reported.append)
+    scheduler = make_scheduler()
     [sequence] = decoding(
         scheduler,
         1,
@@ -242,7 +237,7 @@ def test_a_hint_without_an_acceptable_draft_is_not_used() -> None:
     sequence.draft_buffer.offer(len(sequence.token_ids), [9, 4], 2, sequence.token_ids)
     [item] = scheduler.schedule()
     assert item.draft_token_ids == []
-    assert reported == []
+    assert not any(scheduler.counts.hints.values())
 
 
 def test_an_unexpected_draft_is_used() -> None:

@@ -18,9 +18,6 @@ class ForgetfulObserver(RecordingObserver):
     def stepped(self, record: StepRecord) -> None:
         pass
 
-    def hint_ended(self, outcome: object) -> None:
-        pass
-
     def hop_measured(self, duration_s: float) -> None:
         pass
 

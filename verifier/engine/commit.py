@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.drafters.drafters import Drafters
-from verifier.drafts.draft_buffer import Source
+from verifier.drafts.draft_buffer import HintOutcome, Source
 from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
-from verifier.engine.observation import EngineObserver, Fault
+from verifier.engine.observation import Fault
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.engine.step_trace import trace_of
@@ -46,13 +46,13 @@ class Committer:
         table: SequenceTable,
         *,
         drafters: Drafters,
+        hint_counts: dict[HintOutcome, int],
         faults: FaultHandler,
-        observer: EngineObserver,
     ) -> None:
         self._table = table
         self._drafters = drafters
+        self._hint_counts = hint_counts
         self._faults = faults
-        self._observer = observer
         self._probe_pace = ProbePace()
         # When the current step was decided.
         self._now_s = 0.0
@@ -163,7 +163,7 @@ class Committer:
             return
         outcome = sequence.draft_buffer.advance(sequence.token_ids)
         if outcome is not None:
-            self._observer.hint_ended(outcome)
+            self._hint_counts[outcome] += 1
         num_wanted = num_wanted_draft_tokens(
             num_speculative_tokens=sequence.num_speculative_tokens, remaining=sequence.remaining
         )

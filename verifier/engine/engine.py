@@ -102,13 +102,17 @@ class Engine:
         self._inbox = Inbox(
             self._table,
             drafters=drafters,
+            hint_counts=scheduler.counts.hints,
             estimates=self._estimates,
             faults=self._faults,
             observer=observer,
             admit=self._admit,
         )
         self._committer = Committer(
-            self._table, drafters=drafters, faults=self._faults, observer=observer
+            self._table,
+            drafters=drafters,
+            hint_counts=scheduler.counts.hints,
+            faults=self._faults,
         )
         self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
@@ -338,6 +342,7 @@ class Engine:
             num_prefix_cache_hits=self._scheduler.counts.num_prefix_cache_hits,
             num_preemptions=self._scheduler.counts.num_preemptions,
             num_steps=self._step_id,
+            num_hints=self._scheduler.counts.hints.copy(),
             step_duration_s=self._estimates.step_s.value or 0.0,
             hop_duration_s=self._estimates.hop_s.value or 0.0,
             num_drafters=self._drafters.count_states(),

@@ -13,7 +13,7 @@ from verifier.drafters.messages import (
     DrafterLate,
     DrafterUp,
 )
-from verifier.drafts.draft_buffer import DraftBuffer, Hint
+from verifier.drafts.draft_buffer import DraftBuffer, Hint, HintOutcome
 from verifier.drafts.draft_wait import DraftWaitEstimates
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import (
@@ -46,6 +46,7 @@ class Inbox:
         table: SequenceTable,
         *,
         drafters: Drafters,
+        hint_counts: dict[HintOutcome, int],
         estimates: DraftWaitEstimates,
         faults: FaultHandler,
         observer: EngineObserver,
@@ -58,6 +59,7 @@ class Inbox:
         self._observer = observer
         self._admit = admit
         self._drafters = drafters
+        self._hint_counts = hint_counts
         # When the last forward pass began.
         self.computing_since_s = 0.0
         # Of the last hint that arrived while no step was computed; 0: none since this was reset.
@@ -186,7 +188,7 @@ class Inbox:
             hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
         )
         if outcome is not None:
-            self._observer.hint_ended(outcome)
+            self._hint_counts[outcome] += 1
         return is_first
 
     def _observe_hop(self, sent_s: float, received_at_s: float) -> None:

@@ -2,8 +2,9 @@
 
 import concurrent.futures
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from servicekit.errors import RequestError
 from verifier.drafters.messages import DrafterMessage, DrafterState
@@ -123,9 +124,8 @@ class Opened:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """`verifier.proto`'s Decided documents the fields."""
+class Decided(NamedTuple):
+    """`verifier.proto`'s Decided documents the fields. One is made per sequence and step."""
 
     sequence_id: str
     base_length: int
@@ -134,7 +134,7 @@ class Decided:
     num_accepted_tokens: int
     num_wanted_draft_tokens: int
     finish_reason: FinishReason | None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: SequenceOf[TokenLogprob] = ()
     matched_ngram_length: int = 0
     source: Source = Source.UNSPECIFIED
 

@@ -61,6 +61,8 @@ class EngineLoad:
     num_prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    # Hints that were used, or never will be.
+    num_hints: Mapping[HintOutcome, int] = field(default_factory=dict)
     # Running means.
     step_duration_s: float = 0.0
     hop_duration_s: float = 0.0
@@ -89,9 +91,6 @@ class EngineObserver:
     def stepped(self, record: StepRecord) -> None:
         """A step is over."""
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        """A hint was used, or never will be."""
-
     def hop_measured(self, duration_s: float) -> None:
         """A hint arrived while no step was computed, so long after it was requested, in seconds."""
 
@@ -115,9 +114,6 @@ class Observers(EngineObserver):
 
     def stepped(self, record: StepRecord) -> None:
         self._call("stepped", record)
-
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        self._call("hint_ended", outcome)
 
     def hop_measured(self, duration_s: float) -> None:
         self._call("hop_measured", duration_s)

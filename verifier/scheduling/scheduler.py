@@ -20,8 +20,8 @@ Knows no tensor and no clock.
 """
 
 import bisect
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from servicekit.logs import get_logger
 from verifier.drafts.depth_policy import DepthPolicy
@@ -42,9 +42,8 @@ _MAX_TABLE_ID = (1 << 31) - 1
 _DIGESTS_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledSequence:
-    """A sequence's part in one step."""
+class ScheduledSequence(NamedTuple):
+    """A sequence's part in one step. One is made per sequence and step."""
 
     sequence: Sequence
     # Known tokens to run, from num_computed_tokens on.
@@ -66,6 +65,8 @@ class SchedulerCounts:
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    # Hints that were used, or never will be.
+    hints: dict[HintOutcome, int] = field(default_factory=lambda: dict.fromkeys(HintOutcome, 0))
 
 
 class Scheduler:
@@ -82,7 +83,6 @@ class Scheduler:
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        count_hint: Callable[[HintOutcome], None],
         has_prefix_cache: bool = True,
         max_scored_rows: int = 256,
         growth_tokens: int = 64,
@@ -108,7 +108,6 @@ class Scheduler:
         self._growth_tokens = growth_tokens
         self._last_table_id = 0
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
-        self._count_hint = count_hint
         self._num_arrivals = 0
         # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
@@ -411,7 +410,7 @@ class Scheduler:
             return draft.token_ids[:num_drafts]
         draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
         if outcome is not None:
-            self._count_hint(outcome)
+            self.counts.hints[outcome] += 1
         return draft_token_ids
 
     def _scheduled(

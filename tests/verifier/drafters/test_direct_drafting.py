@@ -88,7 +88,7 @@ class TestHints:
             (3, 3),
             (3, 3),
         ]
-        assert direct.running.observer.outcomes == [HintOutcome.USED] * 4
+        assert direct.running.num_hints == {HintOutcome.USED: 4}
 
     def test_the_requests_limit_of_a_hint_is_asked_for(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)

@@ -230,7 +230,6 @@ def running(
         block_size=BLOCK_SIZE,
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=MAX_TOKENS,
-        count_hint=observers.hint_ended,
         max_scored_rows=16,
     )
     engine = Engine(
