@@ -87,6 +87,7 @@ class Welcome:
         numerics_digest: verifiers with equal ones continue a text with the same tokens; "" if it
             promises nothing.
         allows_trace: whether it traces the steps of requests that ask for it.
+        max_step_tokens: the most tokens that one of its steps computes; 0 if unknown.
     """
 
     model_id: str
@@ -98,6 +99,7 @@ class Welcome:
     instance_id: str = ""
     numerics_digest: str = ""
     allows_trace: bool = False
+    max_step_tokens: int = 0
 
 
 # Events

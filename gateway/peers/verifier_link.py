@@ -130,6 +130,7 @@ class VerifierLink:
     def open(self, command: OpenCommand) -> None:
         if self.num_sequences <= 1:
             self.load.begin(self._loop.time())
+        self.load.prompts[command.sequence_id] = len(command.token_ids)
         self._outbox.open(command)
         self._stream.wake()
 
@@ -143,6 +144,7 @@ class VerifierLink:
         """Ends a sequence, or says what is kept of one whose last event has come already."""
         if self.welcome is None:
             return
+        self.load.prompts.pop(command.sequence_id, None)
         if self._outbox.close(command) and not has_ended:
             self._closed[command.sequence_id] = None
             if len(self._closed) > _MAX_CLOSED:
@@ -198,7 +200,7 @@ class VerifierLink:
     def on_up(self) -> None:
         """PeerHandler."""
         assert self.welcome is not None, "greeted"
-        self.load.connect(self._loop.time(), self.welcome.instance_id)
+        self.load.connect(self._loop.time(), self.welcome.instance_id, self.welcome.max_step_tokens)
         self._listener.on_verifier_up(self)
         self._listener.on_step(self, self._first_events)
         self._first_events = ()
@@ -211,7 +213,12 @@ class VerifierLink:
 
     def on_response(self, response: verifier_pb2.SessionResponse) -> None:
         """PeerHandler."""
-        self._listener.on_step(self, wire.events_from_proto(response.events))
+        events = wire.events_from_proto(response.events)
+        if self.load.prompts:
+            for event in events:
+                if isinstance(event, Decided | Rejected):
+                    self.load.prompts.pop(event.sequence_id, None)
+        self._listener.on_step(self, events)
         self.load.answer(self._loop.time())
         if not response.HasField("step"):
             return
@@ -241,6 +248,7 @@ class VerifierLink:
             open_bytes = message.ByteSize()
             if open_bytes > MAX_OPEN_BYTES:
                 self._outbox.remove_open(command)
+                del self.load.prompts[command.sequence_id]
                 self._listener.on_unsendable(
                     self, command.sequence_id, _too_large(message, open_bytes)
                 )
@@ -266,6 +274,7 @@ class VerifierLink:
         self._encoded_open = None
         self._outbox.clear()
         self._closed.clear()
+        self.load.prompts.clear()
         self._listener.on_verifier_down(self)
         self.is_draining = False
 

@@ -18,6 +18,8 @@ class VerifierLoad:
     Attributes:
         num_others: sequences that other clients have there, as last reported.
         longest_step_s: about the longest of its last steps; 0 before the first.
+        prompts: how many tokens each text has that this gateway sent it, and that has no output of
+            it yet, by sequence.
         last_answer_s: when it last sent anything.
         last_progress_s: when its engine was last seen to step, or to have nothing to do.
         begun_s: when it last got a sequence of this gateway while it had none.
@@ -29,19 +31,26 @@ class VerifierLoad:
         """Nothing is known."""
         self.num_others = 0
         self.longest_step_s = 0.0
+        self.prompts: dict[str, int] = {}
         self.last_answer_s = 0.0
         self.last_progress_s = 0.0
         self.begun_s = 0.0
         self.full_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
-        # Steps known to have begun, and the tokens of the longest one.
+        # Steps known to have begun, and the tokens of the longest one: 0 if unknown.
         self._num_steps = 0
         self._longest_tokens = 0
+        self._max_step_tokens = 0
 
-    def connect(self, now_s: float, instance_id: str) -> None:
-        """A session begins. An engine that was stuck may still be: only a new process is not."""
+    def connect(self, now_s: float, instance_id: str, max_step_tokens: int = 0) -> None:
+        """A session begins. An engine that was stuck may still be: only a new process is not.
+
+        Args:
+            max_step_tokens: as in `Welcome`.
+        """
         self.last_answer_s = now_s
+        self._max_step_tokens = max_step_tokens
         if instance_id != self._instance_id:
             self._instance_id = instance_id
             self.num_others = 0
@@ -108,6 +117,16 @@ class VerifierLoad:
         if not self.longest_step_s:
             # Only until steps are known: a stall is part of the mean for a while.
             self.longest_step_s = step_s
+
+    @property
+    def expected_step_s(self) -> float:
+        """About the longest that the next step may take; 0 if no step is known.
+
+        The first long prompt takes longer than any step before, in proportion to its tokens at
+        most: what each step costs beside its tokens does not grow with them.
+        """
+        num_tokens = min(sum(self.prompts.values()), self._max_step_tokens)
+        return self.longest_step_s * max(1.0, num_tokens / max(1, self._longest_tokens))
 
     def excuse(self, time_s: float) -> None:
         """This gateway itself was not able to listen for so long."""

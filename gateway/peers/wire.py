@@ -76,6 +76,7 @@ def _welcome_from_proto(welcome: verifier_pb2.Welcome) -> Welcome:
         instance_id=welcome.instance_id,
         numerics_digest=welcome.numerics_digest,
         allows_trace=welcome.allows_trace,
+        max_step_tokens=welcome.limits.max_num_batched_tokens,
     )
 
 

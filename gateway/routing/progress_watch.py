@@ -17,8 +17,8 @@ from gateway.routing.fleet import Fleet
 _CHECKS_PER_TIMEOUT = 6
 # A verifier that has sent nothing for so many intervals is polled.
 _SILENT_INTERVALS = 2
-# A step may take so many times as long as the longest of the last ones. One that a freeze made long
-# is among them for a while.
+# A step may take so many times as long as is expected of it. One that a freeze made long is among
+# those that say what to expect, for a while.
 _STEP_TOLERANCE = 2.0
 # Of a verifier that has made no step yet.
 _FIRST_STEP_TIMEOUT_S = 10.0
@@ -91,8 +91,8 @@ class ProgressWatch:
     def _max_step_s(self, verifier: VerifierLink) -> float:
         if self._can_wait:
             return self._progress_timeout_s
-        longest_s = verifier.load.longest_step_s
-        tolerated_s = _STEP_TOLERANCE * longest_s if longest_s else _FIRST_STEP_TIMEOUT_S
+        expected_s = verifier.load.expected_step_s
+        tolerated_s = _STEP_TOLERANCE * expected_s if expected_s else _FIRST_STEP_TIMEOUT_S
         return min(max(self._failover_after_s, tolerated_s), self._progress_timeout_s)
 
     def _end_poll(self, verifier: VerifierLink, poll: "asyncio.Task[None]") -> None:

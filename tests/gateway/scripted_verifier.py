@@ -162,6 +162,15 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         for session in self._sessions:
             session.responses.put_nowait(None)
 
+    def tell_step(self, *, num_tokens: int, duration_s: float) -> None:
+        """Tells every session of a step."""
+        self.num_steps += 1
+        step = verifier_pb2.StepStats(
+            step_id=self.num_steps, num_scheduled_tokens=num_tokens, duration_s=duration_s
+        )
+        for session in self._sessions:
+            session.responses.put_nowait(verifier_pb2.SessionResponse(step=step))
+
     @staticmethod
     def decided(
         sequence_id: str,

@@ -143,6 +143,9 @@ async def test_an_open_that_is_too_large_is_refused_by_field_and_the_others_are_
     assert [(key, error.field) for key, error in listener.refused.items()] == [
         (sequence_id(1), name)
     ]
+    assert set(link.load.prompts) == {sequence_id(0), sequence_id(2)}
+    link.close(CloseCommand(sequence_id(0), Keep.NOTHING, 0), has_ended=False)
+    assert set(link.load.prompts) == {sequence_id(2)}
 
 
 @pytest.mark.stand_in

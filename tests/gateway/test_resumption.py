@@ -389,6 +389,27 @@ async def test_a_stuck_engines_requests_go_on_elsewhere_and_it_gets_no_others(
     assert alive.num_sessions == 1
 
 
+async def test_the_first_long_prompt_may_take_far_longer_than_short_steps(
+    start_fleet: StartFleet,
+) -> None:
+    """Otherwise it would move from verifier to verifier, and all others there with it."""
+    fleet = await start_fleet(
+        2, failover_after_s=0.3, draft_wait="adaptive", instance_ids=["one", "two"]
+    )
+    call = fleet.running.call(*[1] * 600)
+    verifier, opened = await fleet.owner()
+    verifier.tell_step(num_tokens=4, duration_s=0.05)
+    num_calls = verifier.num_load_calls
+    await until(lambda: verifier.num_load_calls > num_calls + 10)
+    assert fleet.num_opens() == 1
+    # After its prompt it is as stuck as any other.
+    verifier.send(verifier.decided(opened.sequence_id, 600, [5]))
+    other, again = await fleet.owner(2)
+    assert any(str(entry.get("reason")).startswith("no step for") for entry in fleet.running.log)
+    other.send(other.decided(again.sequence_id, 601, [6], finish=STOP))
+    assert (await collect(call)).token_ids == [5, 6]
+
+
 async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0)
     (verifier,) = fleet.verifiers

@@ -4,6 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gateway.peers.verifier_load import VerifierLoad
 from gateway.routing.progress_watch import ProgressWatch
 
@@ -101,6 +103,21 @@ def test_a_slow_moment_of_short_steps_is_forgotten() -> None:
     for step_id in range(2, 10_000):
         told(load, step_id, num_tokens=5)
     assert load.longest_step_s < 0.02
+
+
+def test_a_prompt_lets_expect_a_step_in_proportion_to_its_tokens() -> None:
+    load = VerifierLoad()
+    load.connect(1.0, "one", max_step_tokens=512)
+    load.prompts["a"] = 100
+    assert load.expected_step_s == 0.0, "no step is known"
+    told(load, 1, num_tokens=10, step_s=0.1)
+    assert load.expected_step_s == pytest.approx(1.0)
+    load.prompts["b"] = 1_000_000
+    assert load.expected_step_s == pytest.approx(5.12)
+    told(load, 2, num_tokens=512, step_s=0.6)
+    assert load.expected_step_s == 0.6, "one as large is known"
+    load.prompts.clear()
+    assert load.expected_step_s == 0.6
 
 
 async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_time() -> None:
