@@ -3,7 +3,7 @@
 uvicorn bounds the size of a request's head and how long a connection may stay idle between two
 requests, but lets a client take forever for its first request, or for the head of any. Owns these
 timers, and which connection goes when there is no room for a new one; one whose TLS handshake is
-not done counts, too. Knows no request.
+not done counts, too. Refuses bodies in tiny chunks. Knows no request.
 """
 
 import asyncio
@@ -13,6 +13,11 @@ from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+# Of a body in chunks: after so many, they must have so many bytes on average. Each chunk costs some
+# 10 us of the event loop, whatever it holds, and a connection may bring 100,000 at a time.
+_MAX_SMALL_CHUNKS = 1_024
+_SMALL_CHUNK_BYTES = 1_024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,36 @@ class ConnectionLimits:
         self.waiting.pop(connection, None)
 
 
+class _ChunkBoundedParser(h11.Connection):
+    """Reads the requests of one connection."""
+
+    def __init__(self, max_incomplete_event_size: int) -> None:
+        """As in h11, for a server."""
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        # Of the request's body so far.
+        self._num_chunks = 0
+        self._num_bytes = 0
+
+    def next_event(self) -> Any:
+        """As in h11.
+
+        Raises:
+            h11.RemoteProtocolError: the client breaks the protocol, or its chunks are too small.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._num_chunks += 1
+            self._num_bytes += len(event.data)
+            if (
+                self._num_chunks > _MAX_SMALL_CHUNKS
+                and self._num_bytes < self._num_chunks * _SMALL_CHUNK_BYTES
+            ):
+                raise h11.RemoteProtocolError("the body's chunks are too small")
+        return event
+
+
 class BoundedConnection(H11Protocol):
     """One connection of a listener with `limits`, which `bounded` sets.
 
@@ -83,6 +118,7 @@ class BoundedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = _ChunkBoundedParser(self.conn._max_incomplete_event_size)
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -113,6 +149,19 @@ class BoundedConnection(H11Protocol):
         super().handle_events()
         if self._is_answering:
             self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers a request that breaks the protocol, unless an answer has begun, and closes the
+        connection.
+        """
+        if self._is_answering:
+            # For the application it is over: no other answer comes after this one.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -1,7 +1,7 @@
 """Receiving a request's body, and noticing that its client is gone.
 
-Owns the bounds on bodies: on one, on all that are being received, on a tenant's share of these, and
-on how long one may take.
+Owns the bounds on bodies: on one, on all that are being received or wait to be read, on a tenant's
+share of these, and on how long one may take to come.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from gateway.api.openai.errors import ApiError
 from servicekit.limits import MAX_MESSAGE_BYTES
 from servicekit.shares import leaves_room
 
-# Of all bodies that are being received; as much as gRPC receives at a time.
+# Of all bodies that are being received or wait to be read; as much as gRPC receives at a time.
 _MAX_RECEIVED_BYTES = 64 * MAX_MESSAGE_BYTES
 
 
@@ -29,7 +29,7 @@ class BodyReader:
     def __init__(self, *, timeout_s: float, max_connections: int) -> None:
         """Args:
         timeout_s: how long a body may take.
-        max_connections: each body that is being received has one.
+        max_connections: each body has one.
         """
         self._timeout_s = timeout_s
         self._max_connections = max_connections
@@ -37,8 +37,10 @@ class BodyReader:
         # By tenant; those without any are left out.
         self._num_bodies: Counter[str] = Counter()
 
-    async def read(self, scope: Scope, receive: Receive, tenant: str) -> bytes:
-        """The whole body of a request of type JSON.
+    @contextlib.asynccontextmanager
+    async def read(self, scope: Scope, receive: Receive, tenant: str) -> AsyncIterator[bytes]:
+        """The whole body of a request of type JSON. It counts among those that are there until the
+        context ends: leave it once the body is parsed.
 
         Args:
             tenant: its client's; "": clients are not authenticated, and there are no shares.
@@ -52,14 +54,19 @@ class BodyReader:
         if tenant and not leaves_room(held=held, added=1, num_free=num_free):
             raise _too_many(f"{held} other requests of this client are being received, its share")
         self._num_bodies[tenant] += 1
+        parts: list[bytes] = []
         try:
-            return await self._read(scope, receive)
+            await self._receive(scope, receive, parts)
+            parts[:] = [b"".join(parts)]
+            yield parts[0]
         finally:
+            self._num_bytes -= sum(map(len, parts))
             self._num_bodies[tenant] -= 1
             if not self._num_bodies[tenant]:
                 del self._num_bodies[tenant]
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    async def _receive(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
+        """Appends the body's parts, and counts their bytes."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         # Other types are what pages of other origins may send without asking.
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -71,7 +78,6 @@ class BodyReader:
         if length.isdigit() and int(length) > MAX_MESSAGE_BYTES:
             raise _too_large()
         before = self._num_bytes
-        parts: list[bytes] = []
         num_bytes = 0
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -88,7 +94,7 @@ class BodyReader:
                     if num_bytes > MAX_MESSAGE_BYTES:
                         raise _too_large()
                     if self._num_bytes > _MAX_RECEIVED_BYTES:
-                        raise _too_many(f"{before} bytes of other requests are being received")
+                        raise _too_many(f"{before} bytes of other requests are there")
         except TimeoutError:
             raise ApiError(
                 408,
@@ -96,9 +102,6 @@ class BodyReader:
                 code="timeout",
                 headers={"connection": "close"},
             ) from None
-        finally:
-            self._num_bytes -= num_bytes
-        return b"".join(parts)
 
 
 @contextlib.asynccontextmanager

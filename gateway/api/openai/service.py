@@ -6,6 +6,7 @@ errors of the gateway become answers in `errors.py`.
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -173,18 +174,18 @@ class OpenAiApi:
         self, model: type[_R], scope: Scope, receive: Receive, tenant: str
     ) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
-        body = await self._bodies.read(scope, receive, tenant)
-        if len(body) <= _SHORT_BODY_BYTES:
-            requests.check_size(body)
-            return requests.parse(model, body), len(body)
-        # Each step takes a turn of its own of the event loop, and no other long body takes any in
-        # between: all that are ready run in one turn.
-        async with self._long_bodies:
-            requests.check_size(body)
-            await asyncio.sleep(0)
-            parsed = requests.parse(model, body)
-            await asyncio.sleep(0)
-            return parsed, len(body)
+        async with self._bodies.read(scope, receive, tenant) as body:
+            if len(body) <= _SHORT_BODY_BYTES:
+                requests.check_size(body)
+                return requests.parse(model, body), len(body)
+            # Each step takes a turn of its own of the event loop, and no other long body takes any
+            # in between: all that are ready run in one turn.
+            async with self._long_bodies:
+                requests.check_size(body)
+                await asyncio.sleep(0)
+                parsed = requests.parse(model, body)
+                await asyncio.sleep(0)
+                return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(
@@ -201,7 +202,8 @@ class OpenAiApi:
                 contextlib.aclosing(merged_events.merge(streams)) as events,
             ):
                 if job.is_stream:
-                    await self._delivery.stream(job, envelope, events, send, self._to_api_error)
+                    to_error = functools.partial(self._to_api_error, param_of=job.param_of)
+                    await self._delivery.stream(job, envelope, events, send, to_error)
                 else:
                     await self._delivery.collect(job, envelope, events, send)
         except ClientGoneError:
@@ -244,8 +246,10 @@ class OpenAiApi:
             "max_model_len": model.max_model_len,
         }
 
-    def _to_api_error(self, error: Exception) -> ApiError:
-        api_error = to_api_error(error)
+    def _to_api_error(
+        self, error: Exception, *, param_of: Mapping[str, str] | None = None
+    ) -> ApiError:
+        api_error = to_api_error(error, param_of=param_of)
         if api_error.status == 500:
             self._logger.error("http_request_failed", exc_info=error)
         return api_error

@@ -5,8 +5,10 @@ threads.
 """
 
 import asyncio
+import contextlib
 import http.client
 import json
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,6 +162,41 @@ async def test_no_body_blocks_the_loop(
                 await running.until_idle()
             assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
             assert meter.longest_s < MAX_BUSY_S * slowness(), (kind, answered[:300])
+        await running.gateway.stop()
+
+
+def post_in_chunks(address: str, path: str, num_chunks: int) -> bytes:
+    """Sends a body of one byte per chunk, and reads until the connection ends."""
+    host, _, port = address.rpartition(":")
+    answered = b""
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        sent = head.encode() + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * num_chunks
+        # What it has not read when it closes the connection resets it.
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                answered += part
+    return answered
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
+async def test_a_body_in_tiny_chunks_is_refused_before_it_blocks_the_loop(
+    start_gateway: StartGateway, path: str
+) -> None:
+    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
+        running = await start_gateway(verifiers=addresses, http_listen="127.0.0.1:0")
+        address = running.gateway.http_address
+        assert address is not None
+        await asyncio.to_thread(post, address, b"{}")
+        meter = LoopMeter()
+        with meter.measuring():
+            await asyncio.to_thread(post_in_chunks, address, path, 500_000)
+        assert meter.longest_s < MAX_BUSY_S * slowness()
+        few = await asyncio.to_thread(post_in_chunks, address, path, 1_030)
+        # One that nobody reads may be answered before it is found to be malformed.
+        assert few[:13] in (b"HTTP/1.1 400 ", *([b"HTTP/1.1 404 "] if path == "/nothing" else []))
         await running.gateway.stop()
 
 

@@ -1,15 +1,20 @@
 """What a request may cost before it is admitted, and what it keeps while its answer streams."""
 
 import asyncio
+import contextlib
 import gc
+import json
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
+from gateway.api.openai import body as bodies
 from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
+from gateway.api.openai.errors import ApiError
 from gateway.api.openai.report import SpeculationReport
 from gateway.messages.request import Conversation, GenerateRequest
 from gateway.messages.response import Chunk
@@ -18,6 +23,7 @@ from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import connection, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
@@ -135,6 +141,31 @@ async def test_prompts_over_the_limit_on_their_logprobs_are_refused_only_if_they
     await running.until_idle()
 
 
+async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_MAX_RECEIVED_BYTES", 250_000)
+    running = await start_api()
+    api = running.gateway._openai
+    body = json.dumps({"model": "scripted", "prompt": [5] * 50_000}).encode()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    async def parse() -> schema.CompletionRequest:
+        scope = {"headers": [(b"content-type", b"application/json")]}
+        return (await api._parse(schema.CompletionRequest, scope, receive, "tenant"))[0]
+
+    async with api._long_bodies:
+        first = asyncio.create_task(parse())
+        await until(lambda: bool(api._long_bodies._waiters))
+        with pytest.raises(ApiError, match=f"{len(body)} bytes of other requests are there"):
+            await parse()
+    assert len((await first).prompt) == 50_000
+    await parse()
+    assert (api._bodies._num_bytes, api._bodies._num_bodies.total()) == (0, 0)
+
+
 class CountedBody(bytes):
     """A body that counts how many of its kind were freed."""
 
@@ -161,10 +192,12 @@ async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
 ) -> None:
     read = BodyReader.read
 
+    @contextlib.asynccontextmanager
     async def read_counted(
         reader: BodyReader, scope: Scope, receive: Receive, tenant: str
-    ) -> bytes:
-        return CountedBody(await read(reader, scope, receive, tenant))
+    ) -> AsyncIterator[bytes]:
+        async with read(reader, scope, receive, tenant) as body:
+            yield CountedBody(body)
 
     monkeypatch.setattr(BodyReader, "read", read_counted)
     monkeypatch.setattr(CountedBody, "num_freed", 0)
