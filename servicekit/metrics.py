@@ -13,7 +13,7 @@ server lets silent connections hold their threads forever.
 import http
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, Metric, MetricsHandler
@@ -28,6 +28,18 @@ PATH = "/metrics"
 # How long a silent connection may keep its thread, and how soon a stop is noticed.
 _IDLE_TIMEOUT_S = 10.0
 _POLL_INTERVAL_S = 0.05
+
+
+def choose_format(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """The format that a scraper asks for: what writes it, and its content type.
+
+    Args:
+        accept: its header of that name; one that cannot be read asks for the usual format.
+    """
+    try:
+        return choose_encoder(accept)
+    except Exception:  # prometheus_client compares what it could not parse
+        return choose_encoder("")
 
 
 class Exposition(Collector):
@@ -54,15 +66,6 @@ class Exposition(Collector):
                 self._log_once(collector)
             else:
                 yield from families
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics now: the text, and its content type.
-
-        Args:
-            accept: the scraper's header of that name; it chooses the format.
-        """
-        encode, content_type = choose_encoder(accept)
-        return encode(self), content_type
 
     def _log_once(self, collector: Collector) -> None:
         with self._lock:
@@ -116,6 +119,9 @@ class _Handler(MetricsHandler):
             self.send_error(http.HTTPStatus.NOT_FOUND)
             return
         self.path = PATH  # prometheus_client would read the query
+        _, content_type = choose_format(self.headers.get("accept", ""))
+        del self.headers["accept"]
+        self.headers["accept"] = content_type
         super().do_GET()
 
 

@@ -16,7 +16,6 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http_connection import ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
+from gateway.api.scrapes import Scrapes
 from gateway.api.tls_acceptor import TlsAcceptor
 from gateway.api.unread_watch import UnreadWatch
 from gateway.errors import OverloadedError
@@ -136,16 +136,13 @@ def make_application(
     refuse_metrics: RefuseMetrics | None = None,
 ) -> Starlette:
     """The routes: those of the APIs, and the gateway's own."""
-    exposition = Exposition(registry)
+    scrapes = Scrapes(Exposition(registry))
 
     async def metrics(request: Request) -> Response:
         refusal = None if refuse_metrics is None else refuse_metrics(request.scope)
         if refusal is not None:
             return refusal
-        # In a thread, so that a scrape does not block the loop.
-        body, content_type = await run_in_threadpool(
-            exposition.render, request.headers.get("accept", "")
-        )
+        body, content_type = await scrapes.answer(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:

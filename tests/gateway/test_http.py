@@ -38,12 +38,15 @@ GATEWAY_METRICS = {
 }
 
 
-async def get(running: RunningGateway, path: str) -> tuple[int, dict[str, str], str]:
+async def get(
+    running: RunningGateway, path: str, more_head: str = ""
+) -> tuple[int, dict[str, str], str]:
     """A request over a plain socket: status, headers, body."""
     assert running.gateway.http_address is not None
     host, port = running.gateway.http_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more_head}\r\n"
+    writer.write(head.encode())
     async with asyncio.timeout(60):
         head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
     writer.close()
@@ -73,6 +76,15 @@ async def test_metrics_are_all_there_in_prometheus_form(
     assert samples["tandem_prompt_tokens_total", verifier.model_id] == 2
     assert samples["tandem_request_success_total", "stop", verifier.model_id] == 1
     assert samples["tandem_request_success_total", "length", verifier.model_id] == 0
+
+
+async def test_a_scraper_whose_header_cannot_be_read_gets_the_usual_format(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    status, headers, body = await get(running, "/metrics", "Accept: text/plain;version=x\r\n")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert "tandem_generation_tokens_total" in body
 
 
 async def test_health_says_whether_requests_would_be_run(

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.messages.response import FinishReason, Step
 from gateway.model_metrics import MetricsByModel
-from servicekit.metrics import Exposition
+from servicekit.metrics import Exposition, choose_format
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -26,10 +26,16 @@ def models(registry: CollectorRegistry, name: str) -> set[str]:
     }
 
 
+def text_of(registry: CollectorRegistry, accept: str = "") -> str:
+    """What a scraper with this header gets."""
+    encode, _ = choose_format(accept)
+    return encode(Exposition(registry)).decode()
+
+
 def test_all_series_of_a_model_begin_at_zero() -> None:
     registry = CollectorRegistry()
     MetricsByModel(registry).of("a")
-    families = list(text_string_to_metric_families(Exposition(registry).render("")[0].decode()))
+    families = list(text_string_to_metric_families(text_of(registry)))
     by_name = {family.name: family.samples for family in families if "created" not in family.name}
     # Positions come with the verifiers' limits.
     assert not by_name.pop("tandem_spec_decode_num_accepted_tokens_per_pos")
@@ -62,9 +68,8 @@ def test_exemplars_are_shown_to_those_who_read_openmetrics() -> None:
     ):
         observe(0.5, {"trace_id": trace_id})
         observe(0.5, None)
-    exposition = Exposition(registry)
-    assert exposition.render(OPENMETRICS)[0].decode().count(f'# {{trace_id="{trace_id}"}}') == 3
-    assert trace_id not in exposition.render("text/plain")[0].decode()
+    assert text_of(registry, OPENMETRICS).count(f'# {{trace_id="{trace_id}"}}') == 3
+    assert trace_id not in text_of(registry, "text/plain")
 
 
 @pytest.mark.stand_in

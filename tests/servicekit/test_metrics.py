@@ -49,6 +49,16 @@ def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) 
         server.stop()
 
 
+def test_a_header_that_cannot_be_read_gets_the_usual_format(registry: CollectorRegistry) -> None:
+    server = MetricsServer(registry, "127.0.0.1:0")
+    try:
+        status, content_type, body = fetch(server, Accept="text/plain;version=x")
+        assert (status, content_type.partition(";")[0]) == (200, "text/plain")
+        assert "eggs_total" in body
+    finally:
+        server.stop()
+
+
 def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistry) -> None:
     server = MetricsServer(registry, "127.0.0.1:0")
     try:
