@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
-from gateway.text.tool_calls import ToolCallForm, form_of_template
+from gateway.text.tool_calls import TAGS, ToolCallForm, form_of_template
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class ModelText:
             form = form_of_template(template.source_with_tools)
         elif tool_calls not in ("auto", "none"):
             form = ToolCallForm(tool_calls)
-        return cls(tokenizer=Tokenizer.load(folder), chat_template=template, tool_call_form=form)
+        tokenizer = Tokenizer.load(folder, shown=TAGS if form is not None else ())
+        return cls(tokenizer=tokenizer, chat_template=template, tool_call_form=form)
 
 
 class SameTokenizerError(Exception):

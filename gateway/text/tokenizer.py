@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,11 @@ class Tokenizer:
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, *, shown: Collection[str] = ()) -> "Tokenizer":
         """Loads `tokenizer.json` of a model's folder.
+
+        Args:
+            shown: tokens that have a text, even if the file says that they are special.
 
         Raises:
             TokenizerLoadError: the file is missing, or not a tokenizer.
@@ -89,6 +92,8 @@ class Tokenizer:
         try:
             content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
+            if shown:
+                content = _without_special(content, shown)
             return cls(tokenizers.Tokenizer.from_buffer(content), digest=digest)
         except Exception as error:  # the package raises nothing more precise
             raise TokenizerLoadError(path, f"not a tokenizer: {error}") from error
@@ -170,6 +175,14 @@ class Tokenizer:
             return bytes(table[character] for character in token)
         except KeyError:
             return token.encode()  # an added token stands for itself
+
+
+def _without_special(content: bytes, shown: Collection[str]) -> bytes:
+    """The file's content, where none of these tokens is special."""
+    file = json.loads(content)
+    for token in file.get("added_tokens", ()):
+        token["special"] = token["special"] and token["content"] not in shown
+    return json.dumps(file).encode()
 
 
 def _max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:

@@ -21,6 +21,8 @@ _SPACE = re.compile(r"\s*")
 _DIVIDERS = re.compile(r"[;\s]*")
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
+#: Of all forms. A tokenizer may say that they are special, but calls are found by their text.
+TAGS = (_BEGIN, _END)
 
 
 class ToolCallForm(enum.Enum):

@@ -44,6 +44,18 @@ class TestWhichOneServes:
         assert one.find("0" * 64) is None
         assert ModelTexts([]).find("") is None
 
+    @pytest.mark.parametrize("form", ["hermes", "none"])
+    def test_the_tags_of_calls_are_shown_if_calls_are_looked_for(
+        self, word_folder: Path, form: str
+    ) -> None:
+        path = word_folder / "tokenizer.json"
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer.add_special_tokens([tokenizers.AddedToken("<tool_call>", special=True)])
+        tokenizer.save(str(path))
+        loaded = ModelText.load(word_folder, tool_calls=form).tokenizer
+        text = loaded.decode(loaded.encode("<tool_call>"))
+        assert text == ("<tool_call>" if form == "hermes" else "")
+
     def test_folders_that_a_digest_cannot_tell_apart_are_refused(self, model_folder: Path) -> None:
         with pytest.raises(SameTokenizerError):
             ModelTexts([ModelText.load(model_folder)] * 2)

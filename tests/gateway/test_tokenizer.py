@@ -235,6 +235,23 @@ def test_a_truncation_left_in_the_file_does_not_cut_prompts(tmp_path: Path) -> N
     assert len(Tokenizer.load(tmp_path).encode("a b c d e f")) > 2
 
 
+def test_a_special_token_that_is_to_be_shown_has_a_text(tmp_path: Path) -> None:
+    content = json.loads((MODEL_FOLDER / "tokenizer.json").read_text())
+    tags = ["<tool_call>", "</tool_call>", "<other>"]
+    # In the places of ids that the vocabulary has already, as its other added tokens.
+    model = tokenizers.Tokenizer.from_str(json.dumps(content))
+    model.add_special_tokens([AddedToken(tag, special=True) for tag in tags])
+    model.save(str(tmp_path / "tokenizer.json"))
+    hidden, shown = Tokenizer.load(tmp_path), Tokenizer.load(tmp_path, shown=tags[:2])
+    text = "<tool_call>{}</tool_call><other>"
+    ids = shown.encode(text)
+    assert (len(ids), hidden.encode(text)) == (len(hidden.encode("{}")) + 3, ids)
+    for tokenizer, expected in ((hidden, "{}"), (shown, "<tool_call>{}</tool_call>")):
+        assert tokenizer.decode(ids) == expected
+        assert tokenizer.detokenizer().feed(ids) == expected
+    assert shown.digest == hidden.digest
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenizerLoadError, match="no such file"):
         Tokenizer.load(tmp_path)
