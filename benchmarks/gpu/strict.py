@@ -10,6 +10,7 @@ from benchmarks.gpu.engines import tasks_for
 from benchmarks.gpu.texts import replays
 from benchmarks.serving.turns import Measure, Variant
 from servicekit.config import ConfigError
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.gpu.operations import operations_for
 
 # Rows of a decode, of verified drafts, and of a prefill chunk; the first two have tiles of their
@@ -31,7 +32,7 @@ async def _measure_engines(bench: Bench) -> AsyncIterator[Measure]:
     shape = bench.size.small
     try:
         bench.loaded(shape, numerics="strict")
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         note = f"not offered: {' '.join(str(error).split())}"
         yield bench.measure("strict", "strict / fast", 1, None, note=note)
         return

@@ -48,8 +48,9 @@ def test_a_mixture_never_waits_for_the_gpu_and_is_captured() -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (4096, 1024), (40, 24)])
 def test_products_in_fp8_are_those_of_plain_torch(num_rows: int, inputs: int, outputs: int) -> None:
     """Some dimensions are no multiples of 16. What is summed is the same; the order is not."""
-    values, row_scale = fp8.quantised(torch.randn(num_rows, inputs, device=GPU))
-    weight, scale = fp8.quantised(torch.randn(outputs, inputs, device=GPU) / inputs**0.5)
+    # Drawn by the CPU: after a failed capture, torch's generator on the GPU draws no more.
+    values, row_scale = fp8.quantised(torch.randn(num_rows, inputs).to(GPU))
+    weight, scale = fp8.quantised(torch.randn(outputs, inputs).to(GPU) / inputs**0.5)
     layer = fp8.ScaledLinear(weight=weight, scale=scale)
     rows = (values.float() * row_scale).bfloat16()
     expected = fp8.plain_product(values, row_scale, weight, scale)

@@ -27,7 +27,6 @@ Quantised = tuple[torch.Tensor, torch.Tensor]
 
 Quantise = Callable[[torch.Tensor], Quantised]
 
-_LARGEST = torch.finfo(FP8).max
 # A row of zeros gets a scale too.
 _SMALLEST_ROW = 2.0**-80
 
@@ -92,9 +91,10 @@ def quantised(rows: torch.Tensor) -> Quantised:
     """
     floats = rows.float()
     largest = floats.abs().amax(dim=1, keepdim=True)
-    # frexp: x = mantissa * 2 ** exponent with mantissa in [0.5, 1); exact at powers of two.
-    mantissa, exponent = torch.frexp(largest.clamp(min=_SMALLEST_ROW) / _LARGEST)
-    scale = torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+    # By its bits: a GPU's `torch.ldexp` and `torch.pow` are not exact at powers of two. The largest
+    # value, 448, is 1.75 * 2^8: with a larger mantissa, the sum carries into the exponent.
+    bits = largest.clamp(min=_SMALLEST_ROW).view(torch.int32)
+    scale = ((((bits + 0x1FFFFF) >> 23) - 8) << 23).view(torch.float32)
     scale.masked_fill_(~largest.isfinite(), torch.nan)
     return (floats / scale).to(FP8), scale
 
