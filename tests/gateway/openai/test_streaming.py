@@ -235,6 +235,32 @@ async def test_an_error_after_the_first_text_is_an_event_of_the_stream(
     await running.until_idle()
 
 
+async def test_an_error_in_a_stream_names_the_parameter_as_the_client_named_it(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    running = await start_api()
+    async with official_client(running) as client:
+        creating = asyncio.ensure_future(
+            client.chat.completions.create(
+                model="scripted",
+                messages=[{"role": "user", "content": "x"}],
+                response_format={"type": "json_object"},
+                stream=True,
+            )
+        )
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), texts("ab")))
+        stream = await creating
+        await anext(stream)
+        field = "sampling.structured_output.json_schema"
+        verifier.send(verifier.rejected(opened.sequence_id, code=3, message="broken", field=field))
+        with pytest.raises(openai.APIError, match="broken") as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.param == "response_format"
+    await running.until_idle()
+
+
 async def test_the_official_client_repeats_what_was_shed(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
