@@ -49,6 +49,10 @@ class ErrorInterceptor(CallInterceptor):
                 if parses_here:
                     request = deserialize(request)
                 return await run(request, context)
+            except grpc.aio.InternalError as error:
+                # The call was over when a response was to be written. gRPC has raised this, but
+                # logs it as an error of the handler where it learns of the end only later.
+                raise asyncio.CancelledError from error
             except Exception as error:
                 if _is_over(error, context):
                     raise
