@@ -255,7 +255,7 @@ class TandemClient:
 
     def _next_stub(self, attempts: Attempts) -> gateway_pb2_grpc.GenerationServiceStub:
         if self._closed.is_set():
-            raise _closed_error()
+            raise wire.closed_error()
         return self._stubs[attempts.next_gateway()]
 
 
@@ -322,6 +322,9 @@ class AsyncTandemClient:
                         yield shown
                 continuation.end()
                 attempts.succeed()
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
                 pause_s = attempts.fail(failure)
@@ -362,6 +365,9 @@ class AsyncTandemClient:
                     timeout=attempts.time_left_s,
                     metadata=self._metadata,
                 )
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
                 pause_s = attempts.fail(failure)
@@ -370,6 +376,14 @@ class AsyncTandemClient:
             else:
                 attempts.succeed()
                 return wire.to_models(response)
+
+    def _raise_if_closed(self) -> None:
+        """grpc.aio raises CancelledError in calls whose channel is closed, as if their task were
+        cancelled.
+        """
+        task = asyncio.current_task()
+        if self._is_closed and task is not None and not task.cancelling():
+            raise wire.closed_error() from None
 
     async def close(self) -> None:
         """Closes the channels; calls still open end with CANCELLED, as do later ones."""
@@ -389,9 +403,5 @@ class AsyncTandemClient:
 
     def _next_stub(self, attempts: Attempts) -> "gateway_pb2_grpc.GenerationServiceAsyncStub":
         if self._is_closed:
-            raise _closed_error()
+            raise wire.closed_error()
         return self._stubs[attempts.next_gateway()]
-
-
-def _closed_error() -> TandemError:
-    return TandemError(grpc.StatusCode.CANCELLED, "the client is closed")

@@ -50,6 +50,7 @@ class DrafterClient:
         self._channel = open_channel(target, tls)
         self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._sequences: dict[str, DraftedSequence] = {}
+        self._is_closed = False
 
     def open(
         self,
@@ -99,6 +100,8 @@ class DrafterClient:
         Raises:
             TandemError: the call failed as a whole.
         """
+        if self._is_closed:
+            raise wire.closed_error()
         exchange = draft_exchange.exchange(queries)
         try:
             request = next(exchange)
@@ -143,6 +146,8 @@ class DrafterClient:
         Raises:
             TandemError: the call failed.
         """
+        if self._is_closed:
+            raise wire.closed_error()
         try:
             response = self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
@@ -152,7 +157,11 @@ class DrafterClient:
         return wire.to_value(DrafterLoad, response)
 
     def close(self) -> None:
-        """Releases every sequence, if the drafter can be reached, and closes the channel."""
+        """Releases every sequence, if the drafter can be reached, and closes the channel.
+
+        Calls after that fail with CANCELLED.
+        """
+        self._is_closed = True
         requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
         with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed before
             for request in requests:
@@ -187,6 +196,7 @@ class AsyncDrafterClient:
         )
         self._stream = ProposeStream(self._stub) if streaming else None
         self._sequences: dict[str, DraftedSequence] = {}
+        self._is_closed = False
 
     def open(
         self,
@@ -216,6 +226,8 @@ class AsyncDrafterClient:
         self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
     ) -> tuple[Draft, ...]:
         """See `DrafterClient.propose_batch`. Tasks may call it at once with different sequences."""
+        if self._is_closed:
+            raise wire.closed_error()
         exchange = draft_exchange.exchange(queries)
         try:
             request = next(exchange)
@@ -242,6 +254,8 @@ class AsyncDrafterClient:
 
     async def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
         """See `DrafterClient.load`."""
+        if self._is_closed:
+            raise wire.closed_error()
         try:
             response = await self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
@@ -252,6 +266,7 @@ class AsyncDrafterClient:
 
     async def close(self) -> None:
         """See `DrafterClient.close`."""
+        self._is_closed = True
         try:
             requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
             with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # closed before

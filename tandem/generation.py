@@ -6,6 +6,7 @@ gRPC channels nor protobuf (`tandem.wire` translates).
 """
 
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -408,6 +409,11 @@ class TandemError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is rebuilt from its text otherwise: pools of processes pass errors on.
+        rebuild = functools.partial(type(self), field=self.field, retry_after_s=self.retry_after_s)
+        return rebuild, (self.code, self.message)
 
 
 class EventCollector:

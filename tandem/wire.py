@@ -125,6 +125,11 @@ def to_value(kind: type[_Value], source: message.Message, /, **converted: Any) -
     return kind(**converted)
 
 
+def closed_error() -> generation.TandemError:
+    """What calls of a closed client end with."""
+    return generation.TandemError(grpc.StatusCode.CANCELLED, "the client is closed")
+
+
 def assign(target: message.Message, name: str, value: Any, *, path: str = "") -> None:
     """Sets a field unless the value is None.
 
@@ -136,6 +141,9 @@ def assign(target: message.Message, name: str, value: Any, *, path: str = "") ->
     try:
         if isinstance(getattr(target, name), bool | int | float | str):
             setattr(target, name, value)
+        elif isinstance(value, str | bytes):
+            # It would become a value of each character.
+            raise TypeError("a list is needed")
         else:
             getattr(target, name).extend(value)
     except (TypeError, ValueError) as error:

@@ -21,14 +21,13 @@ from typing import Annotated, Literal
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from tandem.channel import is_loopback_host
 from tandem.cli.bench_progress import progress
-from tandem.cli.connection_flags import DEFAULT_TARGET, ConnectionFlags
+from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
-from tandem.cli.terminal import has_colour, is_live, report
+from tandem.cli.terminal import OutputConsole, has_colour, is_live, report
 from tandem.client import AsyncTandemClient, TandemError
 from tandem.load import plot
 from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
@@ -162,7 +161,7 @@ def command(
     _check_files(json_file, plot_file)
     connection.check()
     if url is not None:
-        _check_url(url, connection.target)
+        _check_url(url, connection.named_target)
     if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter("needs matplotlib: pip install matplotlib", param_hint="--plot")
     if url is not None and importlib.util.find_spec("openai") is None:
@@ -187,11 +186,13 @@ def command(
     server = _Server(url=url, is_chat=api == "chat", model_id=model_id, timeout_s=timeout)
     try:
         summaries = asyncio.run(_run(plan, connection, server))
-        _print(summaries)
+        # Before it is printed: the reader of stdout may be gone.
         if json_file is not None:
             json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
         if plot_file is not None:
             plot.draw(summaries, plot_file)
+        with contextlib.suppress(BrokenPipeError):
+            _print(summaries)
     except TandemError as error:
         report("bench", connection.describe(error))
         return 1
@@ -232,8 +233,8 @@ def _check_files(json_file: Path | None, plot_file: Path | None) -> None:
         )
 
 
-def _check_url(url: str, target: str) -> None:
-    if target != DEFAULT_TARGET:
+def _check_url(url: str, target: str | None) -> None:
+    if target is not None:
         raise typer.BadParameter("not together with --target", param_hint="--url")
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -356,7 +357,7 @@ def _num_requests(plan: _Plan) -> int | None:
 
 
 def _print(summaries: Mapping[str, Summary]) -> None:
-    console = Console(
+    console = OutputConsole(
         file=sys.stdout,
         width=None if is_live(sys.stdout) else _WIDTH,
         no_color=not has_colour(sys.stdout),

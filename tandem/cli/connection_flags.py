@@ -44,9 +44,15 @@ def _flag(*names: str, **more: Any) -> Any:
 class ConnectionFlags:
     """Addresses, token and TLS of a gateway's gRPC."""
 
-    target: Annotated[
-        str, _flag(metavar="HOST:PORT", help="the gateway, or several, separated by commas")
-    ] = DEFAULT_TARGET
+    named_target: Annotated[
+        str | None,
+        _flag(
+            "--target",
+            metavar="HOST:PORT",
+            help="the gateway, or several, separated by commas",
+            show_default=DEFAULT_TARGET,
+        ),
+    ] = None
     token_file: Annotated[
         Path | None,
         _flag(
@@ -62,6 +68,11 @@ class ConnectionFlags:
     tls_ca: Annotated[Path | None, _flag(metavar="FILE", help="certificates to trust (PEM)")] = None
     tls_cert: Annotated[Path | None, _flag(metavar="FILE", help="own certificate (PEM)")] = None
     tls_key: Annotated[Path | None, _flag(metavar="FILE", help="its key (PEM)")] = None
+
+    @property
+    def target(self) -> str:
+        """The gateways to call."""
+        return DEFAULT_TARGET if self.named_target is None else self.named_target
 
     def check(self) -> None:
         """Refuses what could not be used in any call.
@@ -138,4 +149,4 @@ class ConnectionFlags:
         """
         if self.token_file is not None:
             return self.token_file.read_text().strip()
-        return os.environ.get(TOKEN_VARIABLE) or None
+        return os.environ.get(TOKEN_VARIABLE, "").strip() or None

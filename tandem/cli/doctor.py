@@ -15,7 +15,7 @@ import typer
 from tandem.channel import parse_targets
 from tandem.cli import machine_checks, target_checks, version
 from tandem.cli.check import Check, Status, fail, ok, warn
-from tandem.cli.connection_flags import DEFAULT_TARGET, ConnectionFlags
+from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.terminal import has_colour, printable, waiting_for
@@ -117,7 +117,7 @@ def _target_checks(connection: ConnectionFlags) -> Iterator[Check]:
                     tls=tls,
                     token=token,
                     allow_plaintext_token=connection.allow_plaintext_token,
-                    is_expected=connection.target != DEFAULT_TARGET,
+                    is_expected=connection.named_target is not None,
                 )
             )
         yield from checks

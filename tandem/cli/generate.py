@@ -241,9 +241,11 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
         result = _as_json(generation)
         if shown.trace:
             result["trace"] = [dataclasses.asdict(step) for step in steps]
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        # JSON escapes most control characters by itself, but not those from 128 on.
+        print(json.dumps(result, ensure_ascii=in_terminal), flush=True)
     elif shown.trace:
-        print(f"\n{generation.text}\n\n{summary_text(generation.usage)}", flush=True)
+        text = printable(generation.text) if in_terminal else generation.text
+        print(f"\n{text}\n\n{summary_text(generation.usage)}", flush=True)
     if shown.summary:
         print(_summary_line(generation.usage, seconds), file=sys.stderr, flush=True)
 

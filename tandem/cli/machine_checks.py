@@ -216,7 +216,7 @@ def _supported(features: list[dict[str, Any]]) -> str:
 def _memory(found: dict[str, Any]) -> Check:
     """Weights, and the K/V of one sequence of the model's full length, against what is free."""
     model = found["model"]
-    gpus = found["gpus"] or []
+    gpus = [gpu for gpu in found["gpus"] or [] if gpu["can_run"]]
     free = max((gpu["free_bytes"] or 0 for gpu in gpus), default=found["free_bytes"])
     where = "of the GPU" if gpus else "of the machine"
     weights = model["weights_bytes"]

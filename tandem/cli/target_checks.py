@@ -36,8 +36,9 @@ def target(
         ) as client:
             models = client.list_models(timeout_s=_TIMEOUT_S)
     except TandemError as error:
-        text = f"{reason_unreached(error) or error} ({error.code.name})"
-        if not is_expected:
+        reason = reason_unreached(error)
+        text = f"{reason or error} ({error.code.name})"
+        if not is_expected and reason is not None:
             yield warn(name, "nobody answers there", "start the services: tandem up")
         elif error.code.name == "UNAUTHENTICATED":
             yield fail(name, text, "give a valid token or certificate: --token-file, --tls-cert")
@@ -45,7 +46,7 @@ def target(
             yield fail(name, text, "check the address, that it runs, and --tls on both sides")
         return
     except (OSError, ValueError) as error:
-        yield fail(name, str(error), "correct the address or the files of --tls-*")
+        yield fail(name, str(error), "correct the address, the token or the files of --tls-*")
         return
     if not models:
         yield fail(name, "answers, and no verifier is connected", "see the gateway's logs")
@@ -61,7 +62,8 @@ def _verifiers(count: int) -> str:
 def _certificate(address: str, tls: TlsOptions) -> Check:
     """Whether the server's certificate is trusted, and for how long."""
     name = f"certificate {address}"
-    host, _, port = address.rpartition(":")
+    # As gRPC names it, possibly with a scheme: dns:///host:port.
+    host, _, port = address.rpartition("/")[2].rpartition(":")
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate is not None:

@@ -18,12 +18,19 @@ from rich.console import Console
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def is_live(stream: TextIO) -> bool:
-    """Whether lines on the stream can be drawn again."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+class OutputConsole(Console):
+    """Raises BrokenPipeError where the reader of the stream is gone; rich exits."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
-def has_colour(stream: TextIO) -> bool:
+def is_live(stream: TextIO | None) -> bool:
+    """Whether lines on the stream can be drawn again. None: it is closed."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: TextIO | None) -> bool:
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -64,6 +71,8 @@ def report(command: str, message: str) -> None:
     Args:
         message: made printable, since it may hold a server's text.
     """
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError):
         sys.stderr.write(f"tandem {command}: {printable(' '.join(message.split()))}\n")
         sys.stderr.flush()

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,7 @@ from tandem.cli.ports import (
 )
 from tandem.cli.scraping import History, ScrapeError, metrics_url, scrape
 from tandem.cli.service_figures import figures, kind_of
-from tandem.cli.terminal import has_colour, is_live, printable
+from tandem.cli.terminal import OutputConsole, has_colour, is_live, printable
 
 EXAMPLES = (
     "tandem top",
@@ -81,7 +81,7 @@ def command(
         tls = ssl.create_default_context(cafile=tls_ca) if tls_ca else None
     except OSError as error:
         raise typer.BadParameter(f"{tls_ca}: {error}", param_hint="--tls-ca") from None
-    console = Console(
+    console = OutputConsole(
         file=sys.stdout,
         width=None if is_live(sys.stdout) else _PLAIN_WIDTH,
         no_color=not has_colour(sys.stdout),

@@ -6,6 +6,7 @@ Owns the list of processes and the flags that connect them; the supervisor runs 
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,6 +32,9 @@ _ANY_PORT = f"{_HOST}:0"
 _GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
+
+# What says it for all verifiers.
+_VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
 
 # A package that only this service's extra installs.
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
@@ -83,11 +87,23 @@ class Topology:
         return [
             ProcessSpec(
                 name=_verifier_name(index),
-                command=_service("verifier", metrics_address, *options),
+                command=_service("verifier", metrics_address, *options, *self._part(index)),
                 listen={"grpc": address},
             )
             for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
         ]
+
+    def _part(self, index: int) -> list[str]:
+        """Which part of the machine a verifier has, if there are several."""
+        if self.num_verifiers == 1:
+            return []
+        if self.device == "cuda":
+            return [] if _VERIFIER_DEVICES in os.environ else ["--devices", str(index)]
+        if _VERIFIER_THREADS in os.environ:
+            return []
+        # One core is left to the services beside them, as a single one leaves it.
+        num_cores = len(os.sched_getaffinity(0)) - 1
+        return ["--threads", str(max(1, num_cores // self.num_verifiers))]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
         """The gateway that connects to these verifiers, and has them call these drafters."""

@@ -97,7 +97,8 @@ def _read_file(path: Path, max_new_tokens: int) -> list[Prompt]:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise WorkloadError(f"{path}: is larger than {_MAX_FILE_BYTES >> 20} MiB")
-        lines = path.read_text().splitlines()
+        # Not splitlines(): a text may hold U+2028, which ends no line of JSON.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     prompts = [

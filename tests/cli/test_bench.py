@@ -4,7 +4,9 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import os
 import re
+import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -108,6 +110,13 @@ def test_a_file_may_say_the_length_and_temperature_of_each_prompt(tmp_path: Path
         Prompt(prompt=[1, 2], max_new_tokens=3, temperature=1.0),
         Prompt(prompt="a", max_new_tokens=9),
     ]
+
+
+def test_a_line_of_a_file_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    text = "one\u2028two\u0085three"
+    file.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n", "utf-8-sig")
+    assert read_workload(str(file), max_new_tokens=9) == [Prompt(prompt=text, max_new_tokens=9)]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +341,22 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     assert lines
     assert all(re.fullmatch(expected, line) for line in lines)
     assert "requests after" not in shown.out, "figures alone"
+
+
+def test_a_reader_of_stdout_that_is_gone_costs_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "figures.json"
+    read, written = os.pipe()
+    os.close(read)
+    stdout = os.fdopen(written, "w", buffering=1)
+    with serving({"completion_tokens": 1}) as url:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["bench", "--url", url, "--requests", "2", "--json", str(file)]) == 0
+        monkeypatch.undo()
+    with contextlib.suppress(BrokenPipeError):
+        stdout.close()
+    assert json.loads(file.read_text())
 
 
 def summary() -> Summary:

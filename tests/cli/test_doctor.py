@@ -172,6 +172,8 @@ def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> Non
     )
     assert found["gpu support"].found == "numerics fast; not strict (runs on CPUs)"
     assert "2.0 GiB free of the GPU" in found["memory"].found
+    found = by_name(machine_checks.described(description(gpus=[gpu], **sound)))
+    assert "free of the machine" in found["memory"].found, "the model runs on the CPU"
 
 
 def test_what_a_cpu_can_do_is_told_and_fp8_by_name() -> None:
@@ -214,6 +216,15 @@ class Servicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:
         return gateway_pb2.ListModelsResponse(models=self._models)
+
+
+class Refusing(Servicer):
+    """Knows no client."""
+
+    def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
+    ) -> gateway_pb2.ListModelsResponse:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
 
 
 def serve(
@@ -276,6 +287,42 @@ def test_a_gateway_that_is_absent_is_told_in_few_words(unused_tcp_port: int) -> 
     found = target(f"127.0.0.1:{unused_tcp_port}")["gateway"]
     assert found.status is Status.FAIL
     assert found.found == "Failed to connect to remote host: Connection refused (UNAVAILABLE)"
+
+
+@pytest.mark.stand_in
+def test_what_a_gateway_that_nobody_named_answers_is_told(unused_tcp_port: int) -> None:
+    def found(address: str) -> Check:
+        (check,) = target_checks.target(
+            address, tls=None, token=None, allow_plaintext_token=False, is_expected=False
+        )
+        return check
+
+    absent = found(f"127.0.0.1:{unused_tcp_port}")
+    assert (absent.status, absent.found) == (Status.WARN, "nobody answers there")
+    server, address = serve(Refusing())
+    try:
+        refusing = found(address)
+    finally:
+        server.stop(0).wait()
+    assert refusing.status is Status.FAIL
+    assert "UNAUTHENTICATED" in refusing.found
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("names_it", [True, False])
+def test_a_gateway_that_is_named_must_be_there_even_at_the_usual_address(
+    names_it: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[bool] = []
+
+    def ask(address: str, *, is_expected: bool, **_: object) -> list[Check]:
+        asked.append(is_expected)
+        return []
+
+    monkeypatch.setattr(target_checks, "target", ask)
+    flags = ["--target", "127.0.0.1:50050"] if names_it else []
+    main(["doctor", "--model", str(tmp_path), *flags])
+    assert asked == [names_it]
 
 
 @pytest.mark.stand_in

@@ -96,6 +96,16 @@ async def test_a_trace_is_shown_step_by_step_with_the_output_and_a_summary(
     assert "maximum acceptance length  3" in shown
 
 
+async def test_a_models_text_steers_no_terminal_in_any_form(gateway: StandInGateway) -> None:
+    gateway.script[1].chunk.text = "a\x1b]0;b\x07\x9b"
+    escaped = r"a\x1b]0;b\x07\x9b"
+    assert escaped in await generate_in_terminal(gateway, "ren", "--trace")
+    shown = await generate_in_terminal(gateway, "ren", "--json")
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    assert json.loads(shown)["text"].startswith(gateway.script[1].chunk.text)
+
+
 async def test_a_trace_in_json_is_a_list_of_steps(
     gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,7 +380,7 @@ def test_a_token_that_is_no_text_is_one_line_without_it(
 def test_an_address_that_is_none_is_one_line_that_names_the_flag(
     target: str, is_one: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ConnectionFlags(target=target)
+    flags = ConnectionFlags(named_target=target)
     if is_one:
         flags.check()
         return

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tandem.cli import main
-from tandem.cli.terminal import report, waiting_for
+from tandem.cli.terminal import has_colour, is_live, report, waiting_for
 from tests.cli.pseudo_terminal import pseudo_terminal
 
 
@@ -53,3 +53,13 @@ def test_without_a_terminal_a_wait_shows_nothing(
     with waiting_for("the answer"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_streams_that_are_closed_are_no_terminals_and_take_no_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python has None in their places."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not is_live(None)
+    assert not has_colour(None)
+    report("generate", "lost")

@@ -5,6 +5,8 @@ Each test runs once per client, the blocking one in threads.
 
 import asyncio
 import contextlib
+import copy
+import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -499,3 +501,30 @@ async def test_mtls_refuses_a_client_without_a_certificate(mtls: tuple[str, TlsO
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belong together"):
         TandemClient("localhost:1", tls=TlsOptions(certificate=tmp_path / "cert.pem"))
+
+
+def test_an_error_goes_to_another_process_whole() -> None:
+    error = TandemError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "full", field="prompt", retry_after_s=1.5
+    )
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert isinstance(copied, TandemError)
+        assert (str(copied), vars(copied)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize(
+    ("request_with_text", "field"),
+    [
+        (GenerationRequest(prompt="x", stop_sequences="END"), "stop_sequences"),
+        (GenerationRequest(prompt=b"x"), "tokens.token_ids"),
+    ],
+)
+async def test_a_text_in_the_place_of_a_list_is_refused(
+    gateway: StandInGateway, connect: Any, request_with_text: GenerationRequest, field: str
+) -> None:
+    """It would become a list of its characters, which end an output at the first of them."""
+    async with connect(gateway.address) as client:
+        with pytest.raises(TandemError, match="a list is needed") as caught:
+            await client.generate(request_with_text)
+    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert not gateway.requests

@@ -150,6 +150,10 @@ async def test_close_releases_every_sequence_and_may_be_called_twice(
     await client.close()
     assert drafter.num_sequences == 0
     await client.close()
+    for call in (client.propose(client.open(), [1, 2], max_draft_tokens=1), client.load()):
+        with pytest.raises(TandemError) as caught:
+            await call
+        assert caught.value.code is grpc.StatusCode.CANCELLED
 
 
 async def test_closing_without_a_drafter_is_quiet(connect: Any) -> None:
