@@ -1,5 +1,6 @@
 """Builds a verifier from its parts: checkpoint, K/V cache, scheduler, engine."""
 
+import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=ready.model_digest,
-        numerics_digest=ready.numerics_digest,
+        numerics_digest=_with_end_tokens(ready.numerics_digest, ready.eos_token_ids),
         instance_id=secrets.token_hex(16),
         architecture=ready.architecture,
         dtype=ready.dtype,
@@ -96,6 +97,15 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         num_kv_blocks=ready.num_kv_blocks,
     )
     return LoadedModel(model=ready.model, served=served)
+
+
+def _with_end_tokens(numerics_digest: str, eos_token_ids: frozenset[int]) -> str:
+    """A numerics digest that differs where texts end by themselves at other tokens: these come from
+    `generation_config.json`, which the model's digest does not cover. "" stays "".
+    """
+    if not numerics_digest:
+        return ""
+    return hashlib.sha256(f"{numerics_digest} {sorted(eos_token_ids)}".encode()).hexdigest()
 
 
 def build_engine(

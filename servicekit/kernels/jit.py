@@ -15,6 +15,7 @@ so an image's kernels run on all nodes of a cluster (`ship.py`).
 import contextlib
 import functools
 import gc
+import glob
 import hashlib
 import pickle
 import platform
@@ -87,6 +88,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     try:
         compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
         _stamp_by_contents(compiled, Path(function.__code__.co_filename))
+        _name_by_key(compiled)
         _tolerate_unwritable(compiled)
     except RuntimeError:
         # Numba found no place for its cache.
@@ -147,6 +149,31 @@ def _stamp_by_contents(compiled: Any, source: Path) -> None:
     )
     load_shipped = _tolerant_load(shipped)
     own.load = lambda key: load_shipped(key) or load(key)
+
+
+def _name_by_key(compiled: Any) -> None:
+    """Gives the machine code for each set of argument types a file of its own.
+
+    Numba gives it the next free number, without a lock: two processes that compile a kernel for
+    different types at a time may take the same one, and the index then names the code of the other
+    types, for good. With a file for each key, an entry of the index may be lost, and the kernel is
+    compiled once more.
+    """
+    own = compiled._cache._cache_file
+    base: str = compiled._cache._impl.filename_base
+
+    def save(key: Any, data: Any) -> None:
+        overloads = own._load_index()
+        if not overloads:
+            # Nothing names what is there.
+            for unused in Path(own._cache_path).glob(f"{glob.escape(base)}.*.nbc"):
+                unused.unlink(missing_ok=True)
+        digest = hashlib.sha256(f"{own._source_stamp} {key!r}".encode()).hexdigest()[:24]
+        overloads[key] = f"{base}.{digest}.nbc"
+        own._save_index(overloads)
+        own._save_data(overloads[key], data)
+
+    own.save = save
 
 
 def _tolerant_load(file: Any) -> Callable[[Any], Any]:

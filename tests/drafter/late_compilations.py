@@ -9,8 +9,10 @@ import asyncio
 import importlib
 import inspect
 import pkgutil
+import sys
 from typing import Any
 
+import structlog
 from numba import types
 
 import drafter
@@ -104,4 +106,6 @@ async def exchange_and_settle(local: LocalDrafter, request: pb.ProposeRequest) -
 
 
 if __name__ == "__main__":
+    # A cold start tells how far it is.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(main())

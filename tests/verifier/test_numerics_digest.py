@@ -1,6 +1,8 @@
 """What the numerics digest covers, and when it is empty."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,22 @@ def test_of_the_own_decoder_depends_on_types_alone() -> None:
     assert len({first, *others}) == 3
     config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=2, num_kv_blocks=40)
     assert load_model(config).served.numerics_digest == first
+
+
+def test_depends_on_the_tokens_that_end_a_text(tmp_path: Path) -> None:
+    """They are in a file that the model's digest does not cover."""
+    served = []
+    for name, end_tokens in (("one", [0]), ("other", [0, 7]), ("same", [7, 0])):
+        folder = tmp_path / name
+        shutil.copytree(MODEL_FOLDER, folder)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end_tokens}))
+        config = VerifierConfig(
+            model=folder, model_id="m", device="cpu", threads=1, num_kv_blocks=32
+        )
+        served.append(load_model(config).served)
+    one, other, same = served
+    assert len({each.model_digest for each in served}) == 1
+    assert one.numerics_digest != other.numerics_digest == same.numerics_digest
 
 
 def test_of_the_decoder_for_gpus_depends_on_type_blocks_and_capability(

@@ -170,7 +170,10 @@ class DraftFeed:
         # Where hints are of no use, the prompt goes with the first request: one message less. A
         # long one does not, since indexing it would delay the first hint.
         expects_useless_hints = sequence.first_token_record.expects_useless_hints
-        if not expects_useless_hints or len(sequence.token_ids) > _MAX_URGENT_TOKENS:
+        if sequence.num_wanted_draft_tokens:
+            # It comes from another drafter, and a step may wait for the hint that is wanted now.
+            self._enqueue(sequence_id, history)
+        elif not expects_useless_hints or len(sequence.token_ids) > _MAX_URGENT_TOKENS:
             self._backlog[sequence_id] = history
         return True
 

@@ -10,6 +10,7 @@ from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_
 from tests.verifier.drafters.feeding import drafted_by
 from tests.verifier.drafters.scripted_drafter import appended
 from tests.verifier.running_engine import StartEngine
+from verifier.drafters import drafters as drafters_in_use
 from verifier.drafters.drafters import FedDrafter
 from verifier.drafters.messages import DrafterFault, DrafterState
 from verifier.drafts.draft_buffer import HintOutcome
@@ -89,6 +90,49 @@ class TestHints:
             (3, 3),
         ]
         assert direct.running.num_hints == {HintOutcome.USED: 4}
+
+    @pytest.mark.parametrize("num_useless_before", [0, 8])
+    def test_one_that_comes_from_a_dead_drafter_asks_at_once(
+        self, start_engine: StartEngine, num_useless_before: int
+    ) -> None:
+        """Also where new sequences expect useless hints, and send their prompts later."""
+        direct = start_direct(start_engine, idle_timeout_s=5.0)
+        first, second = direct.connect(A), direct.connect(B)
+        prior = direct.running.engine._table._useless_hints
+        direct.running.engine.call(lambda: setattr(prior, "_mean", num_useless_before))
+        second.play(Foreteller(3))
+        sequence_id = direct.open([1, 2, 3], A, draft_wait=ALWAYS, max_new_tokens=20)
+        direct.session.wait_decided(sequence_id, 1)
+        first.receive()
+        with direct.running.held():
+            first.down()
+            direct.session.update(sequence_id, drafter_address=B)
+        ended = direct.session.wait_end(sequence_id)
+        assert isinstance(ended, Decided), ended
+        assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2, 3], 20)
+        assert any(each.num_accepted_tokens for each in direct.session.decided(sequence_id))
+
+    def test_an_update_that_names_a_drafter_again_that_was_let_go_connects_it(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_in_use, "_MAX_DRAFTERS", 1)
+        gate = Gate()
+        direct = start_direct(start_engine, rule=gate)
+        first = direct.connect(A)
+        gate.close_at(4)
+        sequence_id = direct.open([1, 2, 3], A, max_new_tokens=40)
+        gate.step_to(5)
+        first.down()
+        gate.step_to(6)
+        direct.open([5], B, max_new_tokens=1)  # A makes room for it
+        gate.step_to(7)
+        direct.links[B].down()
+        gate.step_to(8)
+        direct.session.update(sequence_id, drafter_address=A)
+        gate.step_to(9)
+        assert [link.address for link in direct.links.opened] == [A, B, A]
+        gate.open()
+        direct.session.wait_end(sequence_id)
 
     def test_the_requests_limit_of_a_hint_is_asked_for(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)
