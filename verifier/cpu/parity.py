@@ -177,13 +177,14 @@ class ParityCheck:
             sys.executable, "-m", "verifier.model.parity_reference",
             str(subject.folder.resolve()), str(self._output / "reference.npz"),
             "--dtype", subject.dtype, "--quantization", subject.quantization,
-            "--threads", str(num_threads),
+            "--threads", str(num_threads), "--end-with-stdin",
         ]  # fmt: skip
         errors = self._stack.enter_context((self._output / "errors").open("wb"))
         self._child = subprocess.Popen(
             command,
             cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
+            # Closed with this process, however it ends: the child holds a whole model.
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
@@ -250,6 +251,8 @@ class ParityCheck:
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
+        assert self._child.stdin is not None
+        self._child.stdin.close()
 
 
 def sources_digest(*rooms: str) -> str:

@@ -10,7 +10,9 @@ OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
 
 import argparse
 import math
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, required=True)
     parser.add_argument("--quantization", choices=["none", "int8", "fp8"], required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end when standard input does"
+    )
     options = parser.parse_args(arguments)
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     torch.set_num_threads(options.threads)
     try:
         exact, rounding = reference(
@@ -46,6 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     np.savez(options.output, exact=exact.numpy(), rounding=rounding)
     return 0
+
+
+def _end_with_stdin() -> None:
+    """Ends the process when its parent, which holds the other end, is gone, killed even."""
+    # Not through sys.stdin, whose lock would be held when the interpreter ends.
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
 
 
 def reference(

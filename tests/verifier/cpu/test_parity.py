@@ -86,6 +86,14 @@ def test_a_child_that_dies_is_told(tmp_path: Path) -> None:
         check.verify(weights)
 
 
+def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    with started(subject(MODEL_FOLDER), tmp_path) as check:
+        assert check._child.stdin is not None
+        check._child.stdin.close()  # as if this process were killed
+        with pytest.raises(CheckpointError, match="exit status 1"):
+            check.verify(load(MODEL_FOLDER))
+
+
 def test_a_child_that_takes_too_long_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
