@@ -76,6 +76,8 @@ class WindowDetokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._num_context = 0
+        # The first pending tokens, as long as none of them had a text.
+        self._num_without_text = 0
 
     def feed(self, token_ids: Sequence[int]) -> str:
         parts = []
@@ -90,6 +92,8 @@ class WindowDetokenizer:
                     continue
                 # The group ends within a character, or has no text: feed its tokens one by one.
                 del self._window[before:]
+                num_pending = before - self._num_context
+                self._num_without_text = min(self._num_without_text, num_pending)
             for token_id in group:
                 self._window.append(token_id)
                 parts.append(self._advance(max_pending=_MAX_PENDING_TOKENS))
@@ -102,20 +106,26 @@ class WindowDetokenizer:
         copy = WindowDetokenizer(self._decode)
         copy._window = self._window.copy()
         copy._num_context = self._num_context
+        copy._num_without_text = self._num_without_text
         return copy
 
     def _advance(self, *, max_pending: int) -> str:
         context_text = self._decode(self._window[: self._num_context])
         text = self._decode(self._window)
         num_pending = len(self._window) - self._num_context
-        is_whole = len(text) > len(context_text) and not text.endswith(REPLACEMENT)
-        if not (is_whole or num_pending > max_pending):
-            return ""
         if len(text) <= len(context_text):
-            # Tokens without text are no context: after them, a word would lose its space.
-            del self._window[self._num_context :]
+            self._num_without_text = num_pending
+            if num_pending > max_pending:
+                # Tokens without text are no context: after them, a word would lose its space.
+                del self._window[self._num_context :]
+                self._num_without_text = 0
+            return ""
+        # Special tokens may come before a character of several tokens.
+        num_waiting = num_pending - self._num_without_text
+        if text.endswith(REPLACEMENT) and num_waiting <= max_pending:
             return ""
         # The pending tokens become the context.
         del self._window[: self._num_context]
         self._num_context = len(self._window)
+        self._num_without_text = 0
         return text[len(context_text) :]

@@ -213,6 +213,17 @@ def test_bytes_that_never_become_text_are_shown_in_time() -> None:
     assert len(shown) > 50
 
 
+@pytest.mark.parametrize("num_special", range(20))
+def test_a_character_of_several_tokens_is_whole_after_tokens_without_text(num_special: int) -> None:
+    end = SENTENCEPIECE.encode("</s>")[-1]
+    ids = [end] * num_special + SENTENCEPIECE.encode("\N{GRINNING FACE}")[-4:]
+    detokenizer = SENTENCEPIECE.detokenizer()
+    shown = "".join(detokenizer.feed([token_id]) for token_id in ids)
+    assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
+    # At once, too; and as a continuation of what was sent before.
+    assert SENTENCEPIECE.detokenizer().feed(ids) == "\N{GRINNING FACE}"
+
+
 def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:
     assert BUNDLED.encode("<|code|>x<|out|>") == [1, *BUNDLED.encode("x"), 4]
 

@@ -319,7 +319,9 @@ def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -
 def _written(grammar: Grammar) -> str:
     """The grammar in the library's own form."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+        # The library takes no boolean for a schema.
+        text = {"true": "{}", "false": '{"not": {}}'}.get(grammar.text.strip(), grammar.text)
+        return LLMatcher.grammar_from_json_schema(text, defaults=_JSON)
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind is GrammarKind.CHOICES:

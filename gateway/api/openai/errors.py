@@ -41,10 +41,7 @@ _PARAM_OF_FIELD: Mapping[str, str] = {
     "trace": "speculation.report",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.prompt_logprobs": "logprobs",
-    "sampling.structured_output.json_schema": "structured_outputs",
-    "sampling.structured_output.regex": "structured_outputs",
-    "sampling.structured_output.choices": "structured_outputs",
-    "sampling.structured_output.lark": "structured_outputs",
+    "sampling.structured_output": "structured_outputs",
 }
 
 
@@ -156,5 +153,5 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 def _param(field: str) -> str | None:
     """OpenAI's name of a field of the gateway's request."""
-    name = re.sub(r"\[.*", "", field)
+    name = re.sub(r"\[.*|(?<=^sampling\.structured_output)\..*", "", field)
     return _PARAM_OF_FIELD.get(name, name.removeprefix("sampling.")) or None

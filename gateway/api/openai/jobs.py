@@ -142,7 +142,11 @@ def chat_job(
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
-        param_of={"prompt": "messages", "structured_outputs": _param_of_grammar(parsed, grammar)},
+        param_of={
+            "prompt": "messages",
+            "structured_outputs": _param_of_grammar(parsed, grammar),
+            "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",
+        },
     )
 
 

@@ -4,13 +4,12 @@ Owns OpenAI's defaults and how a body's errors name the parameter at fault. Whic
 acceptable beyond the schema is decided where gRPC's requests are checked: `gateway/requests/`.
 """
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
-from gateway.api.openai import schema
+from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from gateway.api.wire import encoded_grammar
@@ -190,20 +189,17 @@ def _grammar(
 ) -> EncodedGrammar | None:
     """What the output follows; `structured_outputs` counts before `response_format`."""
     if (structured := parsed.structured_outputs) is not None:
+        if structured.json_schema is not None:
+            return grammars.of_schema(structured.json_schema, param="structured_outputs")
         return encoded_grammar(
-            json_schema=None
-            if structured.json_schema is None
-            else json.dumps(structured.json_schema),
-            regex=structured.regex,
-            choices=structured.choice,
-            lark=structured.grammar,
+            regex=structured.regex, choices=structured.choice, lark=structured.grammar
         )
     if isinstance(parsed, schema.ChatCompletionRequest):
         if isinstance(parsed.response_format, schema.JsonObjectFormat):
             return encoded_grammar(json_schema='{"type": "object"}')
         if isinstance(parsed.response_format, schema.JsonSchemaFormat):
-            return encoded_grammar(
-                json_schema=json.dumps(parsed.response_format.json_schema.schema_)
+            return grammars.of_schema(
+                parsed.response_format.json_schema.schema_, param="response_format"
             )
     return None
 
@@ -238,6 +234,9 @@ def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> Api
     location = [
         part for part in error["loc"] if part != "[key]" and not str(part).startswith(schema.TAG)
     ]
+    if location[:1] == ["response_format"]:
+        # The next part is its type.
+        del location[1:2]
     param = ".".join(map(str, location))
     if not param:
         return ApiError(400, message, code="invalid_value")

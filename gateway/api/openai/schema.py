@@ -52,6 +52,12 @@ def _kind(value: Any) -> str | None:
     return "#text" if isinstance(value, str) else None
 
 
+def _schema_kind(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "#bool"
+    return "#object" if isinstance(value, dict) else None
+
+
 def _prompt_kind(value: Any) -> str | None:
     if not isinstance(value, list):
         return _kind(value)
@@ -311,6 +317,8 @@ class EarlierFunction(_Part):
     name: str
     arguments: str
     """JSON."""
+    parsed_arguments: Any = None
+    """Not looked at: OpenAI's clients send back what they made of `arguments`."""
 
 
 class EarlierToolCall(_Part):
@@ -319,6 +327,8 @@ class EarlierToolCall(_Part):
     id: str
     type: Literal["function"]
     function: EarlierFunction
+    index: Annotated[int, Field(ge=0)] | None = None
+    """Not looked at: its place in a stream."""
 
 
 _Content = Annotated[
@@ -342,6 +352,8 @@ class Message(_Part):
     """Extension: an assistant's thoughts, for templates that know them."""
 
     # In messages that OpenAI's clients send back as they came.
+    parsed: Any = None
+    """Not looked at: what OpenAI's clients made of `content`."""
     refusal: Annotated[None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None
     function_call: Annotated[None, UNSUPPORTED] = None
@@ -402,12 +414,18 @@ class JsonObjectFormat(_Part):
     type: Literal["json_object"]
 
 
+_JsonSchema = Annotated[
+    Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
+    _one_of(_schema_kind, "an object or a boolean"),
+]
+
+
 class NamedSchema(_Part):
     """A JSON schema, as OpenAI's clients send it."""
 
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    schema_: Annotated[_JsonSchema, Field(alias="schema")] = True
     strict: bool | None = None
     """The output always follows the schema."""
 

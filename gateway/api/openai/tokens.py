@@ -73,9 +73,12 @@ class TokenTexts:
             offset: where its text begins, in characters.
         """
         logprob = wire.logprob_from_encoded(encoded)
-        # The token itself may be none of the likeliest.
-        shown = {self.text(token_id): value for token_id, value in logprob.top}
-        shown.setdefault(self.text(logprob.token_id), logprob.logprob)
+        # Several tokens may have one text: the token itself counts, then the likeliest. It may be
+        # none of these.
+        shown: dict[str, float] = {}
+        for token_id, value in logprob.top:
+            shown.setdefault(self.text(token_id), value)
+        shown[self.text(logprob.token_id)] = logprob.logprob
         top = ",".join([f"{text}:{_number(value)}" for text, value in shown.items()])
         return CompletionLogprob(
             token=self.text(logprob.token_id),

@@ -3,13 +3,11 @@
 Owns `tool_choice`. How a model writes its calls is known to `gateway/text/tool_calls.py`.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.api.openai import schema
+from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
-from gateway.api.wire import encoded_grammar
 from gateway.messages.request import EncodedGrammar
 from gateway.text.tool_calls import ToolCallForm
 
@@ -63,12 +61,11 @@ def forced_call(
         raise _refused("a call that must come allows no other structured output")
     written = _schema_of_call(tools, form)
     if form is ToolCallForm.LLAMA3_JSON:
-        return encoded_grammar(json_schema=json.dumps(written))
+        return grammars.of_schema(written, param="tools")
     # As verifiers write JSON: a model might go on with white space for ever.
-    call = json.dumps({"x-guidance": {"whitespace_pattern": " ?"}, **written})
-    return encoded_grammar(
-        lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {call}\n'
-    )
+    call = grammars.written({"x-guidance": {"whitespace_pattern": " ?"}, **written})
+    lark = f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {call}\n'
+    return grammars.of_lark(lark, param="tools")
 
 
 def _size(value: Any) -> int:
@@ -95,7 +92,7 @@ def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm
         parameters.pop("$id", None)
         root = f"#/anyOf/{place}/properties/{form.arguments_key}"
         try:
-            moved = _moved(parameters, root)
+            moved = _as_object(parameters, root)
         except ValueError as error:
             param = f"tools.{index}.function.parameters"
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
@@ -108,6 +105,23 @@ def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm
             }
         )
     return {"anyOf": calls}
+
+
+def _as_object(parameters: dict[str, Any], root: str) -> dict[str, Any]:
+    """The schema of a call's arguments, moved to below `root`: they are an object, whatever else it
+    allows.
+
+    Raises:
+        ValueError: it allows no object, or cannot be moved; says why.
+    """
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError("its type must be object")
+    if "$ref" in parameters:
+        # What stands beside a reference may not count.
+        return {"allOf": [{"type": "object"}, _moved(parameters, f"{root}/allOf/1")]}
+    moved: dict[str, Any] = _moved({**parameters, "type": "object"}, root)
+    return moved
 
 
 def _moved(given: Any, root: str) -> Any:

@@ -466,3 +466,75 @@ async def test_what_is_refused_before_it_runs_is_counted_and_logged_as_over_grpc
     # Those that ask for models are no requests for output.
     await get(running, "/v1/models", authorization="Bearer wrong")
     assert running.sample("tandem_requests_received_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": None}},
+            "response_format.json_schema.schema",
+        ),
+        ({"type": "json_object", "more": 1}, "response_format.more"),
+        ({"type": "else"}, "response_format"),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"title": "x" * 70_000}}},
+            "response_format",
+        ),
+    ],
+    ids=["no schema", "null", "more", "another type", "too large"],
+)
+async def test_a_wrong_format_is_named_by_its_place_in_the_request(
+    start_api: StartApi, given: dict[str, Any], param: str
+) -> None:
+    running = await start_api()
+    body = {"model": "scripted", "messages": USER, "response_format": given}
+    answer = await post(running, "/v1/chat/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field", "param"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": "x", "structured_outputs": {"choice": ["a"]}},
+            "sampling.structured_output.choices.values[3]",
+            "structured_outputs",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "response_format": {"type": "json_object"}},
+            "sampling.structured_output",
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "logprobs": True, "top_logprobs": 5},
+            "sampling.logprobs",
+            "top_logprobs",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": USER, "logprobs": True},
+            "sampling.logprobs",
+            "logprobs",
+        ),
+    ],
+)
+async def test_what_a_verifier_refuses_is_named_as_the_client_named_it(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    path: str,
+    fields: dict[str, Any],
+    field: str,
+    param: str,
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes(path, {"model": "scripted", **fields}))
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.rejected(opened.sequence_id, code=3, message="no", field=field))
+        answer = await read_answer(reader)
+    assert answer.error["param"] == param

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
@@ -67,6 +68,19 @@ def test_the_token_itself_is_always_among_a_completions_alternatives(tokenizer: 
         json.loads(texts.text(300)): -0.5,
     }
     assert (shown.logprob, shown.offset) == ("-0.5", "7")
+
+
+def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest() -> None:
+    vocabulary = [("<unk>", 0.0), ("A", -1.0), ("<0x41>", -2.0), ("B", -3.0), ("<0x42>", -4.0)]
+    wrapped = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    wrapped.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    message = sampling_pb2.TokenLogprob(token_id=1, logprob=-0.01)
+    for token_id, logprob in ((1, -0.01), (3, -3.0), (2, -5.0), (4, -7.0)):
+        message.top.add(token_id=token_id, logprob=logprob)
+    shown = TokenTexts(Tokenizer(wrapped)).completion_logprob(message.SerializeToString(), 0)
+    top = json.loads(shown.top)
+    assert top == {"A": pytest.approx(-0.01), "B": pytest.approx(-3.0)}
+    assert float(shown.logprob) == pytest.approx(top["A"])
 
 
 def test_an_impossible_token_has_a_number_that_json_knows(tokenizer: Tokenizer) -> None:

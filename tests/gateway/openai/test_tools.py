@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai import answer_schema
+from gateway.api.openai import answer_schema, grammars
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
@@ -151,6 +151,20 @@ async def test_the_official_clients_streaming_helper_assembles_the_whole_answers
 
     assert told(assembled.choices[0]) == told(whole.choices[0])
     assert bool(whole.choices[0].message.tool_calls) == (text != '{"name": "none"}')
+    # In the next turn, clients send back what their helpers made of an answer.
+    verifier.play(lambda opened: [*texts("so"), 0])
+    async with official_client(running) as client:
+        for choice in (assembled.choices[0], whole.choices[0]):
+            answered: Any = [
+                {"role": "tool", "tool_call_id": call.id, "content": "5"}
+                for call in choice.message.tool_calls or []
+            ]
+            sent_back: list[Any] = [choice.message, choice.message.model_dump()]
+            for message in sent_back:
+                again = await client.chat.completions.create(
+                    model="scripted", messages=[*USER, message, *answered], tools=TOOLS
+                )
+                assert again.choices[0].message.content == "so"
 
 
 async def test_an_answer_of_calls_alone_has_no_content(
@@ -293,12 +307,45 @@ async def test_references_of_a_call_that_must_come_are_to_its_tools_own_paramete
 @pytest.mark.parametrize(
     "parameters",
     [
+        {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        {"type": ["object", "null"], "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        {
+            "$ref": "#/$defs/any",
+            "$defs": {"any": {"properties": {"x": {"$ref": "#/$defs/number"}}, "required": ["x"]},
+                      "number": {"type": "integer"}},
+        },
+    ],
+    ids=["no type", "several types", "a reference"],
+)  # fmt: skip
+async def test_the_arguments_of_a_call_that_must_come_are_an_object(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parameters: Any
+) -> None:
+    running = await start(start_api, verifier, texts, CALL, tool_call_parser="llama3_json")
+    tools = [tool(parameters)]
+    assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
+    grammar = (await verifier.nth("open", 0)).sampling.structured_output
+    assert isinstance(grammar, sampling_pb2.StructuredOutput)
+    written = LLMatcher.grammar_from_json_schema(grammar.json_schema)
+    for given, is_allowed in (
+        ({"x": 1}, True), ({"x": "a"}, False), ({}, False), (5, False), ("a", False), (None, False),
+    ):  # fmt: skip
+        text = json.dumps({"name": "f", "parameters": given}, separators=(",", ":"))
+        matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
+        num_allowed = matcher.validate_tokens(list(text.encode()))
+        assert (num_allowed == len(text)) == is_allowed, given
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
         {"properties": {"a": {"$ref": "#a"}}},
         {"properties": {"a": {"anyOf": [{"$ref": "https://example.org/a"}]}}},
         {"properties": {"a": {"$ref": 5}}},
         {"properties": {"a": {"$id": "https://example.org/a"}}},
         {"$defs": 5},
         {"definitions": ["a"]},
+        {"type": "string"},
+        {"type": ["null", "string"]},
     ],
     ids=lambda parameters: json.dumps(parameters),
 )
@@ -385,6 +432,19 @@ async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
     monkeypatch.setattr("gateway.api.openai.tools._schema_of_call", None)
     answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
     assert (answer.status, answer.error["param"]) == (400, "tools")
+
+
+async def test_tools_whose_grammar_is_too_large_for_verifiers_are_refused_as_tools(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    running = await start(start_api, verifier, texts, CALL)
+    # Three bytes each; escapes would take six.
+    assert grammars.of_schema({"description": "\u4e2d" * 20_000}, param="tools") is not None
+    tools = [tool({"description": "\u4e2d" * 22_000})]
+    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
+    assert answer.status == 400
+    assert answer.error["param"] == "tools"
+    assert "65536" in answer.error["message"]
 
 
 async def test_a_verifier_without_structured_output_refuses_the_choice(

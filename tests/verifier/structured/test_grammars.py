@@ -336,6 +336,7 @@ def test_output_that_a_client_has_already_counts(grammars: Grammars) -> None:
         (GrammarKind.REGEX, "(a"),
         (GrammarKind.REGEX, "(" * 16_000),
         (GrammarKind.JSON_SCHEMA, "no json"),
+        (GrammarKind.JSON_SCHEMA, "false"),
         (GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'),
         (GrammarKind.JSON_SCHEMA, "[" * 60_000),
         (GrammarKind.JSON_SCHEMA, '{"$ref": "https://example.com/schema.json"}'),
@@ -350,6 +351,11 @@ def test_a_wrong_grammar_is_refused_by_its_field(
         state_of(grammars, kind, text)
     assert caught.value.field == "field"
     assert caught.value.message
+
+
+def test_a_schema_that_is_true_allows_any_json(grammars: Grammars) -> None:
+    for text in ("true", "{}"):
+        assert state_of(grammars, GrammarKind.JSON_SCHEMA, text) is not None
 
 
 HOSTILE = {

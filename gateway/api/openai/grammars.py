@@ -1,0 +1,44 @@
+"""Grammars of an output, as verifiers take them: written, and within their size."""
+
+import json
+from typing import Any
+
+from gateway.api.openai.errors import ApiError
+from gateway.api.wire import encoded_grammar
+from gateway.messages.request import EncodedGrammar
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import limits_pb2, sampling_pb2
+
+_LIMITS = MessageLimits(sampling_pb2.StructuredOutput.DESCRIPTOR, limits_pb2)
+
+
+def written(value: Any) -> str:
+    """JSON in as few bytes as it takes: a grammar's size is limited in bytes."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def of_schema(schema: Any, *, param: str) -> EncodedGrammar | None:
+    """That of a JSON schema.
+
+    Args:
+        param: the parameter that it comes from.
+
+    Raises:
+        ApiError: it is too large.
+    """
+    text = written(schema)
+    _check("json_schema", text, param)
+    return encoded_grammar(json_schema=text)
+
+
+def of_lark(text: str, *, param: str) -> EncodedGrammar | None:
+    """That of a Lark grammar; as above."""
+    _check("lark", text, param)
+    return encoded_grammar(lark=text)
+
+
+def _check(field: str, text: str, param: str) -> None:
+    num_bytes, limit = len(text.encode()), _LIMITS.max_bytes(field)
+    if num_bytes > limit:
+        message = f"{param}: a grammar of {num_bytes} bytes is over the limit of {limit}"
+        raise ApiError(400, message, param=param, code="invalid_value")
