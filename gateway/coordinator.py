@@ -480,8 +480,7 @@ class Coordinator:
     def _on_drafter_status(self, verifier: VerifierLink, status: DrafterStatus) -> None:
         """The verifier gets drafts from a drafter again, or no longer, or not in time."""
         drafters = self._fleet.drafters
-        if not drafters.knows(status.drafter):
-            # Perhaps another gateway's.
+        if not drafters.may_report(verifier.name, status.drafter):
             verifier.ignored.record("unknown_drafter", status.drafter)
         elif drafters.set_state(verifier.name, status.drafter, status.state):
             self._fleet.report_connected()

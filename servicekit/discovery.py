@@ -12,8 +12,10 @@ second addresses of the same processes.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,8 +52,30 @@ async def resolve_host(host: str, port: int) -> list[str]:
     Raises:
         OSError: there are none, or nobody knows.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(item[4][0]) for item in found]
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[list[str]] = loop.create_future()
+
+    def answer(found: list[str] | Exception) -> None:
+        if answered.done():
+            return
+        if isinstance(found, Exception):
+            answered.set_exception(found)
+        else:
+            answered.set_result(found)
+
+    def look_up() -> None:
+        found: list[str] | Exception
+        try:
+            items = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = [str(item[4][0]) for item in items]
+        except Exception as error:  # a name may be none
+            found = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            loop.call_soon_threadsafe(answer, found)
+
+    # Not in the loop's pool, whose threads a process waits for at its end: a look-up may hang.
+    threading.Thread(target=look_up, name="resolver", daemon=True).start()
+    return await answered
 
 
 class Discovery:

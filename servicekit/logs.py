@@ -5,10 +5,11 @@ logs. Other libraries' lines, from the standard `logging`, get the same form. Lo
 identifiers and numbers, never the content of a request.
 """
 
+import contextlib
 import logging
 import secrets
 import sys
-from typing import cast
+from typing import TextIO, cast
 
 import structlog
 
@@ -16,6 +17,23 @@ import structlog
 Logger = structlog.typing.FilteringBoundLogger
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+class _LossyStream:
+    """A stream whose lines are lost where it cannot be written: a full disk, a reader that is gone.
+    No request may fail for that.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def configure_logs(level: str, service: str) -> None:
@@ -57,13 +75,14 @@ def configure_logs(level: str, service: str) -> None:
         heads = {key: event.pop(key) for key in _FIRST_KEYS if key in event}
         return {**heads, **event}
 
+    stream = cast(TextIO, _LossyStream(sys.stderr))
     structlog.configure(
         processors=[*shared, first_keys_first, ordered],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],

@@ -1,6 +1,7 @@
 """The verifier's process: load, serve, drain."""
 
 import asyncio
+import contextlib
 import gc
 import sys
 from collections.abc import Callable
@@ -42,6 +43,8 @@ _SWITCH_INTERVAL_S = 0.00005
 
 # Longer than a step takes.
 _LAST_STEP_TIMEOUT_S = 10.0
+# For the names of the drafters, before the model is loaded.
+_RESOLVE_TIMEOUT_S = 5.0
 
 
 class VerifierServer:
@@ -113,7 +116,10 @@ class VerifierServer:
         """
         await self.server.start()
         try:
-            await self._admitted.resolve()
+            # A resolver that hangs must not: names are resolved again and again.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+                    await self._admitted.resolve()
             loaded = await asyncio.to_thread(load, self._config)
         except BaseException:
             await self.server.stop(0)

@@ -180,13 +180,13 @@ class Frontend:
             except UnavailableError:
                 self._metrics.count_shed("no_verifier")
                 raise
-            record.opened(accepted, generations)
-            self._logger.info(
-                "request_opened",
-                request_id=accepted.request_id,
-                sequence_ids=[generation.sequence_id for generation in generations],
-            )
             try:
+                record.opened(accepted, generations)
+                self._logger.info(
+                    "request_opened",
+                    request_id=accepted.request_id,
+                    sequence_ids=[generation.sequence_id for generation in generations],
+                )
                 with self._count_expiry(expires_at_s, generations):
                     yield Started(
                         request_id=accepted.request_id,

@@ -12,7 +12,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from gateway.errors import RETRY_AFTER_MS, OverloadedError, UnavailableError
+from gateway.errors import (
+    RETRY_AFTER_MS,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.retry_hint import RetryHint
 from servicekit.shares import leaves_room
@@ -64,11 +69,18 @@ class Admission:
 
         Raises:
             UnavailableError: draining.
+            InvalidRequestError: it has more choices than may ever be generated at a time.
             OverloadedError: there are too many choices, in all or of its tenant.
         """
         if self.is_draining:
             self._on_shed("draining")
             raise UnavailableError("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)
+        quota = principal.max_choices
+        most = self._max_choices if quota is None else min(quota, self._max_choices)
+        if num_choices > most:
+            raise InvalidRequestError(
+                f"{num_choices} choices are over the limit of {most} at a time", field="n"
+            )
         held = self._by_tenant.get(principal.tenant, _Held())
         num_others = self._all.num_choices
         if num_others + num_choices > self._max_choices:
@@ -76,7 +88,6 @@ class Admission:
                 "concurrency",
                 f"{num_others} of at most {self._max_choices} choices are being generated",
             )
-        quota = principal.max_choices
         if quota is not None and held.num_choices + num_choices > quota:
             raise self._shed(
                 "tenant_concurrency",

@@ -5,6 +5,7 @@ sequence gets. Verifiers talk to drafters themselves: the gateway names one in e
 that its own configuration leads to. Knows no sequence.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gateway.messages.verifier import DrafterState
@@ -14,6 +15,8 @@ _UNABLE = (DrafterState.SLOW, DrafterState.DOWN, DrafterState.REFUSED)
 
 # Drafters that are gone, and whose states verifiers may still report.
 _MAX_GONE = 1024
+# As many as a verifier uses: states that it may report of drafters that are not found yet.
+_MAX_NOT_FOUND = 256
 
 
 class Drafters:
@@ -26,22 +29,18 @@ class Drafters:
     def __init__(self) -> None:
         """Begins without any."""
         self.addresses: Sequence[str] = ()
+        self._there: frozenset[str] = frozenset()
         # Oldest first.
         self._gone: dict[str, None] = {}
         # By verifier and drafter. One without a report counts as able to draft.
         self._states: dict[str, dict[str, DrafterState]] = {}
+        # How many verifiers each drafter answers.
+        self._num_answered: Counter[str] = Counter()
 
     @property
     def num_up(self) -> int:
         """How many drafters answer at least one verifier."""
-        return len(
-            {
-                address
-                for states in self._states.values()
-                for address, state in states.items()
-                if state is DrafterState.UP and address in self.addresses
-            }
-        )
+        return sum(self._num_answered[address] > 0 for address in self.addresses)
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """These drafters are there now; others get no more sequences."""
@@ -50,34 +49,51 @@ class Drafters:
         for address in addresses:
             self._gone.pop(address, None)
         self.addresses = tuple(addresses)
+        self._there = frozenset(addresses)
         while len(self._gone) > _MAX_GONE:
             forgotten = next(iter(self._gone))
             del self._gone[forgotten]
+            self._num_answered.pop(forgotten, None)
             for states in self._states.values():
                 states.pop(forgotten, None)
 
-    def knows(self, address: str) -> bool:
-        """Whether the drafter is there, or was."""
-        return address in self.addresses or address in self._gone
+    def may_report(self, verifier: str, address: str) -> bool:
+        """Whether what a verifier reports of this drafter is kept: if it is there or was, and of
+        some others, which may be found later than verifiers connect to them.
+        """
+        if address in self._there or address in self._gone:
+            return True
+        states = self._states.get(verifier, {})
+        num_found = len(self.addresses) + len(self._gone)
+        return address in states or len(states) < num_found + _MAX_NOT_FOUND
 
     def set_state(self, verifier: str, address: str, state: DrafterState) -> bool:
-        """A verifier reports the state of a drafter that is known. Returns whether that is news.
+        """A verifier reports the state of a drafter, as it may. Returns whether that is news.
 
         What it refused it refuses until its session ends.
         """
         states = self._states.setdefault(verifier, {})
-        if states.get(address) in (state, DrafterState.REFUSED):
+        before = states.get(address)
+        if before in (state, DrafterState.REFUSED):
             return False
         states[address] = state
+        self._num_answered[address] += (state is DrafterState.UP) - (before is DrafterState.UP)
         return True
 
     def forget(self, verifier: str) -> None:
         """The verifier's session has ended: nothing is known."""
-        self._states.pop(verifier, None)
+        for address, state in self._states.pop(verifier, {}).items():
+            if state is DrafterState.UP:
+                self._num_answered[address] -= 1
+                if not self._num_answered[address]:
+                    del self._num_answered[address]
 
     def has_unable(self, verifier: str) -> bool:
-        """Whether any drafter does not draft for this verifier."""
-        return any(state in _UNABLE for state in self._states.get(verifier, {}).values())
+        """Whether any drafter does not draft for this verifier, of those that are or were there."""
+        return any(
+            state in _UNABLE and (address in self._there or address in self._gone)
+            for address, state in self._states.get(verifier, {}).items()
+        )
 
     def choose(self, verifier: str, key: str) -> str:
         """The drafter of a new sequence; "" if there is none.

@@ -72,13 +72,17 @@ class ProgressWatch:
         # Sequences that came after a stall began have not waited since then.
         waited_s = now_s - max(load.last_progress_s, load.begun_s)
         max_step_s = self._max_step_s(verifier)
-        is_silent = silent_s >= self._failover_after_s
+        # One that drains answers no polls: its keepalive and its drain's end show that it is gone.
+        may_be_silent_s = (
+            self._progress_timeout_s if verifier.is_draining else self._failover_after_s
+        )
+        is_silent = silent_s >= may_be_silent_s
         load.is_unresponsive = is_silent or stuck_s >= max_step_s
         if not verifier.num_sequences or not load.is_unresponsive:
             pass
         elif self._fleet.has_alternative(verifier):
             if is_silent:
-                verifier.give_up(f"no answer within {self._failover_after_s:g} s")
+                verifier.give_up(f"no answer within {may_be_silent_s:g} s")
             elif waited_s >= max_step_s:
                 verifier.give_up(f"no step for {stuck_s:.1f} s")
         elif max(silent_s, waited_s) >= self._progress_timeout_s:

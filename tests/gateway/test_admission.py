@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.errors import ERROR_CODES
-from servicekit.errors import retry_after_ms
+from servicekit.errors import field_violation, retry_after_ms
 from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
@@ -47,6 +47,16 @@ async def test_requests_over_the_limit_are_refused_with_a_retry_hint(
     verifier.play(lambda opened: [5, 0])
     assert (await running.generate(1)).token_ids == [5, 0]
     calls[1].cancel()
+
+
+async def test_more_choices_than_may_ever_be_generated_at_a_time_are_no_overload(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=3)
+    error = await error_of(running.call(1, n=4))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_violation(error) == ("n", "4 choices are over the limit of 3 at a time")
+    assert retry_after_ms(error) is None
 
 
 async def test_waiting_tokens_are_bounded_as_a_sum(

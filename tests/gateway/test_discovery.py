@@ -486,4 +486,5 @@ def test_what_is_remembered_of_drafters_that_are_gone_is_bounded() -> None:
     assert len(drafters._gone) == 1024
     assert len(drafters._states["verifier"]) == 1025
     assert drafters.num_up == 1
-    assert not drafters.knows("10.0.0.0:1")
+    assert "10.0.0.0:1" not in drafters._states["verifier"]
+    assert len(drafters._num_answered) == 1025

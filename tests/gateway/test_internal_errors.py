@@ -7,6 +7,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gateway.api.request_record import RequestRecord
 from gateway.generation.generation import Generation
 from gateway.messages.verifier import Decided
 from gateway.metrics import GatewayMetrics
@@ -47,6 +48,22 @@ async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
     assert num_internal_errors(running) == 1
+
+
+async def test_an_error_just_after_its_sequences_were_opened_closes_them(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestRecord, "opened", fail)
+        error = await error_of(running.call(1, n=2))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    await running.until_idle()
+    assert all(link.num_sequences == 0 for link in running.gateway.fleet.verifiers)
 
 
 async def test_a_link_reconnects_after_an_error_while_it_went_down(

@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -124,7 +125,9 @@ async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_t
     reasons: list[str] = []
     load = VerifierLoad()
     fleet: Any = SimpleNamespace(has_alternative=lambda _: True)
-    verifier: Any = SimpleNamespace(load=load, num_sequences=1, give_up=reasons.append)
+    verifier: Any = SimpleNamespace(
+        load=load, num_sequences=1, give_up=reasons.append, is_draining=False
+    )
     watch = ProgressWatch(
         fleet=fleet, failover_after_s=20.0, progress_timeout_s=120.0, can_wait=False
     )
@@ -140,3 +143,30 @@ async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_t
     load.begun_s = now_s - 50
     watch._check(verifier)
     assert len(reasons) == 2
+
+
+@pytest.mark.parametrize("is_draining", [True, False])
+async def test_a_verifier_that_drains_may_be_silent_for_longer(is_draining: bool) -> None:
+    """It answers no polls, and tells of no step in which no sequence of this gateway has output."""
+    reasons: list[str] = []
+    load = VerifierLoad()
+    fleet: Any = SimpleNamespace(has_alternative=lambda _: True)
+    verifier = MagicMock(
+        load=load,
+        num_sequences=1,
+        give_up=reasons.append,
+        is_draining=is_draining,
+        poll=lambda timeout_s: asyncio.sleep(0),
+    )
+    watch = ProgressWatch(
+        fleet=fleet, failover_after_s=1.5, progress_timeout_s=120.0, can_wait=False
+    )
+    now_s = asyncio.get_running_loop().time()
+    load.connect(now_s, "one")
+    told(load, 1, num_tokens=512, step_s=4.0)
+    load.begun_s = load.last_progress_s = load.last_answer_s = now_s - 3
+    watch._check(verifier)
+    assert reasons == ([] if is_draining else ["no answer within 1.5 s"])
+    load.begun_s = load.last_progress_s = load.last_answer_s = now_s - 130
+    watch._check(verifier)
+    assert reasons[-1] == f"no answer within {120 if is_draining else 1.5:g} s"

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -196,3 +198,20 @@ def test_only_names_are_resolved(host: str, expected: bool) -> None:
 def test_an_entry_that_is_no_address_is_refused() -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         Discovery(["verifier"], interval_s=1.0, on_change=lambda replicas: None)
+
+
+def test_a_resolver_that_hangs_does_not_hold_up_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(30) and [])
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await resolve_host("name.example", 1)
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    answers.set()
+    assert time.monotonic() - began_s < 15

@@ -2,8 +2,11 @@
 
 import asyncio
 import datetime
+import errno
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +31,30 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     captured = capsys.readouterr()
     assert captured.out == ""
     return [json.loads(line) for line in captured.err.splitlines()]
+
+
+class FullDisk(io.StringIO):
+    """Takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_line_that_cannot_be_written_is_lost_and_fails_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    configure_logs("info", "thing")
+    get_logger("thing.part").info("opened")
+    try:
+        raise ValueError("an error")
+    except ValueError:
+        get_logger("thing.part").exception("failed")
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    logging.getLogger("library").error("said")
 
 
 def test_a_line_is_one_json_object_that_says_when_what_and_who(

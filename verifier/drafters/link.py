@@ -47,6 +47,8 @@ _LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 60.0
 
 _GREET_TIMEOUT_S = 5.0
+# From an attempt to open a channel, with files that cannot be used, to the next.
+_REOPEN_PAUSE_S = 1.0
 
 
 class DrafterLink:
@@ -127,19 +129,7 @@ class DrafterLink:
         if not self._admitted.may_connect(address):
             self._report_down("no name among this verifier's --drafters resolves to it")
             await self._admitted.wait(address)
-        try:
-            channel = open_channel(
-                str(address),
-                self._options,
-                server_name=self._admitted.server_name(address),
-                user_agent="tandem-verifier",
-            )
-        except Exception as error:
-            # Not the operator's addresses, which were tried at the start, but a name below one.
-            self._logger.error("drafter_link_failed", error=str(error))
-            self._report_down(str(error), DrafterFault.INTERNAL_ERROR)
-            return
-        async with channel:
+        async with await self._open_channel() as channel:
             # Messages come and go as bytes.
             open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
                 wire.METHOD
@@ -152,6 +142,26 @@ class DrafterLink:
                 logger=self._logger,
             )
             await self._stream.run()
+
+    async def _open_channel(self) -> grpc.aio.Channel:
+        """Tries until it can be opened: its files may just be replaced, or be without a certificate
+        for a name below the operator's.
+        """
+        reported = ""
+        while True:
+            try:
+                return open_channel(
+                    str(self._address),
+                    self._options,
+                    server_name=self._admitted.server_name(self._address),
+                    user_agent="tandem-verifier",
+                )
+            except Exception as error:
+                if str(error) != reported:
+                    reported = str(error)
+                    self._logger.error("drafter_link_failed", error=reported)
+                    self._report_down(reported, DrafterFault.INTERNAL_ERROR)
+                await asyncio.sleep(_REOPEN_PAUSE_S)
 
     def _close(self) -> None:
         if self._is_closed:

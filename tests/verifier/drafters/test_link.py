@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 
+from servicekit.channel import open_channel
+from servicekit.config import ConfigError
 from tandem.v1 import drafter_pb2 as pb
 from tests.scripted_dns import ScriptedDns
 from tests.verifier.drafters.conftest import OpenLink
@@ -151,6 +154,25 @@ class TestExchange:
         down = await recorded.wait(DrafterDown)
         assert down.fault is DrafterFault.INTERNAL_ERROR
         assert "drafter.example" in down.reason
+
+    async def test_files_that_cannot_be_used_for_a_while_cost_no_more_than_that(
+        self, open_link: OpenLink, scripted: ScriptedDrafter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A certificate may just be replaced when a link is opened."""
+        num_tries = 0
+
+        def open_at_last(*args: Any, **fields: Any) -> Any:
+            nonlocal num_tries
+            num_tries += 1
+            if num_tries < 4:
+                raise ConfigError("--peer-tls-cert", "key and certificate do not match")
+            return open_channel(*args, **fields)
+
+        monkeypatch.setattr("verifier.drafters.link.open_channel", open_at_last)
+        monkeypatch.setattr(link_module, "_REOPEN_PAUSE_S", 0.01)
+        recorded = open_link(scripted.address)
+        await recorded.wait(DrafterUp)
+        assert [type(each) for each in recorded.messages] == [DrafterDown, DrafterUp]
 
 
 class TestLies:
