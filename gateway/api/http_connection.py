@@ -96,7 +96,8 @@ class _ChunkBoundedParser(h11.Connection):
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
         elif isinstance(event, h11.Data):
-            self._num_chunks += 1
+            # A chunk may come in several events, and so may a body without any.
+            self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
             if (
                 self._num_chunks > _MAX_SMALL_CHUNKS

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import h11
 import pytest
 
+from gateway.api.http_connection import _ChunkBoundedParser
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tests.gateway.loop_time import MAX_BUSY_S, LoopMeter
@@ -179,6 +181,28 @@ def post_in_chunks(address: str, path: str, num_chunks: int) -> bytes:
             while part := connection.recv(1 << 16):
                 answered += part
     return answered
+
+
+@pytest.mark.parametrize(
+    ("framing", "head", "tail", "is_refused"),
+    [
+        ("content-length: 300000", b"", b"", False),
+        ("transfer-encoding: chunked", b"64\r\n", b"\r\n", True),
+    ],
+)
+def test_small_pieces_of_a_body_are_refused_only_if_they_are_chunks(
+    framing: str, head: bytes, tail: bytes, is_refused: bool
+) -> None:
+    """Over a slow line, a body comes in small pieces whatever its client does."""
+    parser = _ChunkBoundedParser(1 << 15)
+    parser.receive_data(f"POST / HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
+    assert isinstance(parser.next_event(), h11.Request)
+    refusals = pytest.raises(h11.RemoteProtocolError, match="chunks")
+    with refusals if is_refused else contextlib.nullcontext():
+        for _ in range(2_000):
+            parser.receive_data(head + b"x" * 100 + tail)
+            while parser.next_event() is not h11.NEED_DATA:
+                pass
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
