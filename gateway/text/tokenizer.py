@@ -181,7 +181,7 @@ def _without_special(content: bytes, shown: Collection[str]) -> bytes:
     """The file's content, where none of these tokens is special."""
     file = json.loads(content)
     for token in file.get("added_tokens", ()):
-        token["special"] = token["special"] and token["content"] not in shown
+        token["special"] = token.get("special", False) and token["content"] not in shown
     return json.dumps(file).encode()
 
 

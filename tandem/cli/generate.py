@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -35,6 +36,8 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tandem.trace_text import TraceText, summary_text
+
+_LATE_CONTROL = re.compile("[\x7f-\x9f]")
 
 EXAMPLES = (
     "tandem generate '<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>' --show-drafts",
@@ -241,8 +244,11 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
         result = _as_json(generation)
         if shown.trace:
             result["trace"] = [dataclasses.asdict(step) for step in steps]
-        # JSON escapes most control characters by itself, but not those from 128 on.
-        print(json.dumps(result, ensure_ascii=in_terminal), flush=True)
+        text = json.dumps(result, ensure_ascii=False)
+        if in_terminal:
+            # JSON escapes most control characters by itself, but not these.
+            text = _LATE_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        print(text, flush=True)
     elif shown.trace:
         text = printable(generation.text) if in_terminal else generation.text
         print(f"\n{text}\n\n{summary_text(generation.usage)}", flush=True)

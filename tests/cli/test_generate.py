@@ -97,12 +97,13 @@ async def test_a_trace_is_shown_step_by_step_with_the_output_and_a_summary(
 
 
 async def test_a_models_text_steers_no_terminal_in_any_form(gateway: StandInGateway) -> None:
-    gateway.script[1].chunk.text = "a\x1b]0;b\x07\x9b"
-    escaped = r"a\x1b]0;b\x07\x9b"
+    gateway.script[1].chunk.text = "é\x1b]0;b\x07\x9b"
+    escaped = r"é\x1b]0;b\x07\x9b"
     assert escaped in await generate_in_terminal(gateway, "ren", "--trace")
     shown = await generate_in_terminal(gateway, "ren", "--json")
     assert "\x1b" not in shown
     assert "\x9b" not in shown
+    assert "é" in shown
     assert json.loads(shown)["text"].startswith(gateway.script[1].chunk.text)
 
 
