@@ -11,6 +11,7 @@ server lets silent connections hold their threads forever.
 """
 
 import http
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,9 @@ from servicekit.logs import Logger, get_logger
 
 PATH = "/metrics"
 
+_OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+_ODD_VERSION = re.compile(r"application/openmetrics-text; version=(?!(0\.0\.1|1\.0\.0);)")
+
 # How long a silent connection may keep its thread, and how soon a stop is noticed.
 _IDLE_TIMEOUT_S = 10.0
 _POLL_INTERVAL_S = 0.05
@@ -37,13 +41,17 @@ def choose_format(accept: str) -> tuple[Callable[[Collector], bytes], str]:
         accept: its header of that name; one that cannot be read asks for the usual format.
     """
     try:
-        return choose_encoder(accept)
+        encode, content_type = choose_encoder(accept)
     except Exception:  # prometheus_client compares what it could not parse
         return choose_encoder("")
+    if _ODD_VERSION.match(content_type):
+        # It names any later version as the scraper did.
+        return choose_encoder(_OPEN_METRICS)
+    return encode, content_type
 
 
 class Exposition(Collector):
-    """The readable metrics of a registry, and their text. For any thread.
+    """The readable metrics of a registry. For any thread.
 
     A metric that cannot be read, or is not a number, is left out and logged the first time; in
     `CollectorRegistry.collect` it would fail the whole scrape.

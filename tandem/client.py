@@ -323,7 +323,7 @@ class AsyncTandemClient:
                 continuation.end()
                 attempts.succeed()
             except asyncio.CancelledError:
-                self._raise_if_closed()
+                wire.raise_if_closed(self._is_closed)
                 raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
@@ -366,7 +366,7 @@ class AsyncTandemClient:
                     metadata=self._metadata,
                 )
             except asyncio.CancelledError:
-                self._raise_if_closed()
+                wire.raise_if_closed(self._is_closed)
                 raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
@@ -376,14 +376,6 @@ class AsyncTandemClient:
             else:
                 attempts.succeed()
                 return wire.to_models(response)
-
-    def _raise_if_closed(self) -> None:
-        """grpc.aio raises CancelledError in calls whose channel is closed, as if their task were
-        cancelled.
-        """
-        task = asyncio.current_task()
-        if self._is_closed and task is not None and not task.cancelling():
-            raise wire.closed_error() from None
 
     async def close(self) -> None:
         """Closes the channels; calls still open end with CANCELLED, as do later ones."""

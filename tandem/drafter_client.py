@@ -15,6 +15,7 @@ also after the drafter has lost all of it. A draft is a hint: it may be empty or
 against the model. A failed call raises `TandemError`; it may be repeated at any time.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Self
@@ -135,6 +136,8 @@ class DrafterClient:
             TandemError: the call failed; the drafter expires the sequence by itself.
         """
         for request in _release(self._sequences, [sequence], keep, feed_id):
+            if self._is_closed:
+                raise wire.closed_error()
             try:
                 self._stub.Release(request, timeout=timeout_s)
             except grpc.RpcError as error:
@@ -247,8 +250,13 @@ class AsyncDrafterClient:
     ) -> None:
         """See `DrafterClient.release`."""
         for request in _release(self._sequences, [sequence], keep, feed_id):
+            if self._is_closed:
+                raise wire.closed_error()
             try:
                 await self._stub.Release(request, timeout=timeout_s)
+            except asyncio.CancelledError:
+                wire.raise_if_closed(self._is_closed)
+                raise
             except grpc.RpcError as error:
                 raise wire.to_error(error) from error
 
@@ -260,6 +268,9 @@ class AsyncDrafterClient:
             response = await self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
+        except asyncio.CancelledError:
+            wire.raise_if_closed(self._is_closed)
+            raise
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
         return wire.to_value(DrafterLoad, response)
@@ -290,6 +301,9 @@ class AsyncDrafterClient:
             if self._stream is not None:
                 return await self._stream.exchange(request, timeout_s)
             return await self._stub.Propose(request, timeout=timeout_s)
+        except asyncio.CancelledError:
+            wire.raise_if_closed(self._is_closed)
+            raise
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
 

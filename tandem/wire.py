@@ -4,6 +4,7 @@ A value that no message can hold (a negative count, a seed of 2**64) raises the 
 server would answer with. Messages to a drafter are those of `tandem.draft_exchange`.
 """
 
+import asyncio
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -128,6 +129,15 @@ def to_value(kind: type[_Value], source: message.Message, /, **converted: Any) -
 def closed_error() -> generation.TandemError:
     """What calls of a closed client end with."""
     return generation.TandemError(grpc.StatusCode.CANCELLED, "the client is closed")
+
+
+def raise_if_closed(is_closed: bool) -> None:
+    """Raises what the calls of a closed client end with: in these, grpc.aio raises CancelledError,
+    as if their task were cancelled.
+    """
+    task = asyncio.current_task()
+    if is_closed and task is not None and not task.cancelling():
+        raise closed_error() from None
 
 
 def assign(target: message.Message, name: str, value: Any, *, path: str = "") -> None:

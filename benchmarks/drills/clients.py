@@ -162,10 +162,12 @@ async def _deadlines_by_phase(run: Run) -> None:
             return load is not None and not load.num_running + load.num_waiting
 
         async def is_stalled() -> bool:
-            before = await run.load(verifier)
-            await asyncio.sleep(_STALLED_S)
-            after = await run.load(verifier)
-            return before is not None and after is not None and before.num_steps == after.num_steps
+            seen = set()
+            for _ in range(4):
+                load = await run.load(verifier)
+                seen.add(None if load is None else load.num_steps)
+                await asyncio.sleep(_STALLED_S)
+            return len(seen) == 1 and None not in seen
 
         async def num_expired() -> dict[str, float]:
             metrics = await asyncio.to_thread(gateway.metrics)

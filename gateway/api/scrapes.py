@@ -6,6 +6,7 @@ rendered in nine tenths of the time.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from prometheus_client.registry import Collector
@@ -15,6 +16,8 @@ from servicekit.metrics import Exposition, choose_format
 
 # After a text, for so many times as long as it took, none is rendered.
 _REST = 9.0
+# Far less than a scraper waits.
+_MOST_REST_S = 1.0
 
 
 class Scrapes:
@@ -46,10 +49,14 @@ class Scrapes:
         async with self._rendering:
             await asyncio.sleep(max(0.0, self._rested_at_s - loop.time()))
             del self._waiting[content_type]
-            began_s = loop.time()
-            try:
-                # In a thread, so that the loop goes on.
-                return await run_in_threadpool(encode, self._exposition)
-            finally:
-                now_s = loop.time()
-                self._rested_at_s = now_s + _REST * (now_s - began_s)
+            # In a thread, so that the loop goes on.
+            text, took_s = await run_in_threadpool(_timed, encode, self._exposition)
+            self._rested_at_s = loop.time() + min(_REST * took_s, _MOST_REST_S)
+            return text
+
+
+def _timed(encode: Callable[[Collector], bytes], exposition: Exposition) -> tuple[bytes, float]:
+    """The text, and how much of the processor's time it took, in seconds."""
+    began_s = time.thread_time()
+    text = encode(exposition)
+    return text, time.thread_time() - began_s

@@ -38,9 +38,10 @@ class VerifierLoad:
         self.full_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
-        # Steps known to have begun, and the tokens of the longest one: 0 if unknown.
+        # Steps known to have begun; the tokens of the longest one, and the most of any.
         self._num_steps = 0
         self._longest_tokens = 0
+        self._most_tokens = 0
         self._max_step_tokens = 0
 
     def connect(self, now_s: float, instance_id: str, max_step_tokens: int = 0) -> None:
@@ -55,7 +56,7 @@ class VerifierLoad:
             self._instance_id = instance_id
             self.num_others = 0
             self.longest_step_s = 0.0
-            self._longest_tokens = 0
+            self._longest_tokens = self._most_tokens = 0
             self._num_steps = 0
             self.last_progress_s = now_s
             self.full_until_s = -math.inf
@@ -90,6 +91,7 @@ class VerifierLoad:
         if self.is_unresponsive:
             # The step that ends a stall is no measure for others.
             return
+        self._most_tokens = max(self._most_tokens, num_tokens)
         if num_tokens >= _SAME_KIND * self._longest_tokens:
             self.longest_step_s *= _STEP_DECAY
         if step_s > self.longest_step_s:
@@ -126,7 +128,7 @@ class VerifierLoad:
         most: what each step costs beside its tokens does not grow with them.
         """
         num_tokens = min(sum(self.prompts.values()), self._max_step_tokens)
-        return self.longest_step_s * max(1.0, num_tokens / max(1, self._longest_tokens))
+        return self.longest_step_s * max(1.0, num_tokens / max(1, self._most_tokens))
 
     def excuse(self, time_s: float) -> None:
         """This gateway itself was not able to listen for so long."""

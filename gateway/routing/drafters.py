@@ -77,16 +77,20 @@ class Drafters:
         if before in (state, DrafterState.REFUSED):
             return False
         states[address] = state
-        self._num_answered[address] += (state is DrafterState.UP) - (before is DrafterState.UP)
+        self._count_answered(address, (state is DrafterState.UP) - (before is DrafterState.UP))
         return True
 
     def forget(self, verifier: str) -> None:
         """The verifier's session has ended: nothing is known."""
         for address, state in self._states.pop(verifier, {}).items():
-            if state is DrafterState.UP:
-                self._num_answered[address] -= 1
-                if not self._num_answered[address]:
-                    del self._num_answered[address]
+            self._count_answered(address, -(state is DrafterState.UP))
+
+    def _count_answered(self, address: str, more: int) -> None:
+        """Counts verifiers that the drafter answers, or no longer; keeps no zeros."""
+        if count := self._num_answered[address] + more:
+            self._num_answered[address] = count
+        else:
+            self._num_answered.pop(address, None)
 
     def has_unable(self, verifier: str) -> bool:
         """Whether any drafter does not draft for this verifier, of those that are or were there."""

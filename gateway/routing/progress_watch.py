@@ -71,11 +71,10 @@ class ProgressWatch:
         stuck_s = now_s - load.last_progress_s
         # Sequences that came after a stall began have not waited since then.
         waited_s = now_s - max(load.last_progress_s, load.begun_s)
-        max_step_s = self._max_step_s(verifier)
-        # One that drains answers no polls: its keepalive and its drain's end show that it is gone.
-        may_be_silent_s = (
-            self._progress_timeout_s if verifier.is_draining else self._failover_after_s
-        )
+        max_step_s, may_be_silent_s = self._max_step_s(verifier), self._failover_after_s
+        if verifier.is_draining:
+            # It answers no polls: its keepalive and its drain's end show that it is gone.
+            max_step_s = may_be_silent_s = self._progress_timeout_s
         is_silent = silent_s >= may_be_silent_s
         load.is_unresponsive = is_silent or stuck_s >= max_step_s
         if not verifier.num_sequences or not load.is_unresponsive:

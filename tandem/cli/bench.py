@@ -27,7 +27,7 @@ from tandem.channel import is_loopback_host
 from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
-from tandem.cli.terminal import OutputConsole, has_colour, is_live, report
+from tandem.cli.terminal import OutputConsole, drop_output, has_colour, is_live, report
 from tandem.client import AsyncTandemClient, TandemError
 from tandem.load import plot
 from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
@@ -191,8 +191,10 @@ def command(
             json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
         if plot_file is not None:
             plot.draw(summaries, plot_file)
-        with contextlib.suppress(BrokenPipeError):
+        try:
             _print(summaries)
+        except BrokenPipeError:
+            drop_output()
     except TandemError as error:
         report("bench", connection.describe(error))
         return 1

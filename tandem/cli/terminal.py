@@ -18,6 +18,16 @@ from rich.console import Console
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+def drop_output() -> None:
+    """What is still to be written to stdout goes nowhere: its reader is gone. Otherwise Python
+    would say so at the end of the process, with an exit code of its own.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 class OutputConsole(Console):
     """Raises BrokenPipeError where the reader of the stream is gone; rich exits."""
 

@@ -25,7 +25,7 @@ from tandem.cli.ports import (
 )
 from tandem.cli.scraping import History, ScrapeError, metrics_url, scrape
 from tandem.cli.service_figures import figures, kind_of
-from tandem.cli.terminal import OutputConsole, has_colour, is_live, printable
+from tandem.cli.terminal import OutputConsole, drop_output, has_colour, is_live, printable
 
 EXAMPLES = (
     "tandem top",
@@ -101,7 +101,8 @@ def command(
             for frame in _frames(watched, interval, tls):
                 console.print(frame)
     except BrokenPipeError:
-        return 0  # the reader of stdout has closed it
+        drop_output()
+        return 0
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servicekit.cores import available_cores
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
 from tandem.cli.terminal import is_live, report
@@ -102,7 +103,7 @@ class Topology:
         if _VERIFIER_THREADS in os.environ:
             return []
         # One core is left to the services beside them, as a single one leaves it.
-        num_cores = len(os.sched_getaffinity(0)) - 1
+        num_cores = available_cores() - 1
         return ["--threads", str(max(1, num_cores // self.num_verifiers))]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
@@ -132,7 +133,10 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="of weights and K/V (default: the verifier's)")
     ] = None,
-    num_verifiers: Annotated[int, typer.Option(min=1, metavar="N", help="at least 1")] = 1,
+    num_verifiers: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="at least 1; with --device cuda, each has a GPU"),
+    ] = 1,
     num_drafters: Annotated[int, typer.Option(min=0, metavar="N", help="0: no speculation")] = 1,
     port: Annotated[
         int,

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import urllib.parse
@@ -343,19 +344,24 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     assert "requests after" not in shown.out, "figures alone"
 
 
-def test_a_reader_of_stdout_that_is_gone_costs_no_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_stdout_that_is_gone_costs_no_results(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     read, written = os.pipe()
     os.close(read)
-    stdout = os.fdopen(written, "w", buffering=1)
     with serving({"completion_tokens": 1}) as url:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert main(["bench", "--url", url, "--requests", "2", "--json", str(file)]) == 0
-        monkeypatch.undo()
-    with contextlib.suppress(BrokenPipeError):
-        stdout.close()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "tandem", "bench", "--url", url, "--requests", "2"),
+                *("--json", str(file)),
+            ],
+            stdout=written,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    os.close(written)
+    assert done.returncode == 0, done.stderr
+    assert "Broken pipe" not in done.stderr
     assert json.loads(file.read_text())
 
 

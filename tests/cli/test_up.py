@@ -388,7 +388,7 @@ def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     parts: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(up, "available_cores", lambda: 8)
     for name in ("TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

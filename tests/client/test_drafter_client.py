@@ -239,6 +239,19 @@ async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any)
         assert late.model.known[sequence.sequence_id] == [1, 2, 3]
 
 
+async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
+    connect: Any,
+) -> None:
+    async with late_drafter() as late:
+        client = connect(late.address)
+        proposing = asyncio.ensure_future(client.propose(client.open(), [1, 2], max_draft_tokens=1))
+        await asyncio.sleep(0.2)
+        await client.close()
+        with pytest.raises(TandemError) as caught:
+            await proposing
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
 async def test_sequences_outlive_their_stream_by_the_grace_period_only(
     drafter: ServedDrafter,
 ) -> None:

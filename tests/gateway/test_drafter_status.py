@@ -456,3 +456,6 @@ def test_drafters_that_are_up_are_counted_as_reports_and_drafters_come_and_go() 
             if state is DrafterState.UP
         }
         assert drafters.num_up == len(up & set(drafters.addresses))
+    for verifier in verifiers:
+        drafters.forget(verifier)
+    assert not drafters._num_answered

@@ -119,6 +119,10 @@ def test_a_prompt_lets_expect_a_step_in_proportion_to_its_tokens() -> None:
     assert load.expected_step_s == 0.6, "one as large is known"
     load.prompts.clear()
     assert load.expected_step_s == 0.6
+    # A slow moment of a small step does not make large ones expect more than that.
+    told(load, 3, num_tokens=5, step_s=1.0)
+    load.prompts["c"] = 1_000_000
+    assert load.expected_step_s == 1.0
 
 
 async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_time() -> None:
@@ -163,7 +167,7 @@ async def test_a_verifier_that_drains_may_be_silent_for_longer(is_draining: bool
     )
     now_s = asyncio.get_running_loop().time()
     load.connect(now_s, "one")
-    told(load, 1, num_tokens=512, step_s=4.0)
+    told(load, 1, num_tokens=512, step_s=0.1)
     load.begun_s = load.last_progress_s = load.last_answer_s = now_s - 3
     watch._check(verifier)
     assert reasons == ([] if is_draining else ["no answer within 1.5 s"])

@@ -280,7 +280,7 @@ class Drafters:
             self._record(drafter, DrafterFault.ODD_PROPOSAL, mistake)
         for sequence, reason in result.given_up:
             self._record(drafter, DrafterFault.REFUSED_SEQUENCE, reason)
-            sequence.drafter = None
+            sequence.drafter, sequence.refused_by = None, drafter.address
         return Answer(result.hints, result.sent_s)
 
     def notice(self, message: DrafterUp | DrafterLate | DrafterBack | DrafterDown) -> None:

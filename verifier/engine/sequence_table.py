@@ -139,8 +139,8 @@ class SequenceTable:
         address, drafted_by = command.drafter_address, sequence.drafted_by
         if drafted_by is None or address is None:
             return
-        # A drafter that it had may have been let go, or refused it: named again, it is asked again.
-        is_lost = bool(address) and sequence.drafter is None
+        # A drafter that it had may have been let go: named again, it is asked again.
+        is_lost = sequence.drafter is None and address not in ("", sequence.refused_by)
         if address != drafted_by.address or is_lost:
             sequence.drafted_by = dataclasses.replace(drafted_by, address=address)
             self._drafters.move(sequence, sequence.drafted_by)

@@ -146,6 +146,8 @@ class Sequence:
     # Who drafts, by which law; and that drafter, unless it takes no tokens of this sequence.
     drafted_by: DraftedBy | None = None
     drafter: AnswersHints | None = None
+    # The drafter that took no more tokens of it; "": none has.
+    refused_by: str = ""
     grammar: GrammarState | None = None
     # Made when the first token is sampled, if logits are adjusted.
     adjustments: Adjustments | None = None
