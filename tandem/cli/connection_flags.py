@@ -49,8 +49,7 @@ class ConnectionFlags:
         _flag(
             "--target",
             metavar="HOST:PORT",
-            help="the gateway, or several, separated by commas",
-            show_default=DEFAULT_TARGET,
+            help=f"the gateway, or several, separated by commas (default: {DEFAULT_TARGET})",
         ),
     ] = None
     token_file: Annotated[
