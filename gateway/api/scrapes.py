@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 
 from servicekit.metrics import Exposition, choose_format
@@ -44,7 +43,7 @@ class Scrapes:
         # A scraper that goes away ends nobody else's.
         return await asyncio.shield(self._waiting[content_type]), content_type
 
-    async def _render(self, encode: Callable[[Collector], bytes], content_type: str) -> bytes:
+    async def _render(self, encode: Callable[[Exposition], bytes], content_type: str) -> bytes:
         loop = asyncio.get_running_loop()
         async with self._rendering:
             await asyncio.sleep(max(0.0, self._rested_at_s - loop.time()))
@@ -55,7 +54,7 @@ class Scrapes:
             return text
 
 
-def _timed(encode: Callable[[Collector], bytes], exposition: Exposition) -> tuple[bytes, float]:
+def _timed(encode: Callable[[Exposition], bytes], exposition: Exposition) -> tuple[bytes, float]:
     """The text, and how much of the processor's time it took, in seconds."""
     began_s = time.thread_time()
     text = encode(exposition)

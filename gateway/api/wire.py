@@ -25,9 +25,12 @@ from gateway.messages.response import (
     Started,
     Traced,
 )
-from tandem.v1 import gateway_pb2, sampling_pb2
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import gateway_pb2, limits_pb2, sampling_pb2
 
 _Params = TypeVar("_Params", SamplingParams, SpeculationParams)
+
+_GRAMMAR_LIMITS = MessageLimits(sampling_pb2.StructuredOutput.DESCRIPTOR, limits_pb2)
 
 
 class TokenLogprob(NamedTuple):
@@ -115,6 +118,11 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
         case _:
             assert_never(event)
     return response
+
+
+def max_grammar_bytes(field: str) -> int:
+    """The most bytes of a grammar's text, by its field."""
+    return _GRAMMAR_LIMITS.max_bytes(field)
 
 
 def encoded_grammar(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from servicekit.cores import available_cores
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
 from tandem.cli.terminal import is_live, report
@@ -33,6 +32,8 @@ _ANY_PORT = f"{_HOST}:0"
 _GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 # What says it for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
@@ -103,7 +104,7 @@ class Topology:
         if _VERIFIER_THREADS in os.environ:
             return []
         # One core is left to the services beside them, as a single one leaves it.
-        num_cores = available_cores() - 1
+        num_cores = _num_cores() - 1
         return ["--threads", str(max(1, num_cores // self.num_verifiers))]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
@@ -357,6 +358,15 @@ def _verifier_name(index: int) -> str:
 
 def _drafters(addresses: Sequence[str]) -> list[str]:
     return ["--drafters", ",".join(addresses)] if addresses else []
+
+
+def _num_cores() -> int:
+    """Those that this process may use, by its affinity and its container's limit."""
+    num_cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no limit, or none that is told
+        quota, period = _CPU_LIMIT.read_text().split()
+        num_cores = min(num_cores, int(quota) // int(period))
+    return max(1, num_cores)
 
 
 def _service(module: str, metrics_address: str, *options: str) -> list[str]:

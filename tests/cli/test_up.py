@@ -388,7 +388,7 @@ def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     parts: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(up, "available_cores", lambda: 8)
+    monkeypatch.setattr(up, "_num_cores", lambda: 8)
     for name in ("TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -401,6 +401,18 @@ def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     )
     if not any(parts):
         assert not any({"--devices", "--threads"} & set(each) for each in commands)
+
+
+def test_a_containers_limit_counts_among_the_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(up, "_CPU_LIMIT", limit)
+    assert up._num_cores() == 8, "there is no limit"
+    for text, num_cores in (("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1)):
+        limit.write_text(text)
+        assert up._num_cores() == num_cores
 
 
 def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:

@@ -4,12 +4,8 @@ import json
 from typing import Any
 
 from gateway.api.openai.errors import ApiError
-from gateway.api.wire import encoded_grammar
+from gateway.api.wire import encoded_grammar, max_grammar_bytes
 from gateway.messages.request import EncodedGrammar
-from servicekit.message_limits import MessageLimits
-from tandem.v1 import limits_pb2, sampling_pb2
-
-_LIMITS = MessageLimits(sampling_pb2.StructuredOutput.DESCRIPTOR, limits_pb2)
 
 
 def written(value: Any) -> str:
@@ -38,7 +34,7 @@ def of_lark(text: str, *, param: str) -> EncodedGrammar | None:
 
 
 def _check(field: str, text: str, param: str) -> None:
-    num_bytes, limit = len(text.encode()), _LIMITS.max_bytes(field)
+    num_bytes, limit = len(text.encode()), max_grammar_bytes(field)
     if num_bytes > limit:
         message = f"{param}: a grammar of {num_bytes} bytes is over the limit of {limit}"
         raise ApiError(400, message, param=param, code="invalid_value")
