@@ -52,7 +52,6 @@ class ErrorInterceptor(CallInterceptor):
             except grpc.aio.InternalError as error:
                 # The call was over when a response was to be written. gRPC has raised this, but
                 # logs it as an error of the handler where it learns of the end only later.
-                self._logger.debug("call_was_over", method=method, error=repr(error))
                 raise asyncio.CancelledError from error
             except Exception as error:
                 if _is_over(error, context):
