@@ -10,7 +10,6 @@ read, converted and moved at a time, and never the whole model held by the proce
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,10 +237,8 @@ def cpu_has_float16() -> bool:
 
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """Logits [T, V] by transformers' own attention, for the parity probe and tests."""
-    own_config = model.config
     try:
-        # `set_attn_implementation` changes the shared configuration object.
-        model.config = copy.deepcopy(own_config)
+        # In the configuration that the model's parts share.
         model.set_attn_implementation("sdpa")
         with torch.inference_mode():
             output = model(
@@ -250,7 +247,6 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
         logits: torch.Tensor = output.logits[0]
         return logits
     finally:
-        model.config = own_config
         model.set_attn_implementation(ATTENTION_NAME)
 
 
