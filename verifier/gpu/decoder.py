@@ -186,6 +186,8 @@ class GpuDecoder(DeviceModel):
     def _hidden(self, layout: BatchLayout) -> _Hidden:
         """Of a step, without its padding; valid until the next one."""
         bucket = None if self._graphs is None else self._graphs.bucket_of(layout.num_tokens)
+        if not self._batch.fits(layout, bucket):
+            bucket = None
         arrays = self._batch.load(layout, num_padded_tokens=bucket)
         if bucket is not None:
             assert self._graphs is not None
@@ -201,7 +203,7 @@ class GpuDecoder(DeviceModel):
 
     def _compute_bucket(self, num_tokens: int) -> _Hidden:
         """A step of so many tokens, whatever is loaded; leaves its results in `_kept`."""
-        arrays = self._batch.arrays(num_tokens, num_tokens, num_tokens)
+        arrays = self._batch.padded_arrays(num_tokens)
         slots = arrays.slot_mapping.long()
         limits = self._batch.limits
         longest_k = limits.max_table_blocks * self._cache.block_size

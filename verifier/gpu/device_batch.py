@@ -61,7 +61,8 @@ class BatchLimits:
 
 class DeviceArrays(NamedTuple):
     """Views of a step's arrays, all int32 and on the device. N tokens, E entries, R logits rows,
-    padding included: padded ones have E = R = N.
+    padding included: padded ones have R = N, and as many entries or, if that is less, as there may
+    be tables in a step.
     """
 
     token_ids: torch.Tensor  # [N]
@@ -115,7 +116,7 @@ class DeviceBatch:
         Only after the result of the step before is there: its copy reads the staging memory.
 
         Args:
-            num_padded_tokens: to which tokens, entries and logits rows are padded; None: not.
+            num_padded_tokens: to which the step is padded, if it `fits`; None: not at all.
 
         Returns:
             The step's arrays: for one `num_padded_tokens`, always the same.
@@ -124,8 +125,11 @@ class DeviceBatch:
             ValueError: the step is larger than the limits, or than its padding.
         """
         num_tokens, num_entries, num_rows = layout.num_tokens, len(layout.seq_lens), layout.num_rows
-        num_padded = num_tokens if num_padded_tokens is None else num_padded_tokens
-        if not max(num_tokens, num_entries, num_rows) <= num_padded <= self.limits.max_num_tokens:
+        padded = num_tokens, num_entries, num_rows
+        if num_padded_tokens is not None:
+            padded = self._padded(num_padded_tokens)
+        num_padded, num_padded_entries, num_padded_rows = padded
+        if num_padded > self.limits.max_num_tokens or not self.fits(layout, num_padded_tokens):
             raise ValueError(
                 f"{num_tokens} tokens, {num_entries} entries and {num_rows} rows, padded to "
                 f"{num_padded}, where {self.limits.max_num_tokens} are allowed"
@@ -135,17 +139,35 @@ class DeviceBatch:
         staged["token_ids"][:num_tokens] = layout.input_token_ids
         staged["positions"][:num_tokens] = layout.positions
         _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, _NO_SLOT)
-        _fill(staged["cu_seqlens_q"], layout.cu_seqlens_q, num_padded + 1, num_tokens)
-        _fill(staged["seq_lens"], layout.seq_lens, num_padded, 0)
-        _fill(staged["table_rows"], table_rows, num_padded, 0)
-        _fill(staged["logits_indices"], layout.logits_indices, num_padded, 0)
+        _fill(staged["cu_seqlens_q"], layout.cu_seqlens_q, num_padded_entries + 1, num_tokens)
+        _fill(staged["seq_lens"], layout.seq_lens, num_padded_entries, 0)
+        _fill(staged["table_rows"], table_rows, num_padded_entries, 0)
+        _fill(staged["logits_indices"], layout.logits_indices, num_padded_rows, 0)
         self._copy(places, blocks)
-        if num_padded_tokens is None:
-            return self.arrays(num_tokens, num_entries, num_rows)
-        return self.arrays(num_padded, num_padded, num_padded)
+        return self._views(*padded)
 
-    def arrays(self, num_tokens: int, num_entries: int, num_rows: int) -> DeviceArrays:
-        """Views of so much of each array, whatever it holds."""
+    def fits(self, layout: BatchLayout, num_padded_tokens: int | None) -> bool:
+        """Whether a step can be padded so. One with entries for single drafts may have too many."""
+        if num_padded_tokens is None:
+            return True
+        num_tokens, num_entries, num_rows = self._padded(num_padded_tokens)
+        return (
+            layout.num_tokens <= num_tokens
+            and len(layout.seq_lens) <= num_entries
+            and layout.num_rows <= num_rows
+        )
+
+    def padded_arrays(self, num_padded_tokens: int) -> DeviceArrays:
+        """What `load` returns for this padding, whatever is loaded."""
+        return self._views(*self._padded(num_padded_tokens))
+
+    def _padded(self, num_tokens: int) -> tuple[int, int, int]:
+        """Tokens, entries and logits rows of a padded step. Attention launches programs for each
+        entry, so there are no more than a step can need.
+        """
+        return num_tokens, min(num_tokens, self.limits.max_num_tables), num_tokens
+
+    def _views(self, num_tokens: int, num_entries: int, num_rows: int) -> DeviceArrays:
         arrays = self._arrays
         return DeviceArrays(
             token_ids=arrays["token_ids"][:num_tokens],

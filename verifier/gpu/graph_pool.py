@@ -33,8 +33,13 @@ from servicekit.logs import get_logger
 
 # What a model with these buckets states as `HasRowTile`, so that drafts fill them.
 ROW_TILE = 8
-# 1, 2, 4, by 8 to 64, by 32 to 512.
-BUCKETS: tuple[int, ...] = (1, 2, 4, *range(ROW_TILE, 65, ROW_TILE), *range(96, 513, 32))
+# 1, 2, 4, by 8 to 64, by 32 to 512, by 64 to 2,048.
+BUCKETS: tuple[int, ...] = (
+    *(1, 2, 4),
+    *range(ROW_TILE, 65, ROW_TILE),
+    *range(96, 513, 32),
+    *range(576, 2049, 64),
+)
 
 # Runs without a graph until one is captured while others wait: a capture takes as long as many
 # steps.

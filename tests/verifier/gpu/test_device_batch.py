@@ -18,10 +18,11 @@ from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod
 
 CPU = torch.device("cpu")
+MAX_NUM_TABLES = 4
 
 
 def make_batch(
-    *, max_num_tokens: int = 64, max_num_tables: int = 4, max_table_blocks: int = 12
+    *, max_num_tokens: int = 64, max_num_tables: int = MAX_NUM_TABLES, max_table_blocks: int = 12
 ) -> DeviceBatch:
     limits = BatchLimits(
         max_num_tokens=max_num_tokens,
@@ -31,12 +32,20 @@ def make_batch(
     return DeviceBatch(limits, device=CPU)
 
 
-def check(arrays: DeviceArrays, layout: BatchLayout, num_padded: int | None) -> None:
+def check(
+    arrays: DeviceArrays,
+    layout: BatchLayout,
+    num_padded: int | None,
+    *,
+    max_num_tables: int = MAX_NUM_TABLES,
+) -> None:
     """Asserts that the arrays hold the layout, and harmless padding."""
     num_tokens, num_entries = layout.num_tokens, len(layout.seq_lens)
     size = num_tokens if num_padded is None else num_padded
     num_padding = size - num_tokens
-    sizes = (size, num_entries, layout.num_rows) if num_padded is None else (size, size, size)
+    sizes = (size, num_entries, layout.num_rows)
+    if num_padded is not None:
+        sizes = (size, min(size, max_num_tables), size)
     assert (len(arrays.token_ids), len(arrays.seq_lens), len(arrays.logits_indices)) == sizes
     assert arrays.token_ids[:num_tokens].tolist() == layout.input_token_ids.tolist()
     assert arrays.positions[:num_tokens].tolist() == layout.positions.tolist()
@@ -78,14 +87,21 @@ def test_any_schedule_finds_its_own_tokens_and_blocks(
 ) -> None:
     """Sequences come and go, share prefixes, are preempted, and reject drafts."""
     chooser = random.Random(seed)
-    batch = make_batch(max_num_tables=4 + seed % 3)
-    counts = {"steps": 0, "drafts": 0}
+    max_num_tables = 4 + seed % 3
+    batch = make_batch(max_num_tables=max_num_tables)
+    counts = {"steps": 0, "drafts": 0, "too many entries": 0}
 
     def watch(scheduled: list[ScheduledSequence]) -> None:
         entries = StepBatch(scheduled, verification).entries
         layout = expand(lay_out(entries, block_size=BLOCK_SIZE))
         num_padded = chooser.choice([None, layout.num_tokens, layout.num_tokens + 3, 64])
-        check(batch.load(layout, num_padded_tokens=num_padded), layout, num_padded)
+        if not batch.fits(layout, num_padded):
+            counts["too many entries"] += 1
+            with pytest.raises(ValueError, match=f"{len(layout.seq_lens)} entries"):
+                batch.load(layout, num_padded_tokens=num_padded)
+            num_padded = None
+        arrays = batch.load(layout, num_padded_tokens=num_padded)
+        check(arrays, layout, num_padded, max_num_tables=max_num_tables)
         counts["steps"] += 1
         counts["drafts"] += len(layout.draft_token_ids)
 
@@ -101,6 +117,8 @@ def test_any_schedule_finds_its_own_tokens_and_blocks(
     world.run_to_end()
     assert counts["steps"] > 20
     assert counts["drafts"] > 0
+    if verification is ScoringMethod.SINGLE_PASS:
+        assert not counts["too many entries"]
     assert world.scheduler.counts.num_preemptions > 0
     assert world.scheduler.counts.num_prefix_cache_hits > 0
 
@@ -181,7 +199,7 @@ def test_padding_is_what_an_earlier_step_left_there() -> None:
 
 
 def test_before_the_first_step_all_is_padding() -> None:
-    arrays = make_batch().arrays(8, 8, 8)
+    arrays = make_batch().padded_arrays(8)
     assert arrays.slot_mapping.tolist() == [-1] * 8
     assert not any(each.any() for name, each in arrays._asdict().items() if name != "slot_mapping")
 

@@ -1,6 +1,7 @@
 """Which bucket a step goes to, and which buckets have a graph."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -55,13 +56,14 @@ class Pool:
 
 def test_buckets_are_close_together() -> None:
     assert BUCKETS[:12] == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96)
-    assert BUCKETS[-1] == 512
+    assert BUCKETS[-1] == 2048
+    assert max(b / a for a, b in itertools.pairwise(BUCKETS) if a >= 64) == 1.5
     assert list(BUCKETS) == sorted(set(BUCKETS))
 
 
 def test_a_step_goes_to_the_next_bucket_and_beyond_the_last_to_none() -> None:
     graphs = Pool().graphs
-    for num_tokens in range(1, 515):
+    for num_tokens in range(1, 2051):
         expected = min((size for size in BUCKETS if size >= num_tokens), default=None)
         assert graphs.bucket_of(num_tokens) == expected
 
