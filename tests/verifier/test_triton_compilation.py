@@ -84,10 +84,22 @@ def instructions_of_sums(ptx: str) -> frozenset[str]:
 
 
 def attend(
-    dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None, num_sequences: int = 2
+    dtype: torch.dtype,
+    *,
+    head_dim: int,
+    longest: int,
+    window: int | None,
+    num_sequences: int = 2,
+    is_strict: bool = False,
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
-    from verifier.attention.triton_paged import Splitting, device_tables, paged_attention, write
+    from verifier.attention.triton_paged import (
+        Splitting,
+        device_tables,
+        paged_attention,
+        tiles_of_step,
+        write,
+    )
 
     layout = lay_out(
         [
@@ -112,6 +124,7 @@ def attend(
         blocks,
         blocks,
         tables,
+        tiles=tiles_of_step(dtype, num_tokens=num_sequences, group=4, is_strict=is_strict),
         scaling=0.1,
         sliding_window=window,
         splitting=Splitting(),
@@ -138,9 +151,9 @@ def test_kernels_compile_and_fit(
     window: int | None,
     longest: int,
 ) -> None:
-    """Of one split, and of several."""
+    """Of one split, and of several; in large tiles."""
     compile_for(capability)
-    attend(dtype, head_dim=head_dim, longest=longest, window=window)
+    attend(dtype, head_dim=head_dim, longest=longest, window=window, is_strict=True)
     kernels = compiled.kernels
     assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
     assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
@@ -151,6 +164,18 @@ def test_kernels_compile_and_fit(
         assert UNITS[capability] in code
         # Folding rounds each product and sum, in every kernel.
         assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_small_tiles_fit_several_times(compiled: Compiled, capability: int, head_dim: int) -> None:
+    """Which they are for."""
+    compile_for(capability)
+    attend(torch.bfloat16, head_dim=head_dim, longest=9000, window=None)
+    kernel = compiled.kernels["attend"]
+    assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
+    assert 2 * kernel.metadata.shared <= 163 << 10, "of an A100"
+    assert "mma.sync" in kernel.asm["ptx"]
 
 
 def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
@@ -166,9 +191,10 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
             backend.compile(queries, blocks, blocks, has_window=has_window, has_softcap=has_softcap)
     attend(torch.bfloat16, head_dim=64, longest=3, window=None)  # the write, too
     different = len(compiled.different)
-    # Attend by one program and several, with a softcap, combine, each with a window; write.
-    assert different == 11
-    for num_sequences in (1, 2, 3, 4, 5, 16, 17):
+    # Attend by one program and several, with a softcap, combine, each with a window and in tiles of
+    # each shape; write.
+    assert different == 21
+    for num_sequences in (1, 2, 3, 4, 5, 16, 17, 65):
         for longest in (1, 16, 300, 1100, 8192):
             for window in (None, 1, 4096):
                 attend(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs the package triton (extra dev), and it is not installed here",
 )
 META = torch.device("meta")
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 64, 96, 288, 512)
+BUCKETS = (8, 16, 24, 32, 64, 96, 288, 512, 2048)
 
 
 class Launches:
@@ -43,12 +43,11 @@ def attend(
     num_tokens: int, *, longest_k: int, num_heads: int = 32, device: torch.device = META
 ) -> None:
     """A step of a graph: as many entries as tokens; of sizes that lengths do not change."""
-    from verifier.attention.triton_paged import Splitting, paged_attention
+    from verifier.attention.triton_paged import Splitting, paged_attention, tiles_of_step
 
     indices = torch.empty(num_tokens, dtype=torch.int32, device=device)
-    blocks = torch.empty(
-        (1, 16, 8 if num_heads == 32 else 2, 128), dtype=torch.bfloat16, device=device
-    )
+    num_kv_heads = 8 if num_heads == 32 else 2
+    blocks = torch.empty((1, 16, num_kv_heads, 128), dtype=torch.bfloat16, device=device)
     paged_attention(
         torch.empty((num_heads, num_tokens, 128), dtype=torch.bfloat16, device=device),
         blocks,
@@ -60,6 +59,12 @@ def attend(
             block_tables=indices[None],
             slot_mapping=indices,
             longest_k=longest_k,
+        ),
+        tiles=tiles_of_step(
+            torch.bfloat16,
+            num_tokens=num_tokens,
+            group=num_heads // num_kv_heads,
+            is_strict=False,
         ),
         scaling=1.0,
         sliding_window=None,
@@ -74,12 +79,12 @@ def test_the_longest_length_does_not_multiply_programs(attends: Launches, longes
         attend(num_tokens, longest_k=longest_k)
         grid = attends.grids[-1]
         assert math.prod(grid) <= max(2048, math.prod(grid[:2])), num_tokens
-        assert grid[2] <= -(-longest_k // 512)
+        assert grid[2] <= -(-longest_k // 256)
 
 
 def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None:
     """96 tokens may be 8 sequences with drafts, so 64 programs of this model have work."""
-    for num_tokens in (1, 8, 24, 64, 96):
+    for num_tokens in (8, 24, 64, 96):
         attend(num_tokens, longest_k=4096)
         assert attends.grids[-1][2] > 1, num_tokens
     attend(512, longest_k=4096)
@@ -88,8 +93,34 @@ def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None
 
 def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends: Launches) -> None:
     """At a multiple of 16 bytes; for others Triton compiles anew, while requests wait."""
-    attend(35, longest_k=1500, num_heads=14, device=torch.device("cpu"))
+    attend(35, longest_k=1200, num_heads=14, device=torch.device("cpu"))
     assert attends.grids[-1][2] > 1
     tops, totals, sums = attends.arguments[-1][8:11]
     assert tops.numel() % 4, "the test shows nothing"
     assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
+
+
+def test_only_steps_of_few_rows_have_small_tiles() -> None:
+    """Heads that share K/V count; float32 and strict numerics have one shape for all."""
+    from verifier.attention.triton_paged import (
+        FLOAT32_TILES,
+        LARGE_TILES,
+        SMALL_TILES,
+        tiles_of_step,
+    )
+
+    for group in (1, 4, 8):
+        for num_tokens in (1, 64, 256 // group, 256 // group + 1, 2048):
+            is_small = num_tokens * group <= 256
+            for dtype in (torch.bfloat16, torch.float16):
+                fast, strict = (
+                    tiles_of_step(dtype, num_tokens=num_tokens, group=group, is_strict=is_strict)
+                    for is_strict in (False, True)
+                )
+                assert fast is (SMALL_TILES if is_small else LARGE_TILES)
+                assert strict is LARGE_TILES
+            for is_strict in (False, True):
+                tiles = tiles_of_step(
+                    torch.float32, num_tokens=num_tokens, group=group, is_strict=is_strict
+                )
+                assert tiles is FLOAT32_TILES

@@ -68,8 +68,13 @@ def choose_attention(
     return AttentionChoice(name=name, block_size=block_size or _DEFAULT_BLOCK_SIZES[name])
 
 
-def make_backend(choice: AttentionChoice, *, device: torch.device) -> AttentionBackend:
+def make_backend(
+    choice: AttentionChoice, *, device: torch.device, is_strict: bool = False
+) -> AttentionBackend:
     """The chosen backend; imports its package only here.
+
+    Args:
+        is_strict: a row's bits must not depend on its step; only `triton` heeds it.
 
     Raises:
         ConfigError: its package cannot be imported.
@@ -77,7 +82,7 @@ def make_backend(choice: AttentionChoice, *, device: torch.device) -> AttentionB
     if choice.name == "triton":
         from verifier.attention.triton_paged import TritonBackend
 
-        return TritonBackend(device=device)
+        return TritonBackend(device=device, is_strict=is_strict)
     if choice.name == "flash_attn":
         try:
             from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]

@@ -1,14 +1,12 @@
 """Paged attention by kernels of our own in Triton: for GPUs, with any power of two as block size.
 
-Decodes, verified drafts and prefill chunks go through one kernel with one shape of tiles, in one
-launch per layer (two, where a sequence's K/V is read by several programs). `triton_kernels.py` says
-why a row's bits depend on its own sequence alone.
-
-It has run in Triton's interpreter only, never on a GPU: tile shapes and limits are chosen by what
-the compiler says of registers and shared memory.
+Decodes, verified drafts and prefill chunks go through one kernel, in one launch per layer (two,
+where a sequence's K/V is read by several programs). `triton_kernels.py` says why a row's bits
+depend on its own sequence alone, as long as the tiles are of one shape.
 """
 
 import contextlib
+import dataclasses
 import math
 import sys
 from dataclasses import dataclass
@@ -20,16 +18,6 @@ from verifier.attention.backend import DeviceTables, to_device
 from verifier.attention.block_table import tables_of
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
-
-SPLIT_TOKENS = 512
-"""Tokens per split of a sequence's K/V; changing it changes bits."""
-
-MIN_TILE_ROWS = {torch.float16: 64, torch.bfloat16: 64, torch.float32: 16}
-"""Rows per tile, by dtype: what a tensor core of Hopper takes at least; float32 runs on none.
-
-Fewer would do for a decode, whose speed is that of reading K/V; one number for all gives a row the
-same bits in a decode and in a chunk.
-"""
 
 ENOUGH_PROGRAMS = 512
 """As many keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
@@ -47,10 +35,44 @@ _UNROLLED_SPLITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Splitting:
-    """How K/V is divided; the defaults are for GPUs. Of these, only `split_tokens` changes bits."""
+class Tiles:
+    """What a program computes at a time. Other tiles, other bits.
 
-    split_tokens: int = SPLIT_TOKENS
+    Attributes:
+        rows: of queries. 64 are what a tensor core of Hopper takes at least; 16, one of before.
+        keys: what fits into shared memory lowers them.
+        split_tokens: of a sequence's K/V, reduced by themselves.
+    """
+
+    rows: int
+    keys: int
+    split_tokens: int
+    num_stages: int
+
+
+LARGE_TILES = Tiles(rows=64, keys=64, split_tokens=512, num_stages=3)
+"""For drafts and chunks of many sequences. With fewer stages, loads of block ids are not pipelined,
+and each tile of keys waits for its own."""
+
+SMALL_TILES = Tiles(rows=16, keys=128, split_tokens=256, num_stages=2)
+"""For decodes and few drafts. More programs fit on a multiprocessor, and a single sequence has more
+of them, so more reads of K/V are under way."""
+
+FLOAT32_TILES = Tiles(rows=16, keys=64, split_tokens=512, num_stages=3)
+"""No tensor core multiplies float32 exactly."""
+
+SMALL_STEP_ROWS = 256
+"""A step that has no more rows (tokens times the heads that share K/V) is computed in small tiles:
+measured on an H200, see docs/decisions/triton-attention.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splitting:
+    """Among how many programs K/V is divided; the defaults are for GPUs. None of it changes bits,
+    but for `split_tokens`: None stands for that of the tiles.
+    """
+
+    split_tokens: int | None = None
     enough_programs: int = ENOUGH_PROGRAMS
     max_programs: int = MAX_PROGRAMS
     max_workspace_bytes: int = MAX_WORKSPACE_BYTES
@@ -63,9 +85,17 @@ class TritonBackend:
     # `TritonStep.attend` takes `softcap`.
     caps_scores = True
 
-    def __init__(self, *, device: torch.device, splitting: Splitting | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        splitting: Splitting | None = None,
+        is_strict: bool = False,
+    ) -> None:
+        """`is_strict`: all steps have one shape of tiles, so a row has the same bits in each."""
         self.device = device
         self.splitting = splitting or Splitting()
+        self.is_strict = is_strict
         # For which layers all kernels are compiled: with a window or without, so with a softcap.
         self._compiled: set[tuple[bool, bool]] = set()
 
@@ -87,12 +117,11 @@ class TritonBackend:
         has_softcap: bool,
     ) -> None:
         """At the first step, which is the check of the model when it is loaded, runs the kernels of
-        one program per sequence and those of several, for one token. So no request waits for the
-        compiler.
+        one program per sequence and those of several, for one token, in tiles of each shape. So no
+        request waits for the compiler.
         """
         if (has_window, has_softcap) in self._compiled:
             return
-        split_tokens = self.splitting.split_tokens
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
         tables = DeviceTables(
@@ -101,19 +130,21 @@ class TritonBackend:
             table_rows=torch.zeros_like(one),
             block_tables=torch.zeros_like(one)[None],
             slot_mapping=torch.zeros_like(one),
-            longest_k=split_tokens + 1,
+            longest_k=max(tiles.split_tokens for tiles in (LARGE_TILES, SMALL_TILES)) + 1,
         )
-        for enough_programs in (0, sys.maxsize):
-            paged_attention(
-                queries[:, :1],
-                cached_keys,
-                cached_values,
-                tables,
-                scaling=1.0,
-                sliding_window=1 if has_window else None,
-                softcap=1.0 if has_softcap else 0.0,
-                splitting=Splitting(split_tokens=split_tokens, enough_programs=enough_programs),
-            )
+        for tiles in tiles_of_all_steps(queries.dtype, is_strict=self.is_strict):
+            for enough_programs in (0, sys.maxsize):
+                paged_attention(
+                    queries[:, :1],
+                    cached_keys,
+                    cached_values,
+                    tables,
+                    tiles=tiles,
+                    scaling=1.0,
+                    sliding_window=1 if has_window else None,
+                    softcap=1.0 if has_softcap else 0.0,
+                    splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
+                )
         self._compiled.add((has_window, has_softcap))
 
 
@@ -156,6 +187,12 @@ class TritonStep:
                 cached_keys,
                 cached_values,
                 self._tables,
+                tiles=tiles_of_step(
+                    queries.dtype,
+                    num_tokens=queries.shape[1],
+                    group=queries.shape[0] // cached_keys.shape[2],
+                    is_strict=self._backend.is_strict,
+                ),
                 scaling=scaling,
                 sliding_window=sliding_window,
                 softcap=softcap,
@@ -216,12 +253,26 @@ def write(
     return row_sums
 
 
+def tiles_of_step(dtype: torch.dtype, *, num_tokens: int, group: int, is_strict: bool) -> Tiles:
+    """For a step of so many tokens, padding included; `group` heads share K/V."""
+    *others, smallest = tiles_of_all_steps(dtype, is_strict=is_strict)
+    return others[0] if others and num_tokens * group > SMALL_STEP_ROWS else smallest
+
+
+def tiles_of_all_steps(dtype: torch.dtype, *, is_strict: bool) -> tuple[Tiles, ...]:
+    """From the largest on."""
+    if dtype is torch.float32:
+        return (FLOAT32_TILES,)
+    return (LARGE_TILES,) if is_strict else (LARGE_TILES, SMALL_TILES)
+
+
 def paged_attention(
     queries: torch.Tensor,
     cached_keys: torch.Tensor,
     cached_values: torch.Tensor,
     tables: DeviceTables,
     *,
+    tiles: Tiles,
     scaling: float,
     sliding_window: int | None,
     softcap: float = 0.0,
@@ -244,10 +295,11 @@ def paged_attention(
     if not num_rows or not num_sequences:
         return output
     group = num_heads // num_kv_heads
-    tile_rows = max(MIN_TILE_ROWS[queries.dtype], _power_of_two(group))
+    tile_rows = max(tiles.rows, _power_of_two(group))
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
-    num_splits = max(-(-tables.longest_k // splitting.split_tokens), 1)
+    split_tokens = splitting.split_tokens or tiles.split_tokens
+    num_splits = max(-(-tables.longest_k // split_tokens), 1)
     partial_shape = (num_rows, num_heads, num_splits)
     # Entries may be padding: there are no fewer tiles with queries than one sequence has.
     fewest_tiles = max(num_rows // tile_tokens, 1)
@@ -300,13 +352,12 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         ROWS=tile_rows,
         TILE_TOKENS=tile_tokens,
-        TILE_KEYS=min(_tile_keys(dims, queries.dtype), splitting.split_tokens),
-        SPLIT=splitting.split_tokens,
+        TILE_KEYS=min(_tile_keys(tiles, dims, queries.dtype), split_tokens),
+        SPLIT=split_tokens,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0.0,
-        # With fewer, loads of block ids are not pipelined, and each tile of keys waits for its own.
-        num_stages=3,
+        num_stages=tiles.num_stages,
         **options,
     )
     if is_split:
@@ -324,7 +375,7 @@ def paged_attention(
             DIM=head_dim,
             HEADS=_COMBINED_HEADS,
             DIMS=dims,
-            SPLIT=splitting.split_tokens,
+            SPLIT=split_tokens,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
             **options,
@@ -332,9 +383,10 @@ def paged_attention(
     return output
 
 
-def _tile_keys(dims: int, dtype: torch.dtype) -> int:
+def _tile_keys(tiles: Tiles, dims: int, dtype: torch.dtype) -> int:
     """Keys per tile: K and V of two stages fit in the shared memory of every GPU from Ampere on."""
-    return max(16, min(64, 16384 // (dims * dtype.itemsize)))
+    most_bytes = 16384 if tiles.num_stages > 2 else 32768
+    return max(16, min(tiles.keys, most_bytes // (dims * dtype.itemsize)))
 
 
 def _with_adjacent_dims(tensor: torch.Tensor) -> torch.Tensor:

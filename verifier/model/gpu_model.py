@@ -258,7 +258,7 @@ def _attention(
         dtype=TORCH_DTYPES[described.other_type(config.dtype)],
         head_dim=described.config.head_dim,
     )
-    return choice, make_backend(choice, device=device)
+    return choice, make_backend(choice, device=device, is_strict=config.numerics == "strict")
 
 
 def _room_for_kv_blocks(

@@ -53,7 +53,7 @@ class Subject:
 
 
 def running(weights: GpuWeights) -> RunningGpuDecoder:
-    backend = TritonBackend(device=DEVICE, splitting=SPLITTING)
+    backend = TritonBackend(device=DEVICE, splitting=SPLITTING, is_strict=True)
     return RunningGpuDecoder(weights, backend=backend, num_blocks=128)
 
 

@@ -158,7 +158,7 @@ def test_an_unknown_activation_goes_to_transformers(tmp_path: Path) -> None:
 def test_softcaps_are_served_where_the_backend_serves_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpu_model, "make_backend", lambda choice, device: CappedBackend())
+    monkeypatch.setattr(gpu_model, "make_backend", lambda choice, **_: CappedBackend())
     config = config_for(folder_of("gemma2"), device="cpu")
     described = find_on_gpu(config, CPU)
     assert described is not None
