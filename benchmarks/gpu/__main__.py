@@ -11,11 +11,12 @@ model computes all it must, and then the recorded text's next token is made the 
     decode        a step over the time to read weights and K/V once at the speed of a copy
     verify        a step that verifies 8 drafts of each sequence over a plain one
     kernel        bytes of K/V per second of one layer's attention over those of a copy
+    products      a layer's products: strict and FP8 over the others, by number of rows
     speculation   replayed code edits: speculation on over off
     host          time of a step of 64 sequences outside the model's forward pass
     random        replayed text that never repeats: speculation on over off
     stack         services over gRPC over the engine in process
-    strict        numerics strict over fast: engines, and products alone
+    strict        engines without drafts: numerics strict over fast
     sweep         every attention backend at several sizes
     transformers  the engine without drafts over transformers' continuous batching and generate
 

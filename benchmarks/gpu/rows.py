@@ -32,6 +32,7 @@ ROWS: Mapping[str, RowPlan] = {
     "decode": RowPlan(module="steps", function="measure_decode", enough_s=60, most_s=120),
     "verify": RowPlan(module="steps", function="measure_verify", enough_s=20, most_s=60),
     "kernel": RowPlan(module="steps", function="measure_kernel", enough_s=10, most_s=40),
+    "products": RowPlan(module="products", function="measure", enough_s=10, most_s=40),
     "speculation": RowPlan(
         module="engines", function="measure_speculation", enough_s=40, most_s=80
     ),

@@ -1,6 +1,6 @@
 """benchmarks.gpu on a CPU: every row measures something, and a failure keeps nothing from running.
 
-No figure here says anything about a GPU; the command has never run on one.
+No figure here says anything about a GPU.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bench, steps, strict, supervisor, worker
+from benchmarks.gpu import bench, products, steps, supervisor, worker
 from benchmarks.gpu.bench import ON_CPU, Bench, counting_down
 from benchmarks.gpu.engines import full_step_ms
 from benchmarks.gpu.peers import of_one_length
@@ -32,7 +32,6 @@ from benchmarks.ratios import Interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from benchmarks.workloads import Task
 from tests.benchmarks.processes import is_running
-from verifier.gpu.plain import PlainOperations
 
 CPU = torch.device("cpu")
 SCRIPTED = "tests.benchmarks.scripted_gpu_worker"
@@ -362,23 +361,12 @@ def test_drawing_without_matplotlib_is_refused_before_anything_is_measured(
     assert "needs matplotlib" in capsys.readouterr().err
 
 
-async def test_strict_products_are_measured_against_those_of_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where there is a GPU; plain operations stand in for its own here."""
-    asked: list[bool] = []
-
-    def operations_for(device: torch.device, *, is_strict: bool) -> PlainOperations:
-        asked.append(is_strict)
-        return PlainOperations()
-
-    monkeypatch.setattr(strict, "operations_for", operations_for)
+async def test_products_are_measured_against_those_of_libraries(tmp_path: Path) -> None:
+    """Strict ones only where there is a GPU."""
     bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
-    measures = [each async for each in strict.measure_products(bench)]
-    assert asked == [True, False] * len(measures)
+    measures = [each async for each in products.measure(bench)]
     assert [measure.what for measure in measures] == [
-        f"products of a layer of tiny, {num_rows} rows: strict / fast"
-        for num_rows in (1, 16, 64, 512)
+        f"a layer of tiny, {num_rows} rows: fp8 / float32" for num_rows in products.NUM_ROWS
     ]
     assert all(measure.value is not None and measure.value.median > 0 for measure in measures)
-    assert all("bytes/s (strict; fast)" in measure.note for measure in measures)
+    assert all("rows/s (fp8; float32)" in measure.note for measure in measures)
