@@ -20,14 +20,17 @@ def add_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
+    # All loads before the sums, for which the program's threads wait: so they are under way at once.
+    factors = tl.load(weight + at, mask=inside, other=0.0)
     total = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_UPDATE:
         added = tl.load(update + start + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_UPDATE_NORM:
+            update_factors = tl.load(update_norm + at, mask=inside, other=0.0)
             factor = tl.rsqrt(tl.sum(added * added, axis=0) / size + eps)
-            added = added * factor * tl.load(update_norm + at, mask=inside, other=0.0)
+            added = added * factor * update_factors
         total += added
         tl.store(residual + start + at, total, mask=inside)
     factor = tl.rsqrt(tl.sum(total * total, axis=0) / size + eps)
-    result = total * factor * tl.load(weight + at, mask=inside, other=0.0)
+    result = total * factor * factors
     tl.store(normed + start + at, result.to(normed.dtype.element_ty), mask=inside)
