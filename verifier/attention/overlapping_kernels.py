@@ -24,7 +24,9 @@ _LEAST_CAPABILITY = (9, 0)
 
 def can_overlap(device: torch.device) -> bool:
     """Whether kernels of this device can begin so."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
 def overlap_options(overlaps: bool) -> dict[str, bool]:
