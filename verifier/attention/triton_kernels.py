@@ -18,8 +18,6 @@ that share a key head, so that these read K/V once. Exponents are of base 2.
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import let_next_kernel_begin, wait_for_kernel_before
-
 
 @triton.jit
 def write_kv(
@@ -100,7 +98,6 @@ def attend(
     IS_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
     tile = tl.program_id(0)
@@ -109,12 +106,9 @@ def attend(
     first_row = tl.load(cu_seqlens_q + sequence)
     num_queries = tl.load(cu_seqlens_q + sequence + 1) - first_row
     first_query = (tile - first_row // TILE_TOKENS - sequence) * TILE_TOKENS
-    seq_len = tl.load(seq_lens + sequence)
-    # What a step's layers share was there long before.
-    wait_for_kernel_before(OVERLAPS)
-    let_next_kernel_begin(OVERLAPS)
     if first_query >= num_queries:
         return
+    seq_len = tl.load(seq_lens + sequence)
     first_position = seq_len - num_queries + first_query
     # The keys that any row of the tile sees: [begin, end).
     end = tl.minimum(seq_len, first_position + TILE_TOKENS)
@@ -219,16 +213,13 @@ def combine(
     SPLIT: tl.constexpr,
     UNROLLED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """Folds the splits of HEADS heads of one token."""
     token = tl.program_id(0)
-    num_tokens = tl.load(cu_seqlens_q + num_sequences)
+    if token >= tl.load(cu_seqlens_q + num_sequences):
+        return
     sequence = _sequence_of_row(cu_seqlens_q, num_sequences, token)
     position = tl.load(seq_lens + sequence) - tl.load(cu_seqlens_q + sequence + 1) + token
-    wait_for_kernel_before(OVERLAPS)
-    if token >= num_tokens:
-        return
     first_split = 0
     if HAS_WINDOW:
         first_split = tl.maximum(position - window + 1, 0) // SPLIT

@@ -10,7 +10,6 @@ import dataclasses
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,7 +17,6 @@ from verifier.attention import triton_kernels
 from verifier.attention.backend import DeviceTables, to_device
 from verifier.attention.block_table import tables_of
 from verifier.attention.kv_cache import KVCache
-from verifier.attention.overlapping_kernels import can_overlap, overlap_options
 from verifier.batch.batch_layout import BatchLayout
 
 ENOUGH_PROGRAMS = 512
@@ -96,7 +94,6 @@ class TritonBackend:
     ) -> None:
         """`is_strict`: all steps have one shape of tiles, so a row has the same bits in each."""
         self.device = device
-        self.overlaps = can_overlap(device)
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
         # For which layers all kernels are compiled: with a window or without, so with a softcap.
@@ -147,7 +144,6 @@ class TritonBackend:
                     sliding_window=1 if has_window else None,
                     softcap=1.0 if has_softcap else 0.0,
                     splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
-                    overlaps=self.overlaps,
                 )
         self._compiled.add((has_window, has_softcap))
 
@@ -201,7 +197,6 @@ class TritonStep:
                 sliding_window=sliding_window,
                 softcap=softcap,
                 splitting=self._backend.splitting,
-                overlaps=self._backend.overlaps,
             )
 
 
@@ -282,15 +277,12 @@ def paged_attention(
     sliding_window: int | None,
     softcap: float = 0.0,
     splitting: Splitting,
-    overlaps: bool = False,
 ) -> torch.Tensor:
     """Causal attention of queries [num_heads, T, head_dim] to K/V in blocks.
 
     Args:
         cached_keys, cached_values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
         tables: `longest_k` bounds the lengths; all else is read on the device.
-        overlaps: kernels begin as `overlapping_kernels.py` says; so the last kernel launched before
-            must not have written the tables.
 
     Returns:
         [T, num_heads, head_dim]; rows that are no sequence's are left uninitialized.
@@ -331,11 +323,7 @@ def paged_attention(
     dims = max(_power_of_two(head_dim), 16)
     # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
-    options: dict[str, Any] = {
-        "enable_fp_fusion": False,
-        "num_warps": 4 if dims <= 128 else 8,
-        **overlap_options(overlaps),
-    }
+    options = {"enable_fp_fusion": False, "num_warps": 4 if dims <= 128 else 8}
     triton_kernels.attend[(num_tiles, num_kv_heads, programs_per_tile if is_split else 1)](
         queries,
         cached_keys,

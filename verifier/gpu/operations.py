@@ -100,10 +100,9 @@ def operations_for(device: torch.device, *, is_strict: bool = False) -> Operatio
         ValueError: there are no strict ones for that device.
     """
     if device.type == "cuda":
-        from verifier.attention.overlapping_kernels import can_overlap
         from verifier.gpu.kernels.operations import TritonOperations
 
-        return TritonOperations(is_strict=is_strict, overlaps=can_overlap(device))
+        return TritonOperations(is_strict=is_strict)
     if is_strict:
         raise ValueError(f"no strict operations for {device}")
     from verifier.gpu.plain import PlainOperations

@@ -23,7 +23,6 @@ from verifier.gpu.kernels.rotary import rotate_and_store_kernel
 
 BLOCK_K = {"fp32": 32, "fp16": 64, "bf16": 64}
 FIRST_WITH_FP8 = 89
-FIRST_WITH_OVERLAPS = 90
 
 
 def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants: Any) -> None:
@@ -33,28 +32,25 @@ def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants
     source = ASTSource(kernel, signature=names, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert compiled.asm["cubin"]
-    assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == constants.get("OVERLAPS", False)
 
 
 def compile_layers(capability: int, element: str) -> None:
     """Kernels of every layer, for activations of a type."""
     rows, floats = f"*{element}", "*fp32"
-    overlaps = {"OVERLAPS": capability >= FIRST_WITH_OVERLAPS}
     gate = {"gate_up": rows, "gated": rows, "size": "i32"}
     for is_silu in (True, False):
-        compile_for(capability, gate_kernel, gate, IS_SILU=is_silu, BLOCK=1024, **overlaps)
+        compile_for(capability, gate_kernel, gate, IS_SILU=is_silu, BLOCK=1024)
     norm = {"residual": floats, "update": rows, "update_norm": floats, "weight": floats}
     norm |= {"normed": rows, "size": "i32", "eps": "fp32"}
     for has_norm in (True, False):
-        flags = {"HAS_UPDATE": True, "HAS_UPDATE_NORM": has_norm} | overlaps
+        flags = {"HAS_UPDATE": True, "HAS_UPDATE_NORM": has_norm}
         compile_for(capability, add_norm_kernel, norm, BLOCK=4096, **flags)
     heads = {"qkv": rows, "rotated": rows, "turns": floats, "head_norms": floats}
     heads |= {"slot_mapping": "*i64", "keys": rows, "values": rows, "is_bad": "*i32"}
     heads |= {"eps": "fp32"}
     heads |= dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "num_pairs"), "i32")
     for has_norms in (True, False):
-        flags = {"HAS_NORMS": has_norms} | overlaps
-        compile_for(capability, rotate_and_store_kernel, heads, BLOCK=128, **flags)
+        compile_for(capability, rotate_and_store_kernel, heads, HAS_NORMS=has_norms, BLOCK=128)
 
 
 def compile_experts(capability: int, element: str) -> None:

@@ -245,7 +245,6 @@ def fake_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is computed on the CPU."""
     monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(fallback_model, "choose_device", lambda config, rank: GPU)
     monkeypatch.setattr(
         fallback_model,

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import wait_for_kernel_before
-
 
 @triton.jit
 def add_norm_kernel(
@@ -17,21 +15,18 @@ def add_norm_kernel(
     eps,
     HAS_UPDATE: tl.constexpr,
     HAS_UPDATE_NORM: tl.constexpr,
-    OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least size
 ):
     start = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
-    # All loads come before the sums, for which threads wait: so they are under way at once.
+    # All loads before the sums, for which the program's threads wait: so they are under way at once.
     factors = tl.load(weight + at, mask=inside, other=0.0)
-    if HAS_UPDATE_NORM:
-        update_factors = tl.load(update_norm + at, mask=inside, other=0.0)
-    wait_for_kernel_before(OVERLAPS)
     total = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_UPDATE:
         added = tl.load(update + start + at, mask=inside, other=0.0).to(tl.float32)
         if HAS_UPDATE_NORM:
+            update_factors = tl.load(update_norm + at, mask=inside, other=0.0)
             factor = tl.rsqrt(tl.sum(added * added, axis=0) / size + eps)
             added = added * factor * update_factors
         total += added

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional
 import triton
 
-from verifier.attention.overlapping_kernels import overlap_options
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
@@ -20,13 +19,9 @@ class TritonOperations:
     Strict or not, all but products are the same: one program reduces a whole row.
     """
 
-    def __init__(self, *, is_strict: bool = False, overlaps: bool = False) -> None:
-        """Args:
-        is_strict: products by a kernel, else by torch.
-        overlaps: kernels begin as `overlapping_kernels.py` says.
-        """
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """`is_strict`: products by a kernel, else by torch."""
         self.is_strict = is_strict
-        self._overlap = overlap_options(overlaps)
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -84,7 +79,6 @@ class TritonOperations:
                 HAS_UPDATE_NORM=update_norm is not None,
                 BLOCK=block,
                 num_warps=min(max(block // 256, 1), 16),
-                **self._overlap,
             )
         return normed
 
@@ -121,7 +115,6 @@ class TritonOperations:
                 HAS_NORMS=head_norms is not None,
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,
-                **self._overlap,
             )
         return rotated
 
@@ -135,6 +128,5 @@ class TritonOperations:
                 size,
                 IS_SILU=activation is Activation.SILU,
                 BLOCK=_GATE_BLOCK,
-                **self._overlap,
             )
         return gated

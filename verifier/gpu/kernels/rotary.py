@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import let_next_kernel_begin, wait_for_kernel_before
-
 
 @triton.jit
 def rotate_and_store_kernel(
@@ -22,11 +20,8 @@ def rotate_and_store_kernel(
     head_dim,
     num_pairs,
     HAS_NORMS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least head_dim
 ):
-    wait_for_kernel_before(OVERLAPS)
-    let_next_kernel_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
