@@ -53,6 +53,7 @@ def attend(
         blocks,
         blocks,
         DeviceTables(
+            counts=torch.empty(2, dtype=torch.int32, device=device),
             cu_seqlens_q=torch.empty(num_tokens + 1, dtype=torch.int32, device=device),
             seq_lens=indices,
             table_rows=indices,
@@ -95,7 +96,7 @@ def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends:
     """At a multiple of 16 bytes; for others Triton compiles anew, while requests wait."""
     attend(35, longest_k=1200, num_heads=14, device=torch.device("cpu"))
     assert attends.grids[-1][2] > 1
-    tops, totals, sums = attends.arguments[-1][8:11]
+    tops, totals, sums = attends.arguments[-1][9:12]
     assert tops.numel() % 4, "the test shows nothing"
     assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
 

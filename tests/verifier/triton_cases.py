@@ -380,6 +380,7 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
             offsets = [*world.layout.cu_seqlens_q.tolist(), num_rows, num_rows, num_rows]
             slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
             tables = DeviceTables(
+                counts=torch.tensor([2, num_rows], dtype=torch.int32, device=device),
                 cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
                 seq_lens=torch.tensor([70, 80, 0, 0, 0], dtype=torch.int32, device=device),
                 table_rows=torch.tensor(table_rows, dtype=torch.int32, device=device),
@@ -437,6 +438,7 @@ def _tables_to_fill(world: World) -> DeviceTables:
 def _fill(tables: DeviceTables, world: World) -> None:
     """Overwrites a step's indices with those of a world's step."""
     new = device_tables(world.layout, world.device)
+    tables.counts.copy_(new.counts)
     tables.cu_seqlens_q.copy_(new.cu_seqlens_q)
     tables.seq_lens.copy_(new.seq_lens)
     tables.block_tables[tables.table_rows, : new.block_tables.shape[1]] = new.block_tables

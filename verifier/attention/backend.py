@@ -58,6 +58,7 @@ class DeviceTables:
     nothing; rows past the last entry's are padding.
     """
 
+    counts: torch.Tensor  # [2]: the entries and the rows before the padding
     cu_seqlens_q: torch.Tensor  # [E + 1]
     seq_lens: torch.Tensor  # [E]
     table_rows: torch.Tensor  # [E], each entry's row of `block_tables`

@@ -62,7 +62,7 @@ def write_kv(
 
 # Of arguments that differ from step to step, kernels do not depend on the alignment, or on being 1:
 # else such a step would wait for the compiler.
-_INDICES = ["cu_seqlens_q", "seq_lens", "num_sequences", "window", "num_splits"]
+_INDICES = ["counts", "cu_seqlens_q", "seq_lens", "window", "num_splits"]
 
 
 @triton.jit(do_not_specialize=[*_INDICES, "block_tables", "table_rows", "table_stride"])
@@ -72,6 +72,7 @@ def attend(
     cached_values,  # [num_blocks, BLOCK_SIZE, G, D], contiguous
     block_tables,  # [tables, table_stride] int32
     table_rows,  # [B] int32, each sequence's row of `block_tables`
+    counts,  # [2] int32: sequences and rows; what is behind them is padding
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
     output,  # [T, H, D], out unless IS_SPLIT
@@ -81,7 +82,6 @@ def attend(
     query_head_stride,
     query_token_stride,
     table_stride,
-    num_sequences,
     scale,  # of scores, times log2(e); with a softcap, divided by that instead
     softcap,  # times log2(e)
     window,  # tokens that a token sees, itself included; 0: all before it
@@ -102,6 +102,12 @@ def attend(
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
+    # A launch has programs for as many sequences and rows as there may be. Most have nothing to do,
+    # and take the time of these two loads.
+    num_sequences = tl.load(counts)
+    num_rows = tl.load(counts + 1)
+    if tile >= num_rows // TILE_TOKENS + num_sequences:
+        return
     sequence = _sequence_of_tile(cu_seqlens_q, num_sequences, tile, TILE_TOKENS)
     first_row = tl.load(cu_seqlens_q + sequence)
     num_queries = tl.load(cu_seqlens_q + sequence + 1) - first_row
@@ -200,10 +206,10 @@ def combine(
     partial_tops,  # [T, H, num_splits] float32
     partial_totals,  # [T, H, num_splits] float32
     partial_sums,  # [T, H, num_splits, D] float32
+    counts,  # as in `attend`
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
     output,  # [T, H, D], out
-    num_sequences,
     window,  # as in `attend`
     num_splits,
     NUM_HEADS: tl.constexpr,
@@ -216,7 +222,8 @@ def combine(
 ):
     """Folds the splits of HEADS heads of one token."""
     token = tl.program_id(0)
-    if token >= tl.load(cu_seqlens_q + num_sequences):
+    num_sequences = tl.load(counts)
+    if token >= tl.load(counts + 1):
         return
     sequence = _sequence_of_row(cu_seqlens_q, num_sequences, token)
     position = tl.load(seq_lens + sequence) - tl.load(cu_seqlens_q + sequence + 1) + token

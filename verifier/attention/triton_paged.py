@@ -11,6 +11,7 @@ import math
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from verifier.attention import triton_kernels
@@ -125,6 +126,7 @@ class TritonBackend:
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
         tables = DeviceTables(
+            counts=torch.ones_like(offsets),
             cu_seqlens_q=offsets,
             seq_lens=one,
             table_rows=torch.zeros_like(one),
@@ -203,7 +205,9 @@ class TritonStep:
 def device_tables(layout: BatchLayout, device: torch.device) -> DeviceTables:
     """A layout's tables, a row for each of its entries."""
     tables = tables_of(layout, device)
+    counts = np.array([len(layout.seq_lens), layout.cu_seqlens_q[-1]], dtype=np.int32)
     return DeviceTables(
+        counts=to_device(counts, device),
         cu_seqlens_q=tables.cu_seqlens_q,
         seq_lens=tables.seq_lens,
         table_rows=torch.arange(len(tables.seq_lens), dtype=torch.int32, device=device),
@@ -330,6 +334,7 @@ def paged_attention(
         cached_values,
         tables.block_tables,
         tables.table_rows,
+        tables.counts,
         tables.cu_seqlens_q,
         tables.seq_lens,
         output,
@@ -339,7 +344,6 @@ def paged_attention(
         queries.stride(0),
         queries.stride(1),
         tables.block_tables.stride(0),
-        num_sequences,
         # With a softcap, of the argument of tanh.
         scaling / softcap if softcap else scaling * math.log2(math.e),
         softcap * math.log2(math.e),
@@ -365,10 +369,10 @@ def paged_attention(
             tops,
             totals,
             sums,
+            tables.counts,
             tables.cu_seqlens_q,
             tables.seq_lens,
             output,
-            num_sequences,
             window,
             num_splits,
             NUM_HEADS=num_heads,

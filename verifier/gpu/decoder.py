@@ -219,6 +219,7 @@ class GpuDecoder(DeviceModel):
     ) -> StepAttention:
         assert isinstance(self._backend, AttendsToTables)
         tables = DeviceTables(
+            counts=arrays.counts,
             cu_seqlens_q=arrays.cu_seqlens_q,
             seq_lens=arrays.seq_lens,
             table_rows=arrays.table_rows,

@@ -22,8 +22,7 @@ Worked example: 2 sequences with tokens 9 4 5 and 3, padded to 8, after a step o
     slot_mapping   . . . . -1 -1 -1 -1    table_rows     1 0 0 0 0 0 0 0
     (the first step's sixth token was 6, at position 5: what is left of it is stale)
 
-Knows nothing of the model. On a CPU device, staging is ordinary memory. (So far it has run on a CPU
-device only.)
+Knows nothing of the model. On a CPU device, staging is ordinary memory.
 """
 
 from collections import OrderedDict
@@ -65,6 +64,7 @@ class DeviceArrays(NamedTuple):
     be tables in a step.
     """
 
+    counts: torch.Tensor  # [2]: entries and tokens that are no padding
     token_ids: torch.Tensor  # [N]
     positions: torch.Tensor  # [N]
     slot_mapping: torch.Tensor  # [N]
@@ -89,6 +89,7 @@ class DeviceBatch:
         self._max_num_updates = limits.max_num_tokens + _SPARE_UPDATES
         sizes = dict.fromkeys(DeviceArrays._fields[:-1], limits.max_num_tokens)
         sizes["cu_seqlens_q"] += 1
+        sizes["counts"] = 2
         sizes |= {"update_places": self._max_num_updates, "update_blocks": self._max_num_updates}
         starts, num_bytes = {}, 0
         for name, size in sizes.items():
@@ -136,6 +137,7 @@ class DeviceBatch:
             )
         staged = self._staged
         table_rows, places, blocks = self._rows.assign(layout)
+        staged["counts"][:] = num_entries, num_tokens
         staged["token_ids"][:num_tokens] = layout.input_token_ids
         staged["positions"][:num_tokens] = layout.positions
         _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, _NO_SLOT)
@@ -170,6 +172,7 @@ class DeviceBatch:
     def _views(self, num_tokens: int, num_entries: int, num_rows: int) -> DeviceArrays:
         arrays = self._arrays
         return DeviceArrays(
+            counts=arrays["counts"],
             token_ids=arrays["token_ids"][:num_tokens],
             positions=arrays["positions"][:num_tokens],
             slot_mapping=arrays["slot_mapping"][:num_tokens],

@@ -20,7 +20,7 @@ def add_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
-    # All loads before the sums, for which the program's threads wait: so they are under way at once.
+    # All loads come before the sums, for which threads wait: so they are under way at once.
     factors = tl.load(weight + at, mask=inside, other=0.0)
     total = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_UPDATE:
