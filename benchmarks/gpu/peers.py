@@ -32,8 +32,10 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
     all_streams = bench.size.streams[:2]
     with bench.engine(bench.size.small, replays=False) as engine:
         for num_left, streams in counting_down(all_streams):
+            # A task a stream: a peer may take its time.
             tasks = of_one_length(
-                tasks_for(replays(bench.size.max_new_tokens), streams), bench.size.max_new_tokens
+                tasks_for(replays(bench.size.max_new_tokens), streams)[:streams],
+                bench.size.max_new_tokens,
             )
             own = bench.generating("Tandem, off", engine, tasks, streams, speculate=False)
             runs = _runs(model, tasks, streams, bench.size.max_num_batched_tokens)

@@ -106,13 +106,15 @@ def test_only_steps_of_few_rows_have_small_tiles() -> None:
     from verifier.attention.triton_paged import (
         FLOAT32_TILES,
         LARGE_TILES,
+        SMALL_STEP_ROWS,
         SMALL_TILES,
         tiles_of_step,
     )
 
     for group in (1, 4, 8):
-        for num_tokens in (1, 64, 256 // group, 256 // group + 1, 2048):
-            is_small = num_tokens * group <= 256
+        most = SMALL_STEP_ROWS // group
+        for num_tokens in (1, 64, most, most + 1, 2048):
+            is_small = num_tokens <= most
             for dtype in (torch.bfloat16, torch.float16):
                 fast, strict = (
                     tiles_of_step(dtype, num_tokens=num_tokens, group=group, is_strict=is_strict)

@@ -303,7 +303,7 @@ def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> Non
 
 def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> None:
     """Alone or among others, by one program or several, in one chunk or token by token."""
-    sizes = Sizes(group=3, head_dim=40, dtype=dtype, device=device)
+    sizes = Sizes(group=6, head_dim=40, dtype=dtype, device=device)
     entries = [
         Entry(num_queries=1, length=100),
         Entry(num_queries=7, length=75),

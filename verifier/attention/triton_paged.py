@@ -62,7 +62,7 @@ of them, so more reads of K/V are under way."""
 FLOAT32_TILES = Tiles(rows=16, keys=64, split_tokens=512, num_stages=3)
 """No tensor core multiplies float32 exactly."""
 
-SMALL_STEP_ROWS = 256
+SMALL_STEP_ROWS = 512
 """A step that has no more rows (tokens times the heads that share K/V) is computed in small tiles:
 measured on an H200, see docs/decisions/triton-attention.md."""
 
