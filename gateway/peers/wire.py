@@ -118,7 +118,8 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         trace=request.trace,
         trace_parent=request.trace_parent,
     )
-    if command.drafter:
+    if request.wants_drafts:
+        # It may get a drafter later, if there is none now.
         message.drafter_address = command.drafter
         message.ngram.CopyFrom(_ngram_to_proto(request.ngram))
         message.hint_tokens = request.hint_tokens

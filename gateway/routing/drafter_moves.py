@@ -1,9 +1,9 @@
-"""Moves sequences away from drafters that do not draft for their verifier.
+"""Moves sequences away from drafters that do not draft for their verifier, and to the first one.
 
 Owns when a sequence moves: once per change that its verifier reports, or of the drafters that there
-are, if its own drafter is gone or unable to draft and another one is able. So a sequence never
-moves back because its former drafter is able again. There may be thousands of sequences: few are
-looked at per iteration of the event loop.
+are, if its own drafter is gone or unable to draft and another one is able, or if it has none. So a
+sequence never moves back because its former drafter is able again. There may be thousands of
+sequences: few are looked at per iteration of the event loop.
 """
 
 import asyncio
@@ -55,9 +55,12 @@ class DrafterMoves:
         self._next_run = self._loop.call_soon(self._run)
 
     def _check(self, sequence: LiveSequence) -> None:
-        if not sequence.drafter or self._sequences.find(sequence.sequence_id) is not sequence:
+        if self._sequences.find(sequence.sequence_id) is not sequence:
+            return
+        if not sequence.generation.request.wants_drafts:
             return
         verifier = sequence.verifier
+        # Without a drafter, its own is none of those that are able.
         address = self._drafters.choose_instead(
             verifier.name, sequence.drafter_key, sequence.drafter
         )

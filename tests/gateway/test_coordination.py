@@ -66,7 +66,8 @@ async def test_without_drafters_an_open_names_none(
     running = await start_gateway(verifiers=[verifier.address])
     assert (await running.generate(1, 2)).token_ids == [5, 0]
     (opened,) = verifier.commands("open")
-    assert (opened.drafter_address, opened.HasField("ngram"), opened.hint_tokens) == ("", False, 0)
+    assert opened.drafter_address == ""
+    assert opened.HasField("ngram"), "for a drafter that comes later"
     assert not opened.drafting
 
 

@@ -432,6 +432,29 @@ async def test_what_is_reported_of_drafters_before_they_are_found_counts(
         call.cancel()
 
 
+async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    """Its matching policy comes with the Open; those that want no drafts never get one."""
+    running = await start_gateway(verifiers=[verifier.address], drafters=[])
+    plain = running.call(1, 2, speculation=sampling_pb2.SpeculationParams(enabled=False))
+    await verifier.nth("open", 0)
+    calls = await open_many(running, verifier, 2)
+    opens = verifier.commands("open")
+    assert {each.drafter_address for each in opens} == {""}
+    assert [each.HasField("ngram") for each in opens] == [False] + [True] * 32
+    assert not any(each.drafting for each in opens), "no step waits for hints that nobody makes"
+    running.gateway.coordinator.set_drafters([ONE])
+    await handled(running, verifier)
+    assert set(list(drafters_of(verifier).values())[1:33]) == {ONE}
+    assert len(verifier.commands("update")) == 32
+    running.gateway.coordinator.set_drafters([ONE, TWO])
+    await handled(running, verifier)
+    assert len(verifier.commands("update")) == 32, "they have one that is able"
+    for call in (plain, *calls):
+        call.cancel()
+
+
 def test_drafters_that_are_up_are_counted_as_reports_and_drafters_come_and_go() -> None:
     draw = random.Random(3)
     drafters = Drafters()
