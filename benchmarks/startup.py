@@ -197,7 +197,8 @@ def _print_tables(first: Start, later: list[Start], alone: dict[str, float]) -> 
     print(f"{'':24}{'no kernels':>10}{'':20}{'warm':>10}")
     totals = [0.0] * 6
     for name, usage in first.usage.items():
-        row = [*astuple(usage), *astuple(later[-1].usage[name])]
+        usages = zip(*(astuple(start.usage[name]) for start in later), strict=True)
+        row = [*astuple(usage), *(statistics.median(each) for each in usages)]
         totals = [total + value for total, value in zip(totals, row, strict=True)]
         _print_usage(name, row)
     _print_usage("all", totals)
@@ -212,6 +213,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="warm starts (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds: at least 1")
     print(processor() + "\n")
     with source_without_kernels() as source:
         first = measure_start(source)

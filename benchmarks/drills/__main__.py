@@ -95,7 +95,7 @@ def row(drill: Drill, outcome: Outcome) -> list[str]:
     """The cells of one drill."""
     after = [
         recovery_s - detection_s
-        for detection_s, recovery_s in zip(outcome.detections_s, outcome.recoveries_s, strict=False)
+        for detection_s, recovery_s in zip(outcome.detections_s, outcome.recoveries_s, strict=True)
     ]
     losses = outcome.losses
     return [

@@ -35,7 +35,8 @@ class Outcome:
 
     Attributes:
         detections_s: from the disturbance until the gateway moved a choice, each.
-        recoveries_s: from the disturbance until its first token from elsewhere, each.
+        recoveries_s: from the disturbance until its first token from elsewhere, each; in the same
+            order, and a choice that had got all its tokens is in neither.
         problems: what did not hold, for people to read; tokens beside.
     """
 
@@ -216,11 +217,9 @@ class Run:
         self.expect(bool(broken), "no call broke off: nothing was disturbed")
         for record in broken:
             ended_at_s, num_pieces = record.ends[0]
-            self.outcome.detections_s.append(ended_at_s - self.disturbed_at_s)
-            self.outcome.recoveries_s += [
-                piece.at_s - self.disturbed_at_s
-                for piece in record.pieces[num_pieces : num_pieces + 1]
-            ]
+            # None, if only the end was lost.
+            for piece in record.pieces[num_pieces : num_pieces + 1]:
+                self._add(ended_at_s, piece.at_s)
 
     def expect_not_resumed(self, records: Sequence[Record]) -> None:
         """No choice moved, unless a verifier got so little processor time that it seemed stuck."""
@@ -242,7 +241,6 @@ class Run:
                 continue
             moved_at_s = datetime.fromisoformat(line["ts"]).timestamp()
             known = line["num_tokens"] - len(record.request.tokens.token_ids)
-            self.outcome.detections_s.append(moved_at_s - self.disturbed_at_s)
             came_at_s = [
                 piece.at_s
                 for piece in record.pieces
@@ -250,7 +248,12 @@ class Run:
                 and piece.offset + len(piece.token_ids) > known
             ]
             self.expect(bool(came_at_s), "a moved choice got no token")
-            self.outcome.recoveries_s += [at_s - self.disturbed_at_s for at_s in came_at_s[:1]]
+            if came_at_s:
+                self._add(moved_at_s, came_at_s[0])
+
+    def _add(self, detected_at_s: float, recovered_at_s: float) -> None:
+        self.outcome.detections_s.append(detected_at_s - self.disturbed_at_s)
+        self.outcome.recoveries_s.append(recovered_at_s - self.disturbed_at_s)
 
     async def settle(self) -> None:
         """Waits until the fleet is whole and idle again; what is left after a while is a problem.

@@ -11,7 +11,7 @@ verifier without sequences at the end.
 
 Prints a table of inputs and statuses by method, and each failure with the number of its call. What
 a call sends depends on the seed and its number alone: `--seed S --first-call N --inputs 1` sends it
-again. The exit status is 1 after a failure.
+again, alone. The exit status is 1 after a failure.
 """
 
 import argparse
@@ -43,7 +43,8 @@ def main() -> int:
                 first_call=arguments.first_call,
             )
         )
-    _print(report)
+        # Before the services are stopped: that raises if one of them has died.
+        _print(report)
     return 1 if report.failures else 0
 
 

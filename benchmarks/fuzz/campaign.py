@@ -101,7 +101,7 @@ async def run_campaign(
         await stack.enter_async_context(_bystander(services, report))
         await stack.enter_async_context(_watcher(services, report))
         async with asyncio.TaskGroup() as workers:
-            for _ in range(num_at_once):
+            for _ in range(min(num_at_once, num_inputs)):
                 workers.create_task(work())
     report.duration_s = time.perf_counter() - started_at_s
     await _check_idle(services, report)
@@ -111,9 +111,10 @@ async def run_campaign(
             report.failures.append(f"{name} grew by {report.growth_bytes[name] >> 20} MiB")
     for service in services:
         report.failures += [f"{service.name} logged: {line}" for line in service.logged_errors()]
-        report.failures += [
-            f"{service.name} counted: {line}" for line in _unclean_statuses(service)
-        ]
+        if service.process.poll() is None:
+            report.failures += [
+                f"{service.name} counted: {line}" for line in _unclean_statuses(service)
+            ]
     return report
 
 

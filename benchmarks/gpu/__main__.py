@@ -142,7 +142,7 @@ def _figures(
     machine: str, tests: TestsRun | None, measures: Sequence[Measure], duration_s: float
 ) -> dict[str, object]:
     return {
-        "command": "python -m benchmarks.gpu",
+        "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
         "machine": machine,
         "duration_s": duration_s,
         "tests": None if tests is None else asdict(tests),

@@ -38,7 +38,6 @@ async def measure_load(bench: Bench) -> AsyncIterator[Measure]:
         block_table=list(range(-(-length // served.block_size))),
         table_id=1,
     )
-    # The first is larger than all graphs; for the second there is one.
     layouts = {
         f"prompt of {length} tokens": lay_out([prompt], block_size=served.block_size),
         "token": step_layout([(length, 1)], served.block_size, served.num_kv_blocks),

@@ -98,6 +98,8 @@ async def main(argv: Sequence[str] | None = None) -> None:
                     # A later row may fail: what is measured is kept.
                     _write(arguments, results)
     measures = [measure for result in results for measure in result.measures]
+    if not measures:
+        sys.exit("nothing was measured: no row that was chosen has such --streams")
     print(f"{heading}\n\n{table(measures)}")
     if arguments.png:
         draw(measures, heading, arguments.png)
@@ -116,13 +118,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--streams", nargs="+", type=int, default=[1, 16, 64], help="of those that a row measures"
     )
-    parser.add_argument("--rounds", type=int, help=f"at least 2; default {FULL.rounds}")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"at least 2; default {FULL.rounds}; row random may take more, row load has its own",
+    )
     parser.add_argument("--pin", action="store_true", help="a core for the model alone")
     parser.add_argument("--quick", action="store_true", help="hardly anything, to see it work")
     parser.add_argument("--cache", type=Path, default=CACHE, help="environments of peers")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--png", type=Path, help="also draw the figures here")
     arguments = parser.parse_args(argv)
+    if arguments.rounds is not None and arguments.rounds < 2:
+        parser.error("--rounds: at least 2")
+    if arguments.pin and "replicas" in arguments.rows:
+        parser.error("--pin: name --rows without replicas, whose verifiers need a core each")
     if arguments.png and importlib.util.find_spec("matplotlib") is None:
         # Now, not when all is measured.
         parser.error("--png needs matplotlib, which the extra `docs` installs")

@@ -38,8 +38,9 @@ class Amount:
     # The most rounds of random text, and the half width of the interval that is narrow enough.
     random_rounds: int
     narrow: float
-    # Echoes per turn.
+    # Echoes per turn, and how often at most it puts on its load until there are hops enough.
     echoes: int
+    most_hop_loads: int
     # Seconds of work that the paced verifier gets per turn.
     host_s: float
     # Seconds of arrivals per turn, and turns per load.
@@ -55,6 +56,7 @@ FULL = Amount(
     random_rounds=60,
     narrow=0.01,
     echoes=300,
+    most_hop_loads=20,
     host_s=4.0,
     load_s=10.0,
     load_rounds=3,
@@ -67,6 +69,7 @@ QUICK = Amount(
     random_rounds=2,
     narrow=1.0,
     echoes=5,
+    most_hop_loads=1,
     host_s=0.1,
     load_s=0.1,
     load_rounds=2,

@@ -38,17 +38,13 @@ class TimedEngine(InProcessEngine):
 
     def __init__(self, config: VerifierConfig) -> None:
         self.steps: list[tuple[int, float]] = []
-        self._draft_s = 0.0
         super().__init__(config)
 
     def stepped(self, record: StepRecord) -> None:
-        super().stepped(record)
-        draft_s = self._counts.phase_durations_s.get("draft", 0.0)
-        # A new run counts from 0.
-        spent_s = draft_s - self._draft_s if draft_s >= self._draft_s else draft_s
-        self._draft_s = draft_s
-        duration_s = sum(record.phase_durations_s.values()) - spent_s
+        # The base class begins to count the next step's.
+        duration_s = sum(record.phase_durations_s.values()) - self._draft_s
         self.steps.append((record.layout.num_tokens, duration_s))
+        super().stepped(record)
 
 
 @dataclass(slots=True, kw_only=True)

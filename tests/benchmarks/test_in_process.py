@@ -9,7 +9,8 @@ import torch
 from benchmarks import in_process
 from benchmarks.gpu.bench import ON_CPU, Bench
 from benchmarks.gpu.shapes import TINY
-from benchmarks.in_process import InProcessEngine
+from benchmarks.in_process import InProcessEngine, StepTimes
+from benchmarks.serving.simulation import TimedEngine
 from benchmarks.workloads import Task
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
@@ -91,3 +92,24 @@ def test_an_engine_that_hangs_is_told(
     with pytest.raises(TimeoutError, match="no task has ended for 0 s"):
         run(engine)
     monkeypatch.undo()
+
+
+def test_a_timed_engine_takes_each_steps_own_drafting_off(
+    built: tuple[VerifierConfig, LoadedModel],
+) -> None:
+    """In the second run, too."""
+    tasks = [Task(prompt_token_ids=[1, 2, 3] * 10, max_new_tokens=40)] * 4
+    engine = TimedEngine(built[0])
+    with engine.started():
+        for _ in range(2):
+            engine.steps.clear()
+            seen: list[StepTimes] = []
+            counts = engine.run(tasks, streams=2, speculate=True, observe_step=seen.append)
+            drafted_s = counts.phase_durations_s["draft"]
+            assert drafted_s > 0
+            assert all(duration_s > 0 for _, duration_s in engine.steps)
+            whole_s = sum(sum(step.phase_durations_s.values()) for step in seen)
+            own_s = sum(step.draft_s for step in seen)
+            timed_s = sum(duration_s for _, duration_s in engine.steps)
+            assert timed_s == pytest.approx(whole_s - own_s)
+            assert 0 < own_s <= drafted_s

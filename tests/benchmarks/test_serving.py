@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.metrics import Metrics, Sample
 from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
 from benchmarks.peers.environments import InstallError
 from benchmarks.ratios import Interval
 from benchmarks.serving import __main__ as command
 from benchmarks.serving import gateway_cost, host, load, throughput
-from benchmarks.serving.hop import batch_bytes
+from benchmarks.serving.hop import batch_bytes, hop_between
 from benchmarks.serving.report import table
 from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
@@ -38,6 +39,54 @@ def test_processor_time_is_finer_than_the_kernels_ticks() -> None:
     while time.process_time() - own_before_s < 0.002:
         pass
     assert 0.002 <= host.cpu_s(os.getpid()) - before_s < 1.0
+
+
+def reading(hops_s: list[float]) -> Metrics:
+    """What a verifier exports after these hops."""
+    last = sorted(hops_s[-256:])
+    samples = [
+        Sample(
+            name="tandem_draft_hop_quantile_seconds",
+            labels={"quantile": str(q)},
+            value=last[int(q * len(last))] if last else 0.0,
+        )
+        for q in (0.5, 0.99)
+    ]
+    for bound in (0.001, 0.002, 0.004, float("inf")):
+        count = sum(hop_s <= bound for hop_s in hops_s)
+        label = "+Inf" if bound == float("inf") else str(bound)
+        labels = {"le": label}
+        samples.append(
+            Sample(name="tandem_draft_hop_seconds_bucket", labels=labels, value=float(count))
+        )
+    samples.append(
+        Sample(name="tandem_draft_hop_seconds_count", labels={}, value=float(len(hops_s)))
+    )
+    return Metrics(samples)
+
+
+def test_hops_of_earlier_turns_do_not_count() -> None:
+    """The verifier's gauges are of its last 256."""
+    early = [0.001] * 1000
+    few = hop_between(reading(early), reading(early + [0.003] * 39))
+    assert 0.002 < few.p50_s < 0.004
+    enough = hop_between(reading(early), reading(early + [0.003] * 256))
+    assert enough.p50_s == 0.003
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rounds", "1"], "--rounds: at least 2"),
+        (["--pin", "--rows", "replicas"], "without replicas"),
+    ],
+)
+def test_what_would_be_measured_wrongly_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command._parse(options)
+    assert message in capsys.readouterr().err
 
 
 async def test_rows_that_share_a_stack_are_measured_in_one_run(

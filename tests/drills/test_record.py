@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.drills.__main__ import Record
+from benchmarks.drills.__main__ import Record, row
 from benchmarks.drills.catalogue import DRILLS
 from benchmarks.drills.requests import Losses
 from benchmarks.drills.run import Outcome
@@ -34,3 +34,8 @@ def test_runs_that_the_file_has_count_after_a_stop(tmp_path: Path) -> None:
     assert Record(drills, file).next_drill(drills, 3) is first
     # Of other drills, what the file has stays.
     assert Record(DRILLS[3:5], file).outcomes[first.name].num_requests == 8
+
+
+def test_a_rows_recovery_is_compared_with_its_own_detection() -> None:
+    outcome = Outcome(num_runs=2, detections_s=[0.1, 1.5], recoveries_s=[0.2, 1.55])
+    assert row(DRILLS[0], outcome)[-1] == "0.10"

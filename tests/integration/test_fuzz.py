@@ -1,5 +1,7 @@
 """Hostile input (docs/acceptance.md): every input is answered cleanly and affects nobody else."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from benchmarks.fuzz.answers import AnswerError, check_answers
 from benchmarks.fuzz.calls import find_methods
 from benchmarks.fuzz.campaign import Report, run_campaign
 from benchmarks.fuzz.services import running_services
+from benchmarks.services import ServiceError
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 
 OURS = {
@@ -39,6 +42,22 @@ async def test_hundreds_of_inputs_are_answered_and_change_no_other_output(tmp_pa
             code for (method, code), _ in report.statuses.items() if method.endswith(f" {name}")
         }
         assert codes - {"CANCELLED"}, f"{path} was never answered"
+
+
+async def test_one_call_is_sent_alone(tmp_path: Path) -> None:
+    with running_services(tmp_path) as services:
+        report = await run_campaign(services, num_inputs=1, seed=1, first_call=500)
+    assert sum(report.statuses.values()) == 1
+
+
+async def test_a_service_that_dies_is_reported(tmp_path: Path) -> None:
+    with contextlib.suppress(ServiceError), running_services(tmp_path) as services:
+        (drafter,) = (service for service in services if service.name == "drafter")
+        campaign = asyncio.create_task(run_campaign(services, num_inputs=10**6, seed=1))
+        await asyncio.sleep(1)
+        drafter.process.kill()
+        report = await campaign
+    assert any(failure.startswith("drafter died: -9") for failure in report.failures)
 
 
 @pytest.mark.long

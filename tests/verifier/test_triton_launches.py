@@ -48,8 +48,9 @@ def attend(
     indices = torch.empty(num_tokens, dtype=torch.int32, device=device)
     num_kv_heads = 8 if num_heads == 32 else 2
     blocks = torch.empty((1, 16, num_kv_heads, 128), dtype=torch.bfloat16, device=device)
+    queries = torch.empty((num_heads, num_tokens, 128), dtype=torch.bfloat16, device=device)
     paged_attention(
-        torch.empty((num_heads, num_tokens, 128), dtype=torch.bfloat16, device=device),
+        queries,
         blocks,
         blocks,
         DeviceTables(
@@ -62,9 +63,10 @@ def attend(
             longest_k=longest_k,
         ),
         tiles=tiles_of_step(
-            torch.bfloat16,
-            num_tokens=num_tokens,
-            group=num_heads // num_kv_heads,
+            queries,
+            num_kv_heads=num_kv_heads,
+            longest_k=longest_k,
+            splitting=Splitting(),
             is_strict=False,
         ),
         scaling=1.0,
@@ -101,29 +103,47 @@ def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends:
     assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
 
 
-def test_only_steps_of_few_rows_have_small_tiles() -> None:
-    """Heads that share K/V count; float32 and strict numerics have one shape for all."""
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_only_steps_of_few_rows_have_small_tiles(dtype: torch.dtype, is_strict: bool) -> None:
+    """Of few tokens and, times the heads that share K/V, rows; and never under strict numerics."""
     from verifier.attention.triton_paged import (
         FLOAT32_TILES,
         LARGE_TILES,
-        SMALL_STEP_ROWS,
         SMALL_TILES,
+        Splitting,
         tiles_of_step,
     )
 
-    for group in (1, 4, 8):
-        most = SMALL_STEP_ROWS // group
-        for num_tokens in (1, 64, most, most + 1, 2048):
-            is_small = num_tokens <= most
-            for dtype in (torch.bfloat16, torch.float16):
-                fast, strict = (
-                    tiles_of_step(dtype, num_tokens=num_tokens, group=group, is_strict=is_strict)
-                    for is_strict in (False, True)
-                )
-                assert fast is (SMALL_TILES if is_small else LARGE_TILES)
-                assert strict is LARGE_TILES
-            for is_strict in (False, True):
-                tiles = tiles_of_step(
-                    torch.float32, num_tokens=num_tokens, group=group, is_strict=is_strict
-                )
-                assert tiles is FLOAT32_TILES
+    for group, num_tokens, is_small in (
+        (4, 1, True),
+        (4, 128, True),
+        (4, 129, False),
+        (8, 64, True),
+        (8, 65, False),
+        (1, 128, True),
+        (1, 512, False),
+        (4, 2048, False),
+    ):
+        tiles = tiles_of_step(
+            torch.empty((8 * group, num_tokens, 128), dtype=dtype, device=META),
+            num_kv_heads=8,
+            longest_k=4096,
+            splitting=Splitting(),
+            is_strict=is_strict,
+        )
+        if dtype is torch.float32:
+            assert tiles is FLOAT32_TILES
+        else:
+            assert tiles is (SMALL_TILES if is_small and not is_strict else LARGE_TILES)
+
+
+@pytest.mark.parametrize("longest_k", [40_960, 131_072])
+def test_long_lengths_are_split_as_long_as_the_workspace_has_room(
+    attends: Launches, longest_k: int
+) -> None:
+    """By large tiles, where the results of small ones would take too much."""
+    for num_tokens in (8, 16, 24, 32, 64, 96):
+        attend(num_tokens, longest_k=longest_k)
+        of_large = 4 * num_tokens * 32 * (longest_k // 512) * (128 + 2)
+        assert (attends.grids[-1][2] > 1) == (of_large <= 128 << 20), num_tokens

@@ -62,9 +62,10 @@ of them, so more reads of K/V are under way."""
 FLOAT32_TILES = Tiles(rows=16, keys=64, split_tokens=512, num_stages=3)
 """No tensor core multiplies float32 exactly."""
 
-SMALL_STEP_ROWS = 512
-"""A step that has no more rows (tokens times the heads that share K/V) is computed in small tiles:
-measured on an H200, see docs/decisions/triton-attention.md."""
+SMALL_STEP_TOKENS, SMALL_STEP_ROWS = 128, 512
+"""A step that has no more tokens, nor rows (tokens times the heads that share K/V), is computed in
+small tiles, by what an H200 showed: docs/decisions/triton-attention.md.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +191,10 @@ class TritonStep:
                 cached_values,
                 self._tables,
                 tiles=tiles_of_step(
-                    queries.dtype,
-                    num_tokens=queries.shape[1],
-                    group=queries.shape[0] // cached_keys.shape[2],
+                    queries,
+                    num_kv_heads=cached_keys.shape[2],
+                    longest_k=self._tables.longest_k,
+                    splitting=self._backend.splitting,
                     is_strict=self._backend.is_strict,
                 ),
                 scaling=scaling,
@@ -257,10 +259,36 @@ def write(
     return row_sums
 
 
-def tiles_of_step(dtype: torch.dtype, *, num_tokens: int, group: int, is_strict: bool) -> Tiles:
-    """For a step of so many tokens, padding included; `group` heads share K/V."""
-    *others, smallest = tiles_of_all_steps(dtype, is_strict=is_strict)
-    return others[0] if others and num_tokens * group > SMALL_STEP_ROWS else smallest
+def tiles_of_step(
+    queries: torch.Tensor,
+    *,
+    num_kv_heads: int,
+    longest_k: int,
+    splitting: Splitting,
+    is_strict: bool,
+) -> Tiles:
+    """For a step of these queries [num_heads, T, head_dim], padding included.
+
+    Small tiles have twice as many splits: where the workspace has no room for the results of those,
+    large ones may still be split.
+    """
+    *others, smallest = tiles_of_all_steps(queries.dtype, is_strict=is_strict)
+    if not others:
+        return smallest
+    num_heads, num_tokens, head_dim = queries.shape
+    num_splits = -(-longest_k // (splitting.split_tokens or smallest.split_tokens))
+    is_small = (
+        num_tokens <= SMALL_STEP_TOKENS
+        and num_tokens * num_heads // num_kv_heads <= SMALL_STEP_ROWS
+        and _workspace_bytes(num_tokens, num_heads, num_splits, head_dim)
+        <= splitting.max_workspace_bytes
+    )
+    return smallest if is_small else others[0]
+
+
+def _workspace_bytes(num_tokens: int, num_heads: int, num_splits: int, head_dim: int) -> int:
+    """Of the results of splits: for each a top, a total and a sum of values, in float32."""
+    return 4 * num_tokens * num_heads * num_splits * (head_dim + 2)
 
 
 def tiles_of_all_steps(dtype: torch.dtype, *, is_strict: bool) -> tuple[Tiles, ...]:
@@ -314,7 +342,7 @@ def paged_attention(
     )
     is_split = (
         programs_per_tile > 1
-        and math.prod(partial_shape) * (head_dim + 2) * 4 <= splitting.max_workspace_bytes
+        and _workspace_bytes(*partial_shape, head_dim) <= splitting.max_workspace_bytes
     )
     if is_split:
         # Each by itself, so that all begin at multiples of 16 bytes: Triton compiles for that.

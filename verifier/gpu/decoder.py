@@ -33,7 +33,7 @@ from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
 from verifier.gpu.experts import mix_experts
-from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool
+from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool, buckets_within
 from verifier.gpu.operations import Operations
 from verifier.gpu.weights import Experts, GpuWeights, Layer
 from verifier.sampling.logits_processing import History
@@ -122,7 +122,7 @@ class GpuDecoder(DeviceModel):
         self._attention_arguments: dict[str, Any] = {"softcap": softcap} if softcap else {}
         self._graphs: GraphPool[_Hidden] | None = None
         if graphs is not None and isinstance(backend, AttendsToTables):
-            buckets = tuple(b for b in graphs.limits.buckets if b <= limits.max_num_tokens)
+            buckets = buckets_within(graphs.limits.buckets, limits.max_num_tokens)
             graph_limits = dataclasses.replace(graphs.limits, buckets=buckets)
             self._graphs = GraphPool(
                 self._compute_bucket, capture=graphs.capture, limits=graph_limits

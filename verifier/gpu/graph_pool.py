@@ -91,6 +91,14 @@ class _Bucket(Generic[Output]):
     num_runs: int = 0
 
 
+def buckets_within(buckets: tuple[int, ...], max_num_tokens: int) -> tuple[int, ...]:
+    """Those up to the largest step, which is one itself if there are any beyond it: under load,
+    steps are as large.
+    """
+    within = [size for size in buckets if size < max_num_tokens]
+    return (*within, max_num_tokens) if len(within) < len(buckets) else tuple(within)
+
+
 class GraphPool(Generic[Output]):
     """Owned by the engine thread."""
 
@@ -155,7 +163,12 @@ class GraphPool(Generic[Output]):
             if self.num_bytes >= self._limits.max_bytes:
                 logger.info("graphs_not_captured", reason="memory", captured=self.captured)
                 return
-            self._compute(size)
+            try:
+                self._compute(size)
+            except torch.OutOfMemoryError:
+                # Smaller ones may fit. What it took meanwhile is free again before a capture.
+                logger.warning("graph_not_captured", bucket=size, reason="out of memory")
+                continue
             self._capture_bucket(size)
             longest_s = max(longest_s, self._clock() - before_s)
 

@@ -166,6 +166,10 @@ def load_on_gpu(
         ) from error
     try:
         model.warm_up()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "--num-kv-blocks", f"{num_kv_blocks} blocks leave no memory for a step: {error}"
+        ) from error
     except Exception as error:
         # Kernels of the sampler are compiled here, and graphs captured.
         raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error

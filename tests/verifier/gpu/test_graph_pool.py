@@ -10,7 +10,13 @@ import torch
 
 from tests.verifier.gpu.graph_stand_in import RecordingCapture
 from tests.volume import examples
-from verifier.gpu.graph_pool import BUCKETS, CudaCapture, GraphLimits, GraphPool
+from verifier.gpu.graph_pool import (
+    BUCKETS,
+    CudaCapture,
+    GraphLimits,
+    GraphPool,
+    buckets_within,
+)
 
 
 class Clock:
@@ -59,6 +65,38 @@ def test_buckets_are_close_together() -> None:
     assert BUCKETS[-1] == 2048
     assert max(b / a for a, b in itertools.pairwise(BUCKETS) if a >= 64) == 1.5
     assert list(BUCKETS) == sorted(set(BUCKETS))
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (4, (4,)),
+        (8, (8,)),
+        (12, (8, 12)),
+        (64, (8, 16, 24, 32, 40, 48, 56, 64)),
+        (100, (8, 16, 24, 32, 40, 48, 56, 64, 96, 100)),
+        (2048, BUCKETS),
+        (8192, BUCKETS),
+    ],
+)
+def test_the_largest_step_has_a_bucket_unless_it_is_beyond_all(
+    limit: int, expected: tuple[int, ...]
+) -> None:
+    assert buckets_within(BUCKETS, limit) == expected
+
+
+def test_a_bucket_that_does_not_fit_is_left_out_and_smaller_ones_are_captured() -> None:
+    pool = Pool(2, 4, 8)
+    compute = pool.graphs._compute
+
+    def with_little_memory(num_tokens: int) -> int:
+        if num_tokens == 8:
+            raise torch.OutOfMemoryError("not so many")
+        return compute(num_tokens)
+
+    pool.graphs._compute = with_little_memory
+    pool.graphs.prepare()
+    assert pool.graphs.captured == [2, 4]
 
 
 def test_a_step_goes_to_the_next_bucket_and_beyond_the_last_to_none() -> None:

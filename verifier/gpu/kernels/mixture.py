@@ -17,7 +17,7 @@ from verifier.gpu.kernels.experts import (
 )
 
 # Hopper's matrix units take 64 rows. Few tokens fill such a tile with nothing, which costs little
-# where reading the weights bounds the product. (Not tuned: none of this has run on a GPU.)
+# where reading the weights bounds the product. (Not tuned.)
 TILE = 64
 _BLOCK_N = 64
 # By bytes, so that a pipeline of three stages fits into the shared memory of every GPU.
