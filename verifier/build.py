@@ -88,6 +88,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
     )
     logger.info(
         "model loaded",
+        model_digest=served.model_digest,
         architecture=served.architecture,
         dtype=served.dtype,
         device=served.device,

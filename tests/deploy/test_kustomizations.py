@@ -3,8 +3,11 @@
 import copy
 import functools
 import json
+import os
 import re
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +18,7 @@ from tests.deploy.manifests import (
     REPOSITORY,
     VARIANTS,
     find_tool,
+    kustomize,
     named,
     of_kind,
     resolve,
@@ -45,6 +49,47 @@ def check(manifest_json: str) -> None:
         manifest = {**kind, "metadata": metadata, "template": template}
     for version in KUBERNETES_VERSIONS:
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+ON_GITHUB = re.compile(r"https://github\.com/ORGANISATION/tandem//deploy/([\w/-]+)\?ref=v[\d.]+")
+
+
+def documented_layers(root: str) -> list[dict[str, Any]]:
+    """The kustomizations of an overlay of one's own in docs/deploy.md, of this repository's parts:
+    the lower layer, and two upper ones.
+    """
+    text = (REPOSITORY / "docs/deploy.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    written = [block for block in blocks if "kind: Kustomization" in block]
+    return [yaml.safe_load(ON_GITHUB.sub(rf"{root}/\1", block)) for block in written]
+
+
+def test_settings_above_the_documented_parts_win_over_components(tmp_path: Path) -> None:
+    root = os.path.relpath(DEPLOY, (tmp_path / "parts").resolve())
+    parts, settings, weights = documented_layers(root)
+    parts["components"].append(f"{root}/components/model-loader")
+    allowed = "TANDEM_VERIFIER_ALLOWED_CLIENTS=tandem-gateway,orchestrator"
+    [verifier] = settings["configMapGenerator"]
+    verifier["literals"].append(allowed)
+    settings["configMapGenerator"] += weights["configMapGenerator"]
+    for folder, layer in ((tmp_path / "parts", parts), (tmp_path, settings)):
+        folder.mkdir(exist_ok=True)
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(layer))
+    manifests = kustomize(tmp_path)
+    configured: dict[str, str] = {}
+    for manifest in manifests:
+        if manifest["kind"] == "ConfigMap":
+            configured |= manifest["data"]
+    for literal in (allowed, *verifier["literals"], *weights["configMapGenerator"][0]["literals"]):
+        name, _, value = literal.partition("=")
+        assert configured[name] == value.strip()
+    images = {
+        container["image"]
+        for manifest in manifests
+        if manifest["kind"] == "Deployment"
+        for container in manifest["spec"]["template"]["spec"]["containers"]
+    }
+    assert "registry.example/tandem-verifier:0.1.0-cuda" in images
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

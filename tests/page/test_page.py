@@ -311,10 +311,32 @@ async def test_the_keyboard_is_enough(visit: Visit) -> None:
     await wait_until_usable(page)
     await tab_to("replay")
     await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "cancel"
     await page.keyboard.press("Escape")
     await expect(page.locator("#status")).to_contain_text("times as fast")
     await wait_until_usable(page)
+    assert await page.evaluate("document.activeElement.id") == "replay"
     await tab_to("show-rejected", "on-text", "off-text")
+
+
+async def test_texts_have_their_own_direction_and_marks_keep_what_turns_it(visit: Visit) -> None:
+    page = visit.page
+    await page.fill("#prompt", "\u05e9\u05dc\u05d5\u05dd")
+    await page.evaluate(
+        """() => {
+          document.getElementById("on-text").textContent = "\u05e9\u05dc\u05d5\u05dd";
+          const mark = document.createElement("mark");
+          mark.className = "accepted";
+          document.getElementById("off-text").append("ab\u202e", mark);
+        }"""
+    )
+    for id_ in ("prompt", "on-text"):
+        assert (
+            await page.evaluate(f"getComputedStyle(document.getElementById('{id_}')).direction")
+            == "rtl"
+        )
+    isolation = "getComputedStyle(document.querySelector('mark.accepted')).unicodeBidi"
+    assert await page.evaluate(isolation) == "isolate"
 
 
 async def test_the_policy_holds(browser: Browser, stack: Stack) -> None:
@@ -420,7 +442,11 @@ async def test_a_key_is_asked_for_and_kept_nowhere(
         await page.fill("#key", "wrong")
         await page.click("#run")
         await wait_until_usable(page)
-        await expect(error).to_have_text("This gateway needs an API key.")
+        await expect(error).to_have_text("This gateway refuses this API key.")
+        await page.fill("#key", "secret\u200b")
+        await page.click("#run")
+        await wait_until_usable(page)
+        await expect(error).to_contain_text("the API key has a character")
         await page.fill("#key", "secret")
         await page.select_option("#sample", HARD_SAMPLE)
         await run_to_end(page)

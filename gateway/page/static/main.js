@@ -92,7 +92,7 @@ async function run(name, request, signal) {
 async function replay(signal) {
   const slower = Math.max(recordings.on.totalS, recordings.off.totalS);
   const slowdown = Math.max(1, REPLAY_S / slower);
-  say(`Replaying, ${slowdown.toFixed(0)} times slower …`);
+  say(slowdown > 1 ? `Replaying, ${slowdown.toFixed(0)} times slower …` : "Replaying …");
   const rest = {};
   for (const name of ["on", "off"]) {
     sides[name].clear();
@@ -130,10 +130,13 @@ function verdict() {
 async function perform(action) {
   if (running) return;
   running = new AbortController();
+  // A button that is hidden would lose the keyboard's place.
+  const isReplay = document.activeElement === find("replay");
   find("error").textContent = "";
   find("run").setAttribute("aria-disabled", "true");
   find("replay").hidden = true;
   find("cancel").hidden = false;
+  if (isReplay) find("cancel").focus();
   try {
     await action(running.signal);
   } catch (error) {
@@ -146,7 +149,7 @@ async function perform(action) {
     plots.describe(sides.on.tally, sides.off.tally);
     find("run").removeAttribute("aria-disabled");
     find("replay").hidden = !(recordings.on && recordings.off);
-    if (document.activeElement === find("cancel")) find("run").focus();
+    if (document.activeElement === find("cancel")) find(isReplay ? "replay" : "run").focus();
     find("cancel").hidden = true;
   }
 }
@@ -160,7 +163,10 @@ function showFailure(error) {
   if (error instanceof ApiError && error.status === 401) {
     find("key-field").hidden = false;
     find("key").focus();
-    find("error").textContent = "This gateway needs an API key.";
+    const isGiven = find("key").value !== "";
+    find("error").textContent = isGiven
+      ? "This gateway refuses this API key."
+      : "This gateway needs an API key.";
   } else {
     find("error").textContent = `Error: ${error.message}`;
   }

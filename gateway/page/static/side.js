@@ -87,6 +87,8 @@ function rejectedDrafts(rejected, count) {
   span.className = "rejected";
   span.setAttribute("aria-hidden", "true");
   const text = (rejected ?? []).map((draft) => draft.text).join("");
-  span.dataset.text = text.trim() ? text.replaceAll("\n", "↵").trim() : `×${count}`;
+  // Of spaces and characters that nobody sees there is nothing to show.
+  const isVisible = /[^\p{Z}\p{C}]/u.test(text);
+  span.dataset.text = isVisible ? text.replaceAll("\n", "↵").trim() : `×${count}`;
   return span;
 }
