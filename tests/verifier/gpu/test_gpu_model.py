@@ -217,7 +217,12 @@ def test_the_longest_step_is_that_of_the_room_for_kv() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [("load_weights", "--model"), ("WrittenCache", "--num-kv-blocks: 4 blocks")]
+    ("name", "flag"),
+    [
+        ("load_weights", "--model"),
+        ("WrittenCache", "--num-kv-blocks: 4 blocks"),
+        ("GpuDecoder.warm_up", "--num-kv-blocks: 4 blocks leave no memory for a step"),
+    ],
 )
 def test_memory_that_is_short_is_refused_by_the_flag(
     name: str, flag: str, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +235,7 @@ def test_memory_that_is_short_is_refused_by_the_flag(
     def failing(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 9 GiB")
 
-    monkeypatch.setattr(gpu_model, name, failing)
+    monkeypatch.setattr(f"verifier.model.gpu_model.{name}", failing)
     with pytest.raises(ConfigError, match=f"{flag}.*9 GiB"):
         load_on_gpu(config, described, CPU)
 
