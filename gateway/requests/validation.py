@@ -96,8 +96,9 @@ def _check_sampling(sampling: SamplingParams) -> None:
         _check_range(
             "sampling.repetition_penalty",
             sampling.repetition_penalty,
-            low=0.0,
-            low_is_allowed=False,
+            # Beyond, logits would not be finite.
+            low=1e-6,
+            high=1e6,
         )
     for field, penalty in (
         ("sampling.frequency_penalty", sampling.frequency_penalty),

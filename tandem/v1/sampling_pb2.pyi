@@ -170,7 +170,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep the tokens at least min_p times as likely as the likeliest, in [0, 1]. 0: off."""
     repetition_penalty: _builtins.float
-    """> 0; over prompt and output. Absent: 1, off."""
+    """In [1e-6, 1e6]; over prompt and output. Absent: 1, off."""
     frequency_penalty: _builtins.float
     """In [-2, 2]; over output. 0: off."""
     presence_penalty: _builtins.float

@@ -311,4 +311,7 @@ def _eos_token_ids(config: Any, folder: Path | None) -> frozenset[int]:
             value = generation_config.eos_token_id
     if value is None:
         return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(each) is int and 0 <= each < 1 << 32 for each in ids):
+        raise CheckpointError(f"end tokens {str(value)[:100]}: not ids of tokens")
+    return frozenset(ids)

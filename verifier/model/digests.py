@@ -9,7 +9,8 @@ from pathlib import Path
 def digest_of(folder: Path) -> str:
     """SHA-256 over weights, configuration and tokenizer, by file name and content."""
     digest = hashlib.sha256()
-    names = ("config.json", "tokenizer.json")
+    # The index says which shard's weights count, where several have them.
+    names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
     files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
     for path in files:
         if path.exists():

@@ -570,7 +570,7 @@ _SAMPLING_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda v: math.isfinite(v) and v >= 0, "at least 0"),
     ("top_p", lambda v: 0 < v <= 1, "in (0, 1]"),
     ("min_p", lambda v: 0 <= v <= 1, "in [0, 1]"),
-    ("repetition_penalty", lambda v: math.isfinite(v) and v > 0, "above 0"),
+    ("repetition_penalty", lambda v: 1e-6 <= v <= 1e6, "in [1e-6, 1e6]"),
     ("frequency_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
     ("presence_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
 )

@@ -52,7 +52,7 @@ _LAST_COMPILE_S = 5.0
 # is taken as a whole, or a search for its end would begin at each of its characters.
 _LARK_TOKEN = re.compile(
     r"""
-    "(?:\\.|[^"\\])*(?:"|\Z) | /(?:\\.|[^/\\])+(?:/|\Z) | (?://|\#)[^\n]* | <[^<>\s]+>
+    "(?:\\.|[^"\\])*(?:"|\\?\Z) | /(?:\\.|[^/\\])+(?:/|\\?\Z) | (?://|\#)[^\n]* | <[^<>\s]+>
     | ~[ \t]*[0-9] | (?P<refused>[&~])
     """,
     re.VERBOSE | re.DOTALL,

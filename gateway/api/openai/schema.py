@@ -247,7 +247,7 @@ class _Request(_Part):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Extension: sample from tokens at least so likely, relative to the likeliest."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     """Extension: over prompt and output; 1: off."""
 
     min_tokens: _Uint32 | None = None

@@ -137,4 +137,5 @@ class TextOffsets:
 
 
 def _number(logprob: float) -> str:
-    return repr(max(logprob, _MIN_LOGPROB))
+    # NaN is less than nothing: then the first counts.
+    return repr(max(_MIN_LOGPROB, logprob))

@@ -1,11 +1,13 @@
 """Loaded weights, computed by the numpy oracle, give transformers' logits."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -22,6 +24,8 @@ from transformers import (
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from verifier.cpu.loading.loader import describe_decoder, load_weights
+from verifier.cpu.loading.packing import dequantised
+from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import WeightType
 from verifier.model.fp8_weights import quantise_linear_layers
 
@@ -273,3 +277,37 @@ def test_the_bundled_model_is_loaded() -> None:
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
     assert described.config.eos_token_ids == {0}
     assert weights.embeddings is None
+
+
+def test_a_head_that_differs_from_the_embeddings_it_is_tied_to_is_not_served_here(
+    tmp_path: Path,
+) -> None:
+    """Transformers computes with it."""
+    save(tmp_path, "llama_tied")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    embeddings = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embeddings.clone()}, file, {"format": "pt"})
+    assert describe_decoder(tmp_path).config.ties_embeddings
+    for head in (embeddings + 1, embeddings[:-1].clone()):
+        save_file({**tensors, "lm_head.weight": head}, file, {"format": "pt"})
+        with pytest.raises(NotServedError, match=r"lm_head\.weight differs"):
+            describe_decoder(tmp_path)
+
+
+def test_experts_without_weights_are_refused_before_they_are_named(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_moe")
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    named = config.keys() & {"num_experts", "num_local_experts"}
+    file.write_text(json.dumps(config | dict.fromkeys(named, 1000)))
+    with pytest.raises(CheckpointError, match="weights of experts are missing"):
+        describe_decoder(tmp_path)
+
+
+def test_quantised_rows_that_are_not_finite_stay_so() -> None:
+    rows = np.array([[1.0, -0.25], [np.inf, 1.0], [-np.inf, 1.0], [np.nan, 2.0]], dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        values = dequantised(rows, "fp8")
+    np.testing.assert_array_equal(values[0], rows[0])
+    assert np.isnan(values[1:]).all()

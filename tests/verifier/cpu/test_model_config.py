@@ -115,6 +115,17 @@ def test_the_generation_configuration_tells_the_end_tokens(tmp_path: Path) -> No
     assert read(tmp_path, LLAMA, {"eos_token_id": [7, 8]}).eos_token_ids == {7, 8}
 
 
+@pytest.mark.parametrize("value", [-1, [2, 1 << 32]])
+def test_end_tokens_that_no_answer_can_tell_are_refused(value: object, tmp_path: Path) -> None:
+    largest = (1 << 32) - 1
+    assert read(tmp_path, {**LLAMA, "eos_token_id": largest}).eos_token_ids == {largest}
+    if isinstance(value, list):
+        with pytest.raises(CheckpointError, match="end tokens"):
+            read(tmp_path, LLAMA, {"eos_token_id": value})
+    with pytest.raises(CheckpointError, match="end tokens"):
+        read(tmp_path, {**LLAMA, "eos_token_id": value})
+
+
 def test_both_forms_of_rotary_parameters_tell_the_same(tmp_path: Path) -> None:
     scaling = {"factor": 4.0}
     old = {**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", **scaling}}

@@ -72,6 +72,8 @@ def describe_decoder(folder: Path) -> DecoderDescription:
     config = read_model_config(folder)
     with TensorFiles(folder) as files:
         own_type = config.dtype or _find(files, _EMBEDDINGS).type
+        if len(config.layers) * config.num_experts > len(files.tensors):
+            raise CheckpointError(f"{folder}: weights of experts are missing")
         needed = _shapes(config)
         for name, shape in needed.items():
             tensor = _find(files, name)
@@ -87,7 +89,20 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         )
         if unknown:
             raise NotServedError(f"the checkpoint holds {unknown[0]}, which has no known use")
+        if config.ties_embeddings and not _has_tied_head(files):
+            raise NotServedError(f"{_HEAD} differs from the embeddings that it is tied to")
     return DecoderDescription(folder=folder, config=config, own_type=own_type)
+
+
+def _has_tied_head(files: TensorFiles) -> bool:
+    """Whether a head, if there is one, has the values of the embeddings."""
+    head, embeddings = files.tensors.get(_HEAD), files.tensors[_EMBEDDINGS]
+    if head is None:
+        return True
+    if (head.dtype, head.shape) != (embeddings.dtype, embeddings.shape):
+        return False
+    both = (pieces(files, tensor, 0, tensor.shape[0]) for tensor in (head, embeddings))
+    return all(np.array_equal(ours, theirs) for (_, ours), (_, theirs) in zip(*both, strict=True))
 
 
 def load_weights(described: DecoderDescription, *, dtype: str, quantization: str) -> DecoderWeights:

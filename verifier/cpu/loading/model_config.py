@@ -307,6 +307,9 @@ def _eos_token_ids(config: _Config, folder: Path) -> frozenset[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(each) is int for each in ids):
         raise NotServedError(f"end tokens {value}")
+    # Beyond the vocabulary they may be; they must fit into the answers that tell them.
+    if not all(0 <= each < 1 << 32 for each in ids):
+        raise CheckpointError(f"{folder}: end tokens {str(value)[:100]}: not ids of tokens")
     return frozenset(ids)
 
 

@@ -128,6 +128,8 @@ def _fp8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
     largest = np.maximum(np.abs(rows).max(axis=1), np.float32(_FP8_SMALLEST_CHANNEL))
     mantissa, exponent = np.frexp(largest / np.float32(_FP8_LARGEST))
     scale = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
+    # So outputs of a row that is not finite are not, either.
+    scale[~np.isfinite(largest)] = np.nan
     scaled = rows / scale[:, None]
     wide = scaled.view(np.uint32)
     magnitude = wide & 0x7FFFFFFF

@@ -23,6 +23,9 @@ from verifier.cpu.weights import BitsArray, WeightType
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
+# Of a tensor that a model has; so products of the numbers are cheap.
+_MAX_DIMENSIONS = 8
+_LARGEST_NUMBER = 1 << 48
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -203,6 +206,9 @@ def _stored(name: str, entry: Any, path: Path, *, data_start: int) -> StoredTens
     # type(): a JSON true is an int to isinstance.
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
         raise CheckpointError(f"{path}: {name}: shape {shape} or offsets {start}, {end} are odd")
+    # Before they are multiplied.
+    if len(shape) > _MAX_DIMENSIONS or max(*shape, end, 0) > _LARGEST_NUMBER:
+        raise CheckpointError(f"{path}: {name}: has {len(shape)} dimensions, or numbers too large")
     if dtype not in _ITEM_BYTES:
         raise NotServedError(f"{name} is stored as {dtype}")
     if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:

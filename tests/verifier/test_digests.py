@@ -1,0 +1,21 @@
+"""What tells checkpoint folders apart."""
+
+import shutil
+from pathlib import Path
+
+from verifier.model.digests import digest_of
+
+
+def test_the_index_of_shards_counts(tmp_path: Path) -> None:
+    """It says which shard's weights are used where two have the same name."""
+    for name, index in (("a", "1"), ("b", "1"), ("c", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in ("model-1.safetensors", "model-2.safetensors", "config.json"):
+            (folder / file).write_text(file)
+        (folder / "model.safetensors.index.json").write_text(index)
+    first, same, other = (digest_of(tmp_path / name) for name in "abc")
+    assert first == same != other
+    shutil.copytree(tmp_path / "a", tmp_path / "d")
+    (tmp_path / "d" / "config.json").write_text("another")
+    assert digest_of(tmp_path / "d") != first
