@@ -13,6 +13,7 @@ server lets silent connections hold their threads forever.
 import http
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import ThreadingHTTPServer
@@ -84,6 +85,17 @@ class Exposition(Collector):
         self._logger.exception("metric_failed", metric=min(names, default=""))
 
 
+class _Server(ThreadingHTTPServer):
+    """The base class prints tracebacks, of clients that go away too."""
+
+    logger: Logger | None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exception()
+        if self.logger is not None and not isinstance(error, OSError):
+            self.logger.warning("scrape_failed", error=repr(error))
+
+
 class MetricsServer:
     """Serves one registry at `http://ADDRESS/metrics` from a daemon thread of its own.
 
@@ -100,7 +112,7 @@ class MetricsServer:
         address = parse_address(listen)
         handler = _Handler.factory(Exposition(registry, logger))
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        server_class = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+        server_class = type("Server", (_Server,), {"address_family": family, "logger": logger})
         self._server = server_class((address.host, address.port), handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever,

@@ -41,7 +41,8 @@ def tracing(service: str, environ: Mapping[str, str]) -> "Iterator[Spans | None]
 
 def _start(service: str, environ: Mapping[str, str]) -> "Spans":
     for variable in _PROTOCOLS:
-        if environ.get(variable, "grpc") != "grpc":
+        # Empty is as if it were not set, as for OpenTelemetry.
+        if (environ.get(variable) or "grpc") != "grpc":
             raise ConfigError(variable, f"{environ[variable]} is not supported, only grpc")
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

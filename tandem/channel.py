@@ -4,6 +4,7 @@ Knows no service. Argument names: https://grpc.github.io/grpc/core/group__grpc__
 """
 
 import ipaddress
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,19 @@ class TlsOptions:
         )
 
 
+def _check(tls: TlsOptions) -> None:
+    """Whether the files hold certificates, and a key that belongs to its own.
+
+    Raises:
+        OSError: they do not, or cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.ca is not None:
+        context.load_verify_locations(tls.ca)
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+
+
 def parse_targets(targets: str | Sequence[str]) -> tuple[str, ...]:
     """Splits `a:1,b:2` into its addresses; takes any gRPC name as one (`dns:///name:1`).
 
@@ -115,7 +129,9 @@ def open_channel(
     if tls is None:
         return grpc.insecure_channel(target, options=options)
     return RenewedChannel(
-        _files(tls), lambda: grpc.secure_channel(target, tls.credentials(), options=options)
+        _files(tls),
+        lambda: grpc.secure_channel(target, tls.credentials(), options=options),
+        check=lambda: _check(tls),
     )
 
 
@@ -127,7 +143,9 @@ def open_async_channel(
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     return RenewedAsyncChannel(
-        _files(tls), lambda: grpc.aio.secure_channel(target, tls.credentials(), options=options)
+        _files(tls),
+        lambda: grpc.aio.secure_channel(target, tls.credentials(), options=options),
+        check=lambda: _check(tls),
     )
 
 

@@ -39,6 +39,7 @@ cancellation) cancels its call, and the servers free its resources within one st
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Self
@@ -183,9 +184,15 @@ class TandemClient:
         continuation = Continuation(request)
         attempts = self._failover.begin(timeout_s)
         while (wanted := continuation.next_call()) is not None:
-            call = self._next_stub(attempts).Generate(
-                wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
-            )
+            try:
+                call = self._next_stub(attempts).Generate(
+                    wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
+                )
+            except ValueError as error:
+                # Closed by another thread meanwhile: gRPC says so in its own way.
+                if self._closed.is_set():
+                    raise wire.closed_error() from error
+                raise
             try:
                 for response in call:
                     if (event := wire.to_event(response)) is None:
@@ -203,7 +210,7 @@ class TandemClient:
                     raise failure from error
                 yield from continuation.interrupt()
                 if self._closed.wait(pause_s):
-                    raise failure from error
+                    raise wire.closed_error() from error
             finally:
                 call.cancel()
 
@@ -232,11 +239,18 @@ class TandemClient:
                     timeout=attempts.time_left_s,
                     metadata=self._metadata,
                 )
+            except ValueError as error:
+                # As in `stream`.
+                if self._closed.is_set():
+                    raise wire.closed_error() from error
+                raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
                 pause_s = attempts.fail(failure)
-                if pause_s is None or self._closed.wait(pause_s):
+                if pause_s is None:
                     raise failure from error
+                if self._closed.wait(pause_s):
+                    raise wire.closed_error() from error
             else:
                 attempts.succeed()
                 return wire.to_models(response)
@@ -293,7 +307,7 @@ class AsyncTandemClient:
             gateway_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels
         ]
         self._failover = Failover(len(targets), retry)
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     async def stream(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -323,7 +337,7 @@ class AsyncTandemClient:
                 continuation.end()
                 attempts.succeed()
             except asyncio.CancelledError:
-                wire.raise_if_closed(self._is_closed)
+                wire.raise_if_closed(self._closed.is_set())
                 raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
@@ -333,7 +347,7 @@ class AsyncTandemClient:
                 for finished in continuation.interrupt():
                     yield finished
                 if await self._is_closed_after(pause_s):
-                    raise failure from error
+                    raise wire.closed_error() from error
             finally:
                 # Otherwise its handler would run on: grpc.aio does not end abandoned calls.
                 call.cancel()
@@ -366,20 +380,22 @@ class AsyncTandemClient:
                     metadata=self._metadata,
                 )
             except asyncio.CancelledError:
-                wire.raise_if_closed(self._is_closed)
+                wire.raise_if_closed(self._closed.is_set())
                 raise
             except grpc.RpcError as error:
                 failure = wire.to_error(error)
                 pause_s = attempts.fail(failure)
-                if pause_s is None or await self._is_closed_after(pause_s):
+                if pause_s is None:
                     raise failure from error
+                if await self._is_closed_after(pause_s):
+                    raise wire.closed_error() from error
             else:
                 attempts.succeed()
                 return wire.to_models(response)
 
     async def close(self) -> None:
         """Closes the channels; calls still open end with CANCELLED, as do later ones."""
-        self._is_closed = True
+        self._closed.set()
         for channel in self._channels:
             await channel.close()
 
@@ -390,10 +406,13 @@ class AsyncTandemClient:
         await self.close()
 
     async def _is_closed_after(self, pause_s: float) -> bool:
-        await asyncio.sleep(pause_s)
-        return self._is_closed
+        """Pauses, until the client is closed at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._closed.wait()
+        return self._closed.is_set()
 
     def _next_stub(self, attempts: Attempts) -> "gateway_pb2_grpc.GenerationServiceAsyncStub":
-        if self._is_closed:
+        if self._closed.is_set():
             raise wire.closed_error()
         return self._stubs[attempts.next_gateway()]

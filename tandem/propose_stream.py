@@ -38,30 +38,34 @@ class ProposeStream:
             grpc.RpcError: the stream failed; the next exchange opens another.
             TandemError: no answer in time, or the drafter ended the stream.
         """
-        async with self._exchanging:
-            if self._call is None or self._call.done():  # done: it ended between exchanges
-                self._call = self._stub.ProposeStream()
-            call = self._call
-            is_answered = False
-            try:
-                async with asyncio.timeout(timeout_s):
-                    is_written = await _write(call, request)
-                    response = await call.read() if is_written else grpc.aio.EOF
-                if isinstance(response, drafter_pb2.ProposeResponse):
-                    is_answered = True
-                    return response
-            except TimeoutError:
-                raise TandemError(
-                    grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s} s"
-                ) from None
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.CANCELLED:
-                    raise
-                # The server is stopping. Our own cancellation raises CancelledError instead.
-            finally:
-                if not is_answered:
-                    self.drop()
-            raise TandemError(grpc.StatusCode.UNAVAILABLE, "the drafter ended the stream")
+        try:
+            # The wait for other tasks' exchanges counts, too.
+            async with asyncio.timeout(timeout_s), self._exchanging:
+                return await self._exchange(request)
+        except TimeoutError:
+            raise TandemError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s} s"
+            ) from None
+
+    async def _exchange(self, request: drafter_pb2.ProposeRequest) -> drafter_pb2.ProposeResponse:
+        if self._call is None or self._call.done():  # done: it ended between exchanges
+            self._call = self._stub.ProposeStream()
+        call = self._call
+        is_answered = False
+        try:
+            is_written = await _write(call, request)
+            response = await call.read() if is_written else grpc.aio.EOF
+            if isinstance(response, drafter_pb2.ProposeResponse):
+                is_answered = True
+                return response
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                raise
+            # The server is stopping. Our own cancellation raises CancelledError instead.
+        finally:
+            if not is_answered:
+                self.drop()
+        raise TandemError(grpc.StatusCode.UNAVAILABLE, "the drafter ended the stream")
 
     def drop(self) -> None:
         """Ends the stream, if there is one."""

@@ -41,17 +41,21 @@ class _Renewal(Generic[ChannelT]):
         self,
         files: Sequence[Path],
         open_channel: Callable[[], ChannelT],
+        check: Callable[[], None],
         close: Callable[[ChannelT], None],
     ) -> None:
         """Opens the first channel.
 
         Args:
-            files: what `open_channel` reads.
+            files: what `open_channel` and `check` read.
             open_channel: makes a channel; raises OSError while a file cannot be read.
+            check: raises OSError while the files do not belong together, as when only some of them
+                have been replaced.
             close: closes one without calls; returns at once.
         """
         self._files = files
         self._open_channel = open_channel
+        self._check = check
         self._close = close
         self._lock = threading.Lock()
         self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
@@ -99,9 +103,14 @@ class _Renewal(Generic[ChannelT]):
         if stamps == self._stamps:
             return
         try:
+            self._check()
             renewed = _Opened(self._open_channel())
         except OSError:
             # Just being replaced: the last ones are used until they can be read.
+            return
+        if self._stamp() != stamps:
+            # Replaced meanwhile: what was read may be none of what was checked.
+            self._close(renewed.channel)
             return
         self._stamps = stamps
         self._retired.add(self._current)
@@ -114,9 +123,17 @@ class _Renewal(Generic[ChannelT]):
 class RenewedChannel(grpc.Channel):
     """A grpc.Channel for generated stubs; threads may share it."""
 
-    def __init__(self, files: Sequence[Path], open_channel: Callable[[], grpc.Channel]) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        open_channel: Callable[[], grpc.Channel],
+        *,
+        check: Callable[[], None],
+    ) -> None:
         """See `_Renewal`."""
-        self._renewal = _Renewal(files, open_channel, close=lambda channel: channel.close())
+        self._renewal = _Renewal(
+            files, open_channel, check=check, close=lambda channel: channel.close()
+        )
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
         def call(*call_arguments: Any, **call_options: Any) -> Any:
@@ -173,9 +190,15 @@ class RenewedChannel(grpc.Channel):
 class RenewedAsyncChannel(grpc.aio.Channel):
     """A grpc.aio.Channel for generated stubs; on the event loop."""
 
-    def __init__(self, files: Sequence[Path], open_channel: Callable[[], grpc.aio.Channel]) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        open_channel: Callable[[], grpc.aio.Channel],
+        *,
+        check: Callable[[], None],
+    ) -> None:
         """See `_Renewal`."""
-        self._renewal = _Renewal(files, open_channel, close=self._close_soon)
+        self._renewal = _Renewal(files, open_channel, check=check, close=self._close_soon)
         self._closing: set[asyncio.Task[None]] = set()
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:

@@ -220,7 +220,9 @@ def _sampling(wire: sampling_pb2.SamplingParams, params: generation.SamplingPara
 def _structured_output(
     wire: sampling_pb2.StructuredOutput, params: generation.StructuredOutput
 ) -> None:
-    given = [each for each in ("json_schema", "regex", "choices", "lark") if getattr(params, each)]
+    names = ("json_schema", "regex", "choices", "lark")
+    # An empty object is a schema: of any value.
+    given = [each for each in names if getattr(params, each) or getattr(params, each) == {}]
     if len(given) != 1:
         raise generation.TandemError(
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -234,7 +236,12 @@ def _structured_output(
         assign(wire.choices, "values", value, path=path)
         return
     if name == "json_schema" and not isinstance(value, str):
-        value = json.dumps(value)
+        try:
+            value = json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise generation.TandemError(
+                grpc.StatusCode.INVALID_ARGUMENT, f"is no JSON: {error}", field=path
+            ) from error
     assign(wire, name, value, path=path)
 
 

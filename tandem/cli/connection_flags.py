@@ -4,6 +4,7 @@ Owns their names, the default address, the reading of the token, and what is sai
 cannot be called.
 """
 
+import functools
 import os
 import re
 import ssl
@@ -86,7 +87,6 @@ class ConnectionFlags:
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--target") from None
         for flag, file in (
-            ("--token-file", self.token_file),
             ("--tls-ca", self.tls_ca),
             ("--tls-cert", self.tls_cert),
             ("--tls-key", self.tls_key),
@@ -98,6 +98,10 @@ class ConnectionFlags:
                 raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=flag) from None
         try:
             self.token()
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{self.token_file}: {error.strerror}", param_hint="--token-file"
+            ) from None
         except ValueError:
             raise typer.BadParameter(
                 f"{self.token_file} holds no text", param_hint="--token-file"
@@ -147,5 +151,11 @@ class ConnectionFlags:
             ValueError: it is not UTF-8.
         """
         if self.token_file is not None:
-            return self.token_file.read_text().strip()
+            return _text_of(self.token_file)
         return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+
+
+@functools.cache
+def _text_of(file: Path) -> str:
+    """Read once: it may be a pipe."""
+    return file.read_text().strip()

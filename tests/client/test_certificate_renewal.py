@@ -124,6 +124,32 @@ def files(tmp_path: Path, authority: trustme.CA) -> Files:
     return files
 
 
+@pytest.mark.parametrize("half", ["key", "certificate", "ca"])
+async def test_files_that_are_half_replaced_are_not_used(
+    authority: trustme.CA, files: Files, half: str
+) -> None:
+    """However long it takes until the rest comes."""
+    server = Server(authority)
+    file = getattr(files.options, half)
+    async with server.served() as target, AsyncTandemClient(target, tls=files.options) as client:
+        await client.list_models()
+        whole = file.read_bytes()
+        other = authority.issue_cert("other.test")
+        file.write_bytes(
+            {
+                "key": other.private_key_pem.bytes(),
+                "certificate": other.cert_chain_pems[0].bytes(),
+                "ca": whole[: len(whole) // 2],
+            }[half]
+        )
+        for _ in range(2):
+            await client.list_models(timeout_s=30)
+        file.write_bytes(whole)
+        files.show("new.test")
+        await client.list_models()
+        assert server.callers == ["old.test"] * 3 + ["new.test"]
+
+
 def blocking(client: Callable[..., Any]) -> Callable[..., InThread]:
     return lambda *arguments, **options: InThread(client(*arguments, **options))
 

@@ -15,6 +15,7 @@ import grpc
 import pytest
 import trustme
 
+from tandem import wire
 from tandem.client import (
     AsyncTandemClient,
     Chunk,
@@ -28,6 +29,7 @@ from tandem.client import (
     SamplingParams,
     SpeculationParams,
     Started,
+    StructuredOutput,
     TandemClient,
     TandemError,
     TlsOptions,
@@ -528,3 +530,16 @@ async def test_a_text_in_the_place_of_a_list_is_refused(
             await client.generate(request_with_text)
     assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
     assert not gateway.requests
+
+
+def test_a_schema_of_any_value_is_a_schema_and_what_is_no_json_is_refused() -> None:
+    def of_schema(schema: Any) -> Any:
+        output = StructuredOutput(json_schema=schema)
+        request = GenerationRequest(prompt="a", sampling=SamplingParams(structured_output=output))
+        return wire.to_request(request).sampling.structured_output
+
+    assert of_schema({}).json_schema == "{}"
+    with pytest.raises(TandemError, match="is no JSON") as caught:
+        of_schema({"enum": {1}})
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.field == "sampling.structured_output.json_schema"

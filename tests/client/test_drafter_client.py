@@ -239,6 +239,23 @@ async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any)
         assert late.model.known[sequence.sequence_id] == [1, 2, 3]
 
 
+@pytest.mark.stand_in
+async def test_the_wait_for_a_stream_that_others_use_counts() -> None:
+    async with late_drafter() as late:
+        client = AsyncDrafterClient(late.address, streaming=True)
+        first = asyncio.ensure_future(
+            client.propose(client.open(), [1, 2], max_draft_tokens=1, timeout_s=60.0)
+        )
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            with pytest.raises(TandemError) as error:
+                await client.propose(client.open(), [1, 2], max_draft_tokens=1, timeout_s=0.05)
+        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        late.may_answer.set()
+        await first
+        await client.close()
+
+
 async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
     connect: Any,
 ) -> None:
