@@ -26,8 +26,8 @@ Made of the commands' own help by `python -m tests.cli.cli_page`.
 part of this page, and `tandem --install-completion` lets the shell complete commands and flags.
 Output goes to stdout, everything else to stderr. Colours and live tables appear on terminals only,
 and no colours where the variable `NO_COLOR` is set. Exit codes: 0 done, 1 failed, 2 wrong usage,
-130 interrupted by Ctrl-C. An error is one line that names the command, and the flag if one is
-wrong.
+130 interrupted by Ctrl-C, which ends `up` as it should: with 0. An error is one line that names the
+command, and the flag if one is wrong.
 """
 
 
