@@ -10,7 +10,7 @@ from drafter.config import SERVICE, DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, run, serve_until_signalled
+from servicekit.process import end, open_standard_streams, run, serve_until_signalled
 from servicekit.tracing import tracing
 
 
@@ -33,6 +33,7 @@ async def serve(config: DrafterConfig) -> None:
 
 def main() -> int:
     """Runs the process; returns its exit code."""
+    open_standard_streams()
     config = load_config(DrafterConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
     return run(lambda: serve(config))

@@ -10,7 +10,7 @@ from gateway.config import SERVICE, GatewayConfig
 from gateway.server import GatewayServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, run, serve_until_signalled
+from servicekit.process import end, open_standard_streams, run, serve_until_signalled
 from servicekit.tracing import tracing
 
 # The event loop waits this long while a thread detokenises; the default is 5 ms.
@@ -42,6 +42,7 @@ async def serve(config: GatewayConfig) -> None:
 
 def main() -> int:
     """Runs the process; returns its exit code."""
+    open_standard_streams()
     config = load_config(GatewayConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
     return run(lambda: serve(config))

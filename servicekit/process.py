@@ -32,6 +32,24 @@ from servicekit.server import Server
 _GRACE_AFTER_DRAIN_S = 1.0
 
 
+def open_standard_streams() -> None:
+    """Opens /dev/null for each standard stream that is closed, as some supervisors leave it.
+
+    Else the first socket would get its number, and what is printed would go there or nowhere. To be
+    called before anything else.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 async def serve_until_signalled(
     server: Server,
     *,

@@ -5,7 +5,7 @@ import sys
 
 from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
-from servicekit.process import end, run
+from servicekit.process import end, open_standard_streams, run
 from servicekit.tracing import tracing
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
@@ -13,6 +13,7 @@ from verifier.tensor_parallel.launch import loopback_variables, read_launch
 
 
 def main() -> int:
+    open_standard_streams()
     config = load_config(VerifierConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
     try:

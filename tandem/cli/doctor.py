@@ -61,6 +61,8 @@ def command(
                 _print(check)
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except BrokenPipeError:
+        pass  # the reader of stdout has closed it
     has_failed = any(check.status is Status.FAIL for check in found)
     if as_json:
         checks = [dataclasses.asdict(check) for check in found]

@@ -97,8 +97,14 @@ class Window:
         return lower
 
 
+# In which a window is divided.
+_MOST_SNAPSHOTS = 60
+
+
 class History:
-    """The snapshots of one service that a window of some seconds needs."""
+    """The snapshots of one service that a window of some seconds needs: the latest, and before it
+    about one for each sixtieth of the window, however often they are taken.
+    """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -113,7 +119,13 @@ class History:
 
     def add(self, new: Snapshot) -> None:
         """Drops what lies further back than the window; the last two always stay."""
-        self._snapshots.append(new)
+        kept = self._snapshots
+        if (
+            len(kept) > 2
+            and kept[-1].taken_at_s - kept[-2].taken_at_s < self._window_s / _MOST_SNAPSHOTS
+        ):
+            kept.pop()
+        kept.append(new)
         while (
             len(self._snapshots) > 2
             and new.taken_at_s - self._snapshots[1].taken_at_s >= self._window_s

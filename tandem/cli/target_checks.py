@@ -1,6 +1,7 @@
 """What `tandem doctor` asks of a gateway: whether it answers, what it serves, its certificate."""
 
 import datetime
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from tandem.cli.check import Check, fail, ok, warn
 from tandem.cli.connection_flags import reason_unreached
 from tandem.client import TandemClient, TandemError
 
+_SCHEME = re.compile(r"^(dns|ipv4|ipv6):")
 _TIMEOUT_S = 5.0
 _EXPIRES_SOON = datetime.timedelta(days=14)
 
@@ -62,8 +64,8 @@ def _verifiers(count: int) -> str:
 def _certificate(address: str, tls: TlsOptions) -> Check:
     """Whether the server's certificate is trusted, and for how long."""
     name = f"certificate {address}"
-    # As gRPC names it, possibly with a scheme: dns:///host:port.
-    host, _, port = address.rpartition("/")[2].rpartition(":")
+    # As gRPC names it, possibly with a scheme: dns:///host:port, ipv4:host:port.
+    host, _, port = _SCHEME.sub("", address).rpartition("/")[2].rpartition(":")
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate is not None:

@@ -342,9 +342,10 @@ def test_a_certificate_must_be_trusted_and_should_last(
     (authority if is_trusted else other).cert_pem.write_to_path(str(file))
     try:
         found = target(address, file)
+        by_scheme = target(f"ipv4:{address}", file)
     finally:
         server.stop(0).wait()
-    assert found["certificate"].status is status
+    assert found["certificate"].status is by_scheme["certificate"].status is status
     assert found["gateway"].status is (Status.OK if is_trusted else Status.FAIL)
     if is_trusted:
         assert f"{end:%Y-%m-%d}" in found["certificate"].found

@@ -171,3 +171,15 @@ def test_a_history_covers_its_window_and_keeps_the_last_two_snapshots() -> None:
 def covered_s(history: History) -> tuple[float, float] | None:
     window = history.window
     return (window.old.taken_at_s, window.new.taken_at_s) if window else None
+
+
+def test_a_history_keeps_few_snapshots_of_a_long_window() -> None:
+    history = History(60.0)
+    for number in range(6000):
+        history.add(Snapshot(taken_at_s=number / 10))
+        if number > 620:
+            covered = covered_s(history)
+            assert covered is not None
+            assert covered[1] == number / 10
+            assert 58.5 <= covered[1] - covered[0] <= 61.5
+    assert len(history._snapshots) <= 64

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import servicekit
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions
+from tandem.free_ports import free_port
 
 SCRIPT = '''
 """A server whose method answers after a file appears."""
@@ -27,6 +29,7 @@ SCRIPT = '''
 import asyncio
 import os
 import sys
+import time
 import time
 
 if os.environ.get("WITHOUT_UVLOOP"):
@@ -294,3 +297,30 @@ def test_what_crashes_while_the_interpreter_ends_does_not_change_the_exit_code()
         [sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "buffered at exit\n", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_service_runs_and_ends_well_without_its_standard_streams(
+    closed: str, tmp_path: Path
+) -> None:
+    """Else its first socket would get the number of one."""
+    port = free_port()
+    flags = f"--listen 127.0.0.1:{port} --metrics-listen 127.0.0.1:0"
+    command = f"exec {sys.executable} -m drafter {flags} {closed}"
+    process = subprocess.Popen(["sh", "-c", command], cwd=Path(servicekit.__file__).parents[1])
+    try:
+        end_s = time.monotonic() + 60
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            status = None
+            while status != health_pb2.HealthCheckResponse.SERVING:
+                assert process.poll() is None
+                assert time.monotonic() < end_s
+                with contextlib.suppress(grpc.RpcError):
+                    request = health_pb2.HealthCheckRequest()
+                    status = check(request, wait_for_ready=True, timeout=5).status
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
