@@ -5,6 +5,7 @@ be sent. Methods are found by reflection.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -176,7 +177,9 @@ class Caller:
             elif method.client_streaming:
                 call.is_left_early = rpc.done()
                 if not rpc.done():
-                    await rpc.done_writing()
+                    # The server may be gone, and gRPC know it before the call does.
+                    with contextlib.suppress(*_ENDED):
+                        await rpc.done_writing()
             elif method.server_streaming:
                 patience_s = _PATIENCE_S if call.method.is_ours else _PATIENCE_S / 20
                 await asyncio.wait({reader}, timeout=patience_s)
@@ -192,13 +195,17 @@ class Caller:
         return rpc
 
 
+# What a write raises where the call has ended.
+_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
+
+
 async def _write(call: Call, rpc: Any, reader: "asyncio.Task[None]", pause_s: float) -> None:
     for message in call.inputs:
         if reader.done():
             return
         try:
             await rpc.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except _ENDED:
             return  # it has ended already
         call.num_sent += 1
         if pause_s:
