@@ -75,7 +75,8 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Lowest level that is logged."""
 
     max_concurrent_streams: int = pydantic.Field(default=1024, ge=1, le=2**31 - 1)
-    """Maximum number of calls in flight on one connection; further ones wait at the client."""
+    """Maximum number of calls in flight on one connection; further ones wait at the client. Where
+    many come and go at the limit, some are refused (UNAVAILABLE), which bounds what resets cost."""
 
     max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
     """Maximum number of calls in flight in total, without health checks; further ones are

@@ -88,11 +88,11 @@ class Exposition(Collector):
 class _Server(ThreadingHTTPServer):
     """The base class prints tracebacks, of clients that go away too."""
 
-    logger: Logger | None
+    logger: Logger
 
     def handle_error(self, request: object, client_address: object) -> None:
         error = sys.exception()
-        if self.logger is not None and not isinstance(error, OSError):
+        if not isinstance(error, OSError):
             self.logger.warning("scrape_failed", error=repr(error))
 
 
@@ -112,7 +112,8 @@ class MetricsServer:
         address = parse_address(listen)
         handler = _Handler.factory(Exposition(registry, logger))
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        server_class = type("Server", (_Server,), {"address_family": family, "logger": logger})
+        attributes = {"address_family": family, "logger": logger or get_logger(__name__)}
+        server_class = type("Server", (_Server,), attributes)
         self._server = server_class((address.host, address.port), handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever,

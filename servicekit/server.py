@@ -323,9 +323,6 @@ def _arguments(max_concurrent_streams: int, max_receive_bytes: int) -> list[tupl
         ("grpc.so_reuseport", 0),
         # Without a limit, a client that rapidly opens and resets calls slows all others.
         ("grpc.max_concurrent_streams", max_concurrent_streams),
-        # It would refuse calls of a client that keeps to the limit, while those before are cleaned
-        # up; the limits here bound what resets can do.
-        ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", max_receive_bytes),

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -516,3 +517,15 @@ async def test_no_tokens_are_reported_where_no_colour_is_shown(gateway: StandInG
     for flags in (["--show-drafts"], ["--show-drafts", "--json"], ["--show-drafts", "--trace"]):
         assert await generate(gateway, "ren", *flags) == 0
     assert not any(request.report_tokens for request in gateway.requests)
+
+
+def test_a_token_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """Which can be read once; the flags are checked before the token is used."""
+    pipe = tmp_path / "token"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=pipe.write_text, args=("secret\n",), daemon=True)
+    writing.start()
+    flags = ConnectionFlags(token_file=pipe)
+    flags.check()
+    assert flags.token() == "secret"
+    writing.join(20)

@@ -5,6 +5,8 @@ import contextlib
 import gzip
 import http.client
 import socket
+import struct
+import time
 
 import pytest
 import structlog
@@ -126,6 +128,24 @@ def test_scrapes_say_nothing_on_stderr(
     try:
         fetch(server)
         fetch(server, "/")
+    finally:
+        server.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_goes_in_the_middle_says_nothing_on_stderr(
+    registry: CollectorRegistry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = MetricsServer(registry, "127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET")
+            # Closing then resets the connection.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # Answered after it.
+        assert fetch(server)[0] == 200
+        time.sleep(0.2)
     finally:
         server.stop()
     assert capfd.readouterr().err == ""

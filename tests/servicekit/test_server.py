@@ -216,29 +216,6 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) ->
         await asyncio.gather(*calls)
 
 
-async def test_no_call_is_refused_where_many_come_and_go_at_the_limit(start_server: Any) -> None:
-    """A client keeps to the limit, and a server must not hold calls against it that are over."""
-
-    async def answer(request: StringValue, _context: Any) -> AsyncIterator[StringValue]:
-        yield request
-        await asyncio.sleep(0.01 * (hash(request.value) % 5))
-        yield request
-
-    running = await start_server(
-        {"unary_stream": answer}, options=ServerOptions(max_concurrent_streams=8)
-    )
-    await running.channel.channel_ready()
-    ask = running.method("unary_stream")
-    left = iter(range(600))
-
-    async def work() -> None:
-        for number in left:
-            assert len([each async for each in ask(StringValue(value=str(number)))]) == 2
-
-    async with asyncio.timeout(60):
-        await asyncio.gather(*(work() for _ in range(12)))
-
-
 async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: Any) -> None:
     go_on = asyncio.Event()
 

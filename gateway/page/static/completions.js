@@ -58,7 +58,7 @@ export async function* readEvents(body) {
 
 function headers(key) {
   // A header has no other characters; pasted keys may have some that nobody sees.
-  if (/[^\x21-\x7e]/.test(key)) throw new ApiError("the API key has a character that is none of a key");
+  if (/[^\x21-\x7e]/.test(key)) throw new ApiError("the API key has a character that no key may have");
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
