@@ -10,11 +10,11 @@ from verifier.gpu.fp8 import ScaledLinear, quantised
 from verifier.gpu.graph_pool import CudaCapture
 from verifier.gpu.operations import operations_for
 from verifier.gpu.weights import DenseLinear, Linear
+from verifier.model.support import MIN_FP8_COMPUTE_CAPABILITY
 
 # Of a decode, of verified drafts, and of a prefill chunk; strict's kernel has tiles of their own
 # for the first two (verifier/gpu/kernels/product.py).
 NUM_ROWS = (1, 16, 64, 512)
-_LEAST_FP8_CAPABILITY = (8, 9)
 
 
 async def measure(bench: Bench) -> AsyncIterator[Measure]:
@@ -41,7 +41,7 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
 def _has_fp8(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
-    return torch.cuda.get_device_capability(device) >= _LEAST_FP8_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= MIN_FP8_COMPUTE_CAPABILITY
 
 
 def _weights(bench: Bench) -> list[torch.Tensor]:

@@ -40,8 +40,9 @@ class Tiles:
     """What a program computes at a time. Other tiles, other bits.
 
     Attributes:
-        rows: of queries. 64 are what a tensor core of Hopper takes at least; 16, one of before.
-        keys: what fits into shared memory lowers them.
+        rows: of queries. 64 is the least that Hopper's matrix instructions take, 16 that of older
+            ones, which Hopper has, too.
+        keys: at most; fewer where shared memory is short.
         split_tokens: of a sequence's K/V, reduced by themselves.
     """
 

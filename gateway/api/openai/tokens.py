@@ -137,5 +137,5 @@ class TextOffsets:
 
 
 def _number(logprob: float) -> str:
-    # NaN is less than nothing: then the first counts.
+    # Of a number and a NaN, `max` gives the first; JSON has no NaN.
     return repr(max(_MIN_LOGPROB, logprob))
