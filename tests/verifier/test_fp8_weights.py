@@ -6,7 +6,7 @@ from torch.nn.functional import linear
 
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
-from verifier.gpu.fp8 import FP8, quantised, widened
+from verifier.gpu.fp8 import FP8, TORCH_ROW_OPERATIONS, quantised, widened
 from verifier.model import fp8_weights
 from verifier.model.checkpoint import load_checkpoint, reference_logits
 from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
@@ -55,19 +55,19 @@ def test_a_layer_multiplies_by_the_widened_weights(dtype: torch.dtype) -> None:
     assert (layer(rows) - close).abs().max() <= 0.1 * close.abs().max()
 
 
-def test_rows_are_quantised_by_a_kernel_where_triton_can_run(
+def test_rows_are_quantised_and_rescaled_by_kernels_where_triton_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """tests/gpu compares its bits with torch's."""
-    monkeypatch.setattr(fp8_weights, "quantiser_for", lambda device: device.type)
+    monkeypatch.setattr(fp8_weights, "row_operations_for", lambda device: device.type)
     for device, lack, chosen in (
         ("cpu", None, "cpu"),
         ("cpu", "no C compiler", "cpu"),
         ("cuda", None, "cuda"),
-        ("cuda", "no C compiler", quantised),
+        ("cuda", "no C compiler", TORCH_ROW_OPERATIONS),
     ):
         monkeypatch.setattr(fp8_weights, "lack_of_triton", lambda lack=lack: lack)
-        assert fp8_weights._quantiser_of_rows(torch.device(device)) == chosen
+        assert fp8_weights._row_operations(torch.device(device)) == chosen
 
 
 def test_embeddings_output_layer_and_norms_are_kept() -> None:

@@ -6,15 +6,19 @@ activations, has one scale, a power of two: multiplying by it rounds nothing, an
 has exponents of its own, finer scales would hardly be more exact.
 
 Two ways to multiply. `scaled_linear` quantises the rows, too, and multiplies in FP8: on a GPU by
-its matrix units; elsewhere, as their oracle, in float32. `widened_linear` widens the weights to the
-type of the rows, so that activations are not rounded.
+its matrix units; elsewhere, as their oracle, in float32. The scales come after the product, since a
+GPU multiplies values that have one scale up to twice as fast as rows and channels that have their
+own. `widened_linear` widens the weights to the type of the rows, so that activations are not
+rounded.
 
 Shape legend: T rows, K inputs, N outputs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional
@@ -25,7 +29,17 @@ FP8 = torch.float8_e4m3fn
 Quantised = tuple[torch.Tensor, torch.Tensor]
 """Values [R, K] FP8 and scales [R, 1] float32."""
 
-Quantise = Callable[[torch.Tensor], Quantised]
+
+class RowOperations(NamedTuple):
+    """What is done to rows before a product in FP8 and after it: `quantised` and `rescaled`, or
+    others with the same bits.
+    """
+
+    quantise: Callable[[torch.Tensor], Quantised]
+    rescale: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.dtype], torch.Tensor
+    ]
+
 
 # A row of zeros gets a scale too.
 _SMALLEST_ROW = 2.0**-80
@@ -60,8 +74,8 @@ class ScaledLinear:
     bias: torch.Tensor | None = None  # [N], of the model's dtype
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        quantise = quantiser_for(rows.device)
-        return scaled_linear(rows, self.weight, self.scale, self.bias, quantise=quantise)
+        operations = row_operations_for(rows.device)
+        return scaled_linear(rows, self.weight, self.scale, self.bias, operations)
 
 
 def widening(weights: GpuWeights) -> GpuWeights:
@@ -121,61 +135,80 @@ def widened_linear(
     return torch.nn.functional.linear(rows, widened(weight, scale, rows.dtype), bias)
 
 
+def rescaled(
+    product: torch.Tensor,
+    row_scale: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """A product [T, N] of values, times the scales of rows [T, 1] and of weights [N, 1], plus a
+    bias [N]; in float32, rounded once to `dtype`.
+    """
+    numbers = product.float() * scale.t() * row_scale
+    if bias is not None:
+        numbers += bias
+    return numbers.to(dtype)
+
+
+TORCH_ROW_OPERATIONS = RowOperations(quantised, rescaled)
+
+
 def scaled_linear(
     rows: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
-    *,
-    quantise: Quantise = quantised,
+    operations: RowOperations,
 ) -> torch.Tensor:
     """Outputs [..., N] of rows [..., K], in their dtype.
 
     Products are rounded to bfloat16 whatever the dtype: all versions of torch and all GPUs with FP8
-    give that, and it is little beside the rounding of the rows.
+    give that, and it is little beside the rounding of the rows. It holds them without their scales,
+    too: at most 448 * 448 * K.
     """
-    values, row_scale = quantise(rows.reshape(-1, rows.shape[-1]))
-    multiply = _scaled_mm if _fits(weight) else plain_product
-    product = multiply(values, row_scale, weight, scale).to(rows.dtype)
-    if bias is not None:
-        product += bias
-    return product.view(*rows.shape[:-1], len(weight))
+    values, row_scale = operations.quantise(rows.reshape(-1, rows.shape[-1]))
+    product = _scaled_mm(values, weight) if _fits(weight) else plain_product(values, weight)
+    outputs = operations.rescale(product, row_scale, scale, bias, rows.dtype)
+    return outputs.view(*rows.shape[:-1], len(weight))
 
 
-def plain_product(
-    values: torch.Tensor, row_scale: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
-) -> torch.Tensor:
-    """[T, N] bfloat16 of quantised rows [T, K] and weights [N, K]: in float32, rounded once."""
-    rows = values.float() * row_scale
-    return (rows @ (weight.float() * scale).t()).to(torch.bfloat16)
+def plain_product(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[T, N] bfloat16 of values [T, K] and [N, K]: in float32, rounded once."""
+    return (values.float() @ weight.float().t()).to(torch.bfloat16)
 
 
-def _scaled_mm(
-    values: torch.Tensor, row_scale: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
-) -> torch.Tensor:
+def _scaled_mm(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """As `plain_product`, by the GPU's matrix units, which sum in float32.
 
-    What torch asks for: the left matrix row-major, the right one column-major, contiguous scales
-    [T, 1] and [1, N] in float32. Without `use_fast_accum`, which sums in fewer bits.
+    What torch asks for: the left matrix row-major, the right one column-major, a scale of each in
+    float32. Without `use_fast_accum`, which sums in fewer bits.
     """
+    one = _one(values.device)
     return torch._scaled_mm(
         values,
         weight.t(),
-        scale_a=row_scale,
-        scale_b=scale.t(),
+        scale_a=one,
+        scale_b=one,
         out_dtype=torch.bfloat16,
         use_fast_accum=False,
     )
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    """Kept, so that no step launches a kernel to write it."""
+    return torch.ones((), device=device)
 
 
 def _fits(weight: torch.Tensor) -> bool:
     return weight.is_cuda and not any(size % _MULTIPLE for size in weight.shape)
 
 
-def quantiser_for(device: torch.device) -> Quantise:
-    """Triton's on a GPU, with the same bits by one kernel; torch's elsewhere."""
+def row_operations_for(device: torch.device) -> RowOperations:
+    """Triton's on a GPU, each a kernel; torch's elsewhere."""
     if device.type == "cuda":
-        from verifier.gpu.kernels.quantisation import quantise_rows
+        from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
 
-        return quantise_rows
-    return quantised
+        return RowOperations(quantise_rows, rescale_product)
+    return TORCH_ROW_OPERATIONS

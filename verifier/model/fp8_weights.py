@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from verifier.attention.selection import lack_of_triton
 from verifier.gpu.fp8 import (
-    Quantise,
+    TORCH_ROW_OPERATIONS,
+    RowOperations,
     quantised,
-    quantiser_for,
+    row_operations_for,
     scaled_linear,
     widened_linear,
 )
@@ -34,7 +35,7 @@ class Fp8Linear(torch.nn.Module):
         linear: torch.nn.Linear,
         *,
         rounds_rows: bool = False,
-        quantise_rows: Quantise = quantised,
+        operations: RowOperations = TORCH_ROW_OPERATIONS,
     ) -> None:
         super().__init__()
         self.in_features = linear.in_features
@@ -44,12 +45,12 @@ class Fp8Linear(torch.nn.Module):
         self.register_buffer("scale", scale)
         self.bias = linear.bias
         self.rounds_rows = rounds_rows
-        self._quantise_rows = quantise_rows
+        self._operations = operations
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         weight, scale, bias = self.weight, self.scale, self.bias
         if self.rounds_rows:
-            return scaled_linear(rows, weight, scale, bias, quantise=self._quantise_rows)
+            return scaled_linear(rows, weight, scale, bias, self._operations)
         return widened_linear(rows, weight, scale, bias)
 
 
@@ -83,17 +84,17 @@ def quantise_linear_layers(
         for name, module in model.get_submodule(within).named_modules(prefix=within)
         if isinstance(module, torch.nn.Linear) and module not in kept
     ]
-    quantise_rows = _quantiser_of_rows(device)
+    operations = _row_operations(device)
     for name in names:
         linear = model.get_submodule(name)
         assert isinstance(linear, torch.nn.Linear)
-        layer = Fp8Linear(linear, rounds_rows=rounds_rows, quantise_rows=quantise_rows)
+        layer = Fp8Linear(linear, rounds_rows=rounds_rows, operations=operations)
         model.set_submodule(name, layer.to(device))
     return len(names)
 
 
-def _quantiser_of_rows(device: torch.device) -> Quantise:
-    """One kernel on a GPU where Triton can run, else several of torch's operations."""
+def _row_operations(device: torch.device) -> RowOperations:
+    """Kernels on a GPU where Triton can run, else several of torch's operations for each."""
     if device.type == "cuda" and lack_of_triton() is not None:
-        return quantised
-    return quantiser_for(device)
+        return TORCH_ROW_OPERATIONS
+    return row_operations_for(device)

@@ -16,7 +16,7 @@ from verifier.gpu.kernels.experts import (
     find_tiles_kernel,
     gate_up_kernel,
 )
-from verifier.gpu.kernels.fp8 import quantise_rows_kernel
+from verifier.gpu.kernels.fp8 import quantise_rows_kernel, rescale_kernel
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
 from verifier.gpu.kernels.rotary import rotate_and_store_kernel
@@ -72,6 +72,9 @@ def compile_experts(capability: int, element: str) -> None:
     if capability >= FIRST_WITH_FP8:
         quantise = {"rows": rows, "values": "*fp8e4nv", "scales": "*fp32", "size": "i32"}
         compile_for(capability, quantise_rows_kernel, quantise, BLOCK=2048)
+        rescale = {"product": "*bf16", "row_scale": "*fp32", "scale": "*fp32", "bias": rows}
+        rescale |= {"rescaled": rows, "size": "i32"}
+        compile_for(capability, rescale_kernel, rescale, HAS_BIAS=True, BLOCK=1024)
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ import torch
 from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
 from verifier.cpu.weights import Activation
 from verifier.gpu.experts import plain_mixture
-from verifier.gpu.fp8 import FP8, quantised
+from verifier.gpu.fp8 import FP8, quantised, rescaled
 from verifier.gpu.kernels.experts import find_tiles_kernel
 from verifier.gpu.kernels.mixture import TILE, max_num_tiles, mix
-from verifier.gpu.kernels.quantisation import quantise_rows
+from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
 
 ON_GPU = DEVICE.type == "cuda"
 # The interpreter's bfloat16 is not a GPU's.
@@ -199,3 +199,28 @@ def test_a_row_that_is_not_finite_is_nan(quantise: Any, bad: float) -> None:
     for row in (0, 2):
         assert torch.equal(values[row].float(), sound[row].float())
         assert torch.equal(scale[row], sound_scale[row])
+
+
+def powers_of_two(count: int, low: int, high: int) -> torch.Tensor:
+    """[count, 1] float32."""
+    exponents = torch.randint(low, high, (count, 1), dtype=torch.int32)
+    return ((exponents + 127) << 23).view(torch.float32).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(0, 16), (1, 1), (3, 1024), (5, 2500)])
+def test_rescaled_products_have_the_bits_of_torch(
+    shape: tuple[int, int], has_bias: bool, dtype: torch.dtype
+) -> None:
+    num_rows, size = shape
+    product = (1000 * numbers(*shape, seed=1)).bfloat16()
+    row_scale, scale = powers_of_two(num_rows, -20, 0), powers_of_two(size, -10, 2)
+    bias = numbers(size, seed=2).to(dtype) if has_bias else None
+    if num_rows > 1:
+        row_scale[1] = torch.nan
+    got = rescale_product(product, row_scale, scale, bias, dtype)
+    expected = rescaled(product, row_scale, scale, bias, dtype)
+    assert (got.dtype, got.shape) == (dtype, shape)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert not got[2:].isnan().any()

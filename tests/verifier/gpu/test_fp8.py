@@ -18,7 +18,15 @@ from verifier.attention.sdpa import SdpaBackend
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
 from verifier.gpu import fp8
-from verifier.gpu.fp8 import FP8, ScaledLinear, plain_product, quantised, scaled_linear
+from verifier.gpu.fp8 import (
+    FP8,
+    TORCH_ROW_OPERATIONS,
+    ScaledLinear,
+    plain_product,
+    quantised,
+    rescaled,
+    scaled_linear,
+)
 from verifier.gpu.weights import DenseLinear, GpuWeights, Mlp
 from verifier.model.fp8_weights import Fp8Linear
 from verifier.model.gpu_check import check_decoder
@@ -41,7 +49,7 @@ def test_a_product_is_that_of_the_quantised_values(
     values, row_scale = quantised(rows.reshape(-1, 48))
     exact = (values.double() * row_scale) @ (weight.double() * scale).t()
     expected = (exact.view(*shape[:-1], 32) + bias.double()).float()
-    got = scaled_linear(rows, weight, scale, bias)
+    got = scaled_linear(rows, weight, scale, bias, TORCH_ROW_OPERATIONS)
     assert (got.dtype, got.shape) == (dtype, (*shape[:-1], 32))
     torch.testing.assert_close(got.float(), expected, rtol=1e-2, atol=1e-1)
     if len(exact):
@@ -50,18 +58,23 @@ def test_a_product_is_that_of_the_quantised_values(
 
 def test_torchs_scaled_product_is_the_plain_one() -> None:
     """Torch's CPU build has it, too: same layouts, scales and result as on a GPU."""
-    rows, row_scale = quantised(torch.randn(7, 64) * torch.logspace(-2, 3, 7)[:, None])
-    weight, scale = quantised(torch.randn(48, 64))
-    got = torch._scaled_mm(
-        rows,
-        weight.t(),
-        scale_a=row_scale,
-        scale_b=scale.t(),
-        out_dtype=torch.bfloat16,
-        use_fast_accum=False,
-    )
-    expected = plain_product(rows, row_scale, weight, scale)
-    torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2)
+    rows, _ = quantised(torch.randn(7, 64) * torch.logspace(-2, 3, 7)[:, None])
+    weight, _ = quantised(torch.randn(48, 64))
+    expected = plain_product(rows, weight)
+    torch.testing.assert_close(fp8._scaled_mm(rows, weight), expected, rtol=1.6e-2, atol=1e-2)
+
+
+def test_scales_after_the_product_are_those_before_it() -> None:
+    """In float64, of rows whose scales are far apart; largest and smallest ones neither overflow
+    nor vanish in between.
+    """
+    rows, row_scale = quantised(torch.randn(9, 64) * torch.logspace(-24, 24, 9)[:, None])
+    weight, scale = quantised(torch.randn(48, 64) * torch.logspace(-9, 6, 48)[:, None])
+    exact = (rows.double() * row_scale) @ (weight.double() * scale).t()
+    # A sum of nearly nothing has the roundings of its terms.
+    terms = (rows.double() * row_scale).abs() @ (weight.double() * scale).abs().t()
+    got = rescaled(plain_product(rows, weight), row_scale, scale, None, torch.float32)
+    assert ((got - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-18 * terms).all()
 
 
 def test_a_row_alone_has_the_values_that_it_has_beside_others() -> None:
@@ -149,16 +162,14 @@ def test_a_decoder_that_computes_another_model_is_refused(change: object) -> Non
 
 
 def test_a_gpu_whose_products_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By twice the rows' scales."""
+    """By a factor of two."""
     weights = load(MODEL_FOLDER, quantization="fp8")
     check(weights, MODEL_FOLDER)
 
-    def unscaled(
-        values: torch.Tensor, row_scale: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
-    ) -> torch.Tensor:
-        return plain_product(values, row_scale * 2, weight, scale)
+    def doubled(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * plain_product(values, weight)
 
-    monkeypatch.setattr(fp8, "plain_product", unscaled)
+    monkeypatch.setattr(fp8, "plain_product", doubled)
     with pytest.raises(CheckpointError, match="away from those in float32"):
         check(weights, MODEL_FOLDER)
 

@@ -30,6 +30,7 @@ __all__ = ["compiled"]
 
 TEXT = some_tokens(60, 97)
 OF_EVERY_LAYER = {"add_norm_kernel", "rotate_and_store_kernel", "attend", "combine"}
+OF_FP8 = {"quantise_rows_kernel", "rescale_kernel"}
 OF_EXPERTS = {"find_tiles_kernel", "gate_up_kernel", "down_kernel", "add_experts_kernel"}
 
 
@@ -37,10 +38,11 @@ OF_EXPERTS = {"find_tiles_kernel", "gate_up_kernel", "down_kernel", "add_experts
 def launched(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """Tensors of torch's `meta` device stand for those of a GPU."""
     from verifier.gpu.kernels.mixture import mix
-    from verifier.gpu.kernels.quantisation import quantise_rows
+    from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
 
     monkeypatch.setattr(experts, "mixture_for", lambda device: mix)
-    monkeypatch.setattr(fp8, "quantiser_for", lambda device: quantise_rows)
+    operations = fp8.RowOperations(quantise_rows, rescale_product)
+    monkeypatch.setattr(fp8, "row_operations_for", lambda device: operations)
     return compiled
 
 
@@ -58,7 +60,7 @@ def check(launched: Compiled, names: set[str]) -> None:
         # A single head of keys: numbers that are 1 become constants.
         ("phi3_partial", 90, False, "none", {"gate_kernel"}),
         ("qwen3", 90, True, "none", {"gate_kernel", "product_kernel"}),
-        ("llama_biases", 89, False, "fp8", {"gate_kernel", "quantise_rows_kernel"}),
+        ("llama_biases", 89, False, "fp8", {"gate_kernel", *OF_FP8}),
         ("mixtral", 90, False, "none", OF_EXPERTS),
     ],
 )

@@ -1,4 +1,6 @@
-"""FP8 values and scales of rows, one program a row. `verifier.gpu.fp8` explains them."""
+"""FP8 values and scales of rows, and what they become after a product; `verifier.gpu.fp8` explains
+them.
+"""
 
 import triton
 import triton.language as tl
@@ -12,6 +14,7 @@ def quantise_rows_kernel(
     size,
     BLOCK: tl.constexpr,
 ):
+    """One program a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     largest_of = tl.zeros([BLOCK], tl.float32)
@@ -34,3 +37,26 @@ def quantise_rows_kernel(
         numbers = tl.load(rows + row * size + first + at, mask=inside, other=0.0)
         scaled = (numbers.to(tl.float32) * inverse).to(tl.float8e4nv)
         tl.store(values + row * size + first + at, scaled, mask=inside)
+
+
+@triton.jit
+def rescale_kernel(
+    product,  # [T, size] bfloat16
+    row_scale,  # [T] float32
+    scale,  # [size] float32
+    bias,  # [size], if HAS_BIAS
+    rescaled,  # [T, size], written
+    size,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for BLOCK numbers of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    numbers = tl.load(product + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    numbers *= tl.load(scale + at, mask=inside, other=0.0)
+    numbers *= tl.load(row_scale + row)
+    if HAS_BIAS:
+        numbers += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(rescaled + row * size + at, numbers.to(rescaled.dtype.element_ty), mask=inside)
