@@ -7,7 +7,7 @@ import triton
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
-from verifier.gpu.kernels.product import product_kernel, tile_for
+from verifier.gpu.kernels.product import FAST_FOR_FEW_ROWS, FEW_ROWS, product_kernel, tile_for
 from verifier.gpu.kernels.rotary import rotate_and_store_kernel
 
 _GATE_BLOCK = 1024
@@ -20,13 +20,14 @@ class TritonOperations:
     """
 
     def __init__(self, *, is_strict: bool = False) -> None:
-        """`is_strict`: products by a kernel, else by torch."""
+        """`is_strict`: all products by a kernel, else those of many rows by torch."""
         self.is_strict = is_strict
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if not self.is_strict:
+        is_fast = len(rows) <= FEW_ROWS and rows.dtype in FAST_FOR_FEW_ROWS
+        if not (self.is_strict or is_fast):
             return torch.nn.functional.linear(rows, weight, bias)
         assert rows.is_contiguous()
         assert weight.is_contiguous()

@@ -1,4 +1,5 @@
-"""The product of `--numerics strict`: rows times a weight, a row's bits the same in any batch.
+"""A product of rows and a weight, a row's bits the same in any batch: all products of `--numerics
+strict`, and those of few rows, which it computes faster than torch's libraries.
 
 Libraries choose a product's kernel, and into how many parts a sum is cut, by the number of rows.
 Here an output is one sum over all inputs, from the first to the last: one accumulator, to which
@@ -30,11 +31,11 @@ class ProductTile:
 
 
 # The first one with room for all rows, else the last. A decode waits for the weight: its tile has
-# few rows, and many loads under way (stages). Two stages or more of a tile fit in the 99 KiB of
-# shared memory that every GPU from Ampere on has.
+# few rows, long pieces of each output's weights, and many loads under way (stages). Two stages or
+# more of a tile fit in the 99 KiB of shared memory that every GPU from Ampere on has.
 _HALF_TILES = (
-    ProductTile(rows=16, outputs=64, inputs=64, num_warps=4, num_stages=6),
-    ProductTile(rows=64, outputs=128, inputs=64, num_warps=4, num_stages=3),
+    ProductTile(rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4),
+    ProductTile(rows=64, outputs=128, inputs=128, num_warps=4, num_stages=2),
 )
 PRODUCT_TILES = {
     torch.float16: _HALF_TILES,
@@ -45,6 +46,11 @@ PRODUCT_TILES = {
         ProductTile(rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3),
     ),
 }
+
+
+# Up to so many rows of these types, this kernel is faster than torch's libraries.
+FEW_ROWS = 16
+FAST_FOR_FEW_ROWS = (torch.float16, torch.bfloat16)
 
 
 def tile_for(num_rows: int, dtype: torch.dtype) -> ProductTile:
