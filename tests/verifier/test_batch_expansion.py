@@ -45,9 +45,7 @@ def test_worked_example() -> None:
 def expanded_steps(draw: st.DrawFn) -> Step:
     scheduled, block_size = draw(steps())
     return [
-        dataclasses.replace(
-            each, num_expanded_tokens=draw(st.integers(0, each.num_scheduled_tokens))
-        )
+        each._replace(num_expanded_tokens=draw(st.integers(0, each.num_scheduled_tokens)))
         for each in scheduled
     ], block_size
 

@@ -1,6 +1,5 @@
 """Index arithmetic against the reference's worked example and a per-token oracle."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -208,7 +207,7 @@ def test_scored_rows_are_appended_once_and_change_no_other_index(
     for each in scheduled:
         start = draws.draw(st.integers(0, each.num_scheduled_tokens))
         stop = draws.draw(st.integers(start, each.num_scheduled_tokens))
-        scored.append(dataclasses.replace(each, scored_offsets=range(start, stop)))
+        scored.append(each._replace(scored_offsets=range(start, stop)))
     layout = lay_out(scored, block_size=block_size)
     first_tokens = layout.cu_seqlens_q.tolist()
     expected = [

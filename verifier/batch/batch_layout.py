@@ -26,6 +26,7 @@ If it does not end its prompt instead, 103 is missing:
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +39,10 @@ IntArray = npt.NDArray[np.int64]
 _NUM_NUMBERS = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledTokens:
-    """One sequence's share of a step: its tokens from `num_computed_tokens` on, then drafts."""
+class ScheduledTokens(NamedTuple):
+    """One sequence's share of a step: its tokens from `num_computed_tokens` on, then drafts. One is
+    made per sequence and step.
+    """
 
     token_ids: list[int]
     draft_token_ids: list[int]
@@ -112,22 +114,20 @@ def lay_out(
     token_ids: list[int] = []
     written_blocks: list[int] = []
     num_drafts = num_rows = num_sampled = num_written_blocks = 0
-    for s in scheduled:
-        drafts = s.draft_token_ids
-        count = len(s.token_ids) + len(drafts)
+    for own, drafts, num_computed, block_table, table_id, is_sampled, _, num_expanded in scheduled:
+        count = len(own) + len(drafts)
         # Only the part of the table that is written to: tables may be long.
-        first = s.num_computed_tokens // block_size
-        end = (s.num_computed_tokens + count - 1) // block_size + 1
+        first = num_computed // block_size
+        end = (num_computed + count - 1) // block_size + 1
         numbers += (
-            count, len(drafts), s.num_computed_tokens, s.is_sampled, s.table_id,
-            s.num_expanded_tokens, end - first,
+            count, len(drafts), num_computed, is_sampled, table_id, num_expanded, end - first
         )  # fmt: skip
-        token_ids += s.token_ids
+        token_ids += own
         token_ids += drafts
-        written_blocks += s.block_table[first:end]
+        written_blocks += block_table[first:end]
         num_written_blocks += end - first
         num_drafts += len(drafts)
-        if s.is_sampled:
+        if is_sampled:
             num_sampled += 1
             num_rows += len(drafts) + 1
     if len(written_blocks) != num_written_blocks:

@@ -35,6 +35,8 @@ from verifier.sampling.scored_rows import (
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod, Sequence
 
+_NO_OFFSETS = range(0)
+
 # Ends a sequence that raised an exception.
 Fail = Callable[[Sequence, Fault, Exception], None]
 
@@ -67,10 +69,17 @@ class StepBatch:
         verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
     ) -> None:
         """`verification`: how drafts are computed that are verified; `Scoring` has its own."""
-        continued = [item for item in scheduled if item.sequence.scoring is None]
-        self.sampled = [item for item in scheduled if item.samples]
-        self.continued = self.sampled + [item for item in continued if not item.samples]
-        scored = [item for item in scheduled if item.sequence.scoring is not None]
+        self.sampled: list[ScheduledSequence] = []
+        chunks: list[ScheduledSequence] = []
+        scored: list[ScheduledSequence] = []
+        for item in scheduled:
+            if item.samples:
+                self.sampled.append(item)
+            elif item.sequence.scoring is None:
+                chunks.append(item)
+            else:
+                scored.append(item)
+        self.continued = self.sampled + chunks
         self.scheduled = self.continued + scored
         self.wants_hidden_states = False
         self._verification = verification
@@ -167,18 +176,19 @@ class StepBatch:
     def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
         sequence = item.sequence
         start = sequence.num_computed_tokens
-        rows = range(start, start)
+        scored_offsets = _NO_OFFSETS
         if sequence.rows_to_score:
             rows = self._add_scored(item)
+            scored_offsets = range(rows.start - start, rows.stop - start)
         return ScheduledTokens(
-            token_ids=sequence.token_ids[start : start + item.num_new_tokens],
-            draft_token_ids=item.draft_token_ids,
-            num_computed_tokens=start,
-            block_table=sequence.block_table,
-            table_id=sequence.table_id,
-            is_sampled=item.samples,
-            scored_offsets=range(rows.start - start, rows.stop - start),
-            num_expanded_tokens=self._num_expanded_tokens(item),
+            sequence.token_ids[start : start + item.num_new_tokens],
+            item.draft_token_ids,
+            start,
+            sequence.block_table,
+            sequence.table_id,
+            item.samples,
+            scored_offsets,
+            self._num_expanded_tokens(item),
         )
 
     def _add_scored(self, item: ScheduledSequence) -> range:
@@ -222,8 +232,8 @@ def _judged(item: ScheduledSequence) -> JudgedSequence:
         sequence.adjustments.count(sequence.token_ids)
     if sequence.grammar is not None:
         sequence.grammar.take_in(sequence.token_ids, sequence.prompt_length)
-    history = History(adjustments=sequence.adjustments, draft_token_ids=item.draft_token_ids)
-    return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
+    history = History(sequence.adjustments, item.draft_token_ids)
+    return JudgedSequence(sequence.sampling, history, end)
 
 
 def _unjudged(item: ScheduledSequence) -> JudgedSequence:

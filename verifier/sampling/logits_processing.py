@@ -12,7 +12,7 @@ same bits alone and in a batch, with and without drafts, and memory doesn't grow
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,10 @@ FloatArray = npt.NDArray[np.float32]
 _AS_IT_IS = Parameters(temperature=1.0, log_min_p=-math.inf, top_k=0, top_p=1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """The tokens that a sequence's rows depend on beside their logits. K drafts: K + 1 rows."""
+class History(NamedTuple):
+    """The tokens that a sequence's rows depend on beside their logits. K drafts: K + 1 rows. One is
+    made per sequence and step.
+    """
 
     # None: the sequence has none.
     adjustments: Adjustments | None = None

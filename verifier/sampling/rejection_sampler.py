@@ -21,6 +21,7 @@ import enum
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,9 +64,8 @@ class AcceptanceRule(enum.Enum):
     RATIO = "ratio"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedSequence:
-    """What a sequence's rows are verified with."""
+class JudgedSequence(NamedTuple):
+    """What a sequence's rows are verified with. One is made per sequence and step."""
 
     sampling: Sampling
     history: History

@@ -1,6 +1,5 @@
 """A step's arrays on the device, against arrays made anew from its layout."""
 
-import dataclasses
 import random
 from collections.abc import Callable
 
@@ -237,7 +236,7 @@ def test_a_step_beyond_the_limits_is_refused_and_changes_nothing() -> None:
 def test_ids_follow_their_tables_through_expansion() -> None:
     layout = lay_out(
         [
-            dataclasses.replace(tokens([7], [1], 5), draft_token_ids=[8, 9], num_expanded_tokens=2),
+            tokens([7], [1], 5)._replace(draft_token_ids=[8, 9], num_expanded_tokens=2),
             tokens([1], [2], 6),
         ],
         block_size=BLOCK_SIZE,
