@@ -1,11 +1,13 @@
 """Moves every sequence of a step forward by the verdict on it, and queues its events."""
 
 import time
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import HintOutcome, Source
+from verifier.drafts.hint_log import HintLog
 from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
@@ -14,9 +16,20 @@ from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.engine.step_trace import trace_of
 from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.rejection_sampler import Verdict
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
+
+
+class _Verdict(NamedTuple):
+    """A step's verdict as lists: to read one element of an array takes as long as a call."""
+
+    output_token_ids: list[list[int]]
+    num_accepted_tokens: list[int]
+    # Whether the row after the accepted drafts is usable.
+    is_finite: list[bool]
+    logprobs: dict[int, list[TokenLogprob]]
 
 
 class _Decision(NamedTuple):
@@ -24,18 +37,14 @@ class _Decision(NamedTuple):
 
     Attributes:
         entry: its place in the step's batch.
+        decided: the event; None: the sequence got no token.
         is_finite: whether the row after the accepted drafts is usable.
     """
 
     entry: int
     item: ScheduledSequence
-    base_length: int
-    token_ids: list[int]
-    num_accepted_tokens: int = 0
-    matched_ngram_length: int = 0
-    source: Source = Source.UNSPECIFIED
-    finish_reason: FinishReason | None = None
-    is_finite: bool = True
+    decided: Decided | None
+    is_finite: bool
 
 
 class Committer:
@@ -63,42 +72,47 @@ class Committer:
         """
         self._now_s = time.monotonic()
         self._probe_pace.begin_step(self._now_s)
+        lists = _Verdict(
+            verdict.output_token_ids.tolist(),
+            verdict.num_accepted_tokens.tolist(),
+            verdict.is_finite.tolist(),
+            verdict.logprobs,
+        )
         decisions: list[_Decision] = []
         for entry, item in enumerate(batch.continued):
             if not item.sequence.is_running:
                 continue  # rejected in this step
             try:
-                decisions.append(self._advance(entry, item, verdict))
+                decisions.append(self._advance(entry, item, lists))
             except Exception as error:
                 self._faults.fail(item.sequence, Fault.COMMIT, error)
         if any(_is_urgent(decision.item.sequence) for decision in decisions):
             self._drafters.flush()
         for decision in decisions:
             try:
-                self._emit(decision, layout, verdict, step_id)
+                self._emit(decision, layout, step_id)
             except Exception as error:
                 self._faults.fail(decision.item.sequence, Fault.COMMIT, error)
 
-    def _advance(self, entry: int, item: ScheduledSequence, verdict: Verdict) -> "_Decision":
+    def _advance(self, entry: int, item: ScheduledSequence, verdict: _Verdict) -> _Decision:
         """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.
 
         If the row after some accepted drafts is not usable, these drafts are decided first, as they
         would be without drafting; then the sequence is rejected.
         """
         sequence = item.sequence
-        base_length = len(sequence.token_ids)
         if not item.samples:
             sequence.num_computed_tokens += item.num_new_tokens
-            return _Decision(entry, item, base_length, [])
-        num_accepted = int(verdict.num_accepted_tokens[entry])
-        is_finite = bool(verdict.is_finite[entry])
-        token_ids = verdict.output_token_ids[entry, : num_accepted + is_finite].tolist()
+            return _Decision(entry, item, None, True)
+        num_accepted, is_finite = verdict.num_accepted_tokens[entry], verdict.is_finite[entry]
+        token_ids = verdict.output_token_ids[entry][: num_accepted + is_finite]
         if not token_ids:
-            return _Decision(entry, item, base_length, [], is_finite=False)
+            return _Decision(entry, item, None, False)
         is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
         if is_stopped:
             token_ids = _up_to_stop(token_ids, sequence.stop_token_ids)
             num_accepted = min(num_accepted, len(token_ids))
+        base_length = len(sequence.token_ids)
         # K/V of the last token is left to the next step: where it was a draft, its K/V may not
         # even be finite.
         sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
@@ -108,64 +122,60 @@ class Committer:
             # A hint may claim a longer match than there is text.
             matched_ngram_length = min(sequence.draft_buffer.match_length(base_length), base_length)
             source = sequence.draft_buffer.source
+        remaining = sequence.remaining
         finish_reason = None
         if is_stopped:
             finish_reason = FinishReason.STOP
-        elif sequence.remaining == 0:
+        elif remaining == 0:
             finish_reason = FinishReason.LENGTH
-        self._advance_drafting(sequence, is_finished=finish_reason is not None)
-        return _Decision(
-            entry,
-            item,
+        if sequence.num_speculative_tokens:
+            self._advance_drafting(sequence, 0 if is_stopped else remaining)
+        logprobs: SequenceOf[TokenLogprob] = ()
+        if verdict.logprobs:
+            logprobs = verdict.logprobs.get(entry, [])[: len(token_ids)]
+        decided = Decided(
+            sequence.sequence_id,
             base_length,
             token_ids,
+            len(item.draft_token_ids),
             num_accepted,
+            sequence.num_wanted_draft_tokens,
+            finish_reason,
+            logprobs,
             matched_ngram_length,
             source,
-            finish_reason,
-            is_finite,
         )
+        return _Decision(entry, item, decided, is_finite)
 
-    def _emit(
-        self, decision: "_Decision", layout: BatchLayout, verdict: Verdict, step_id: int
-    ) -> None:
+    def _emit(self, decision: _Decision, layout: BatchLayout, step_id: int) -> None:
         """Queues the events of one sequence."""
-        item = decision.item
-        sequence, token_ids = item.sequence, decision.token_ids
-        if token_ids or not item.samples:
-            self._emit_trace(decision, layout, step_id)
-        if token_ids:
-            self._table.emit(
-                sequence,
-                Decided(
-                    sequence_id=sequence.sequence_id,
-                    base_length=decision.base_length,
-                    token_ids=token_ids,
-                    num_draft_tokens=len(item.draft_token_ids),
-                    num_accepted_tokens=decision.num_accepted_tokens,
-                    num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
-                    finish_reason=decision.finish_reason,
-                    logprobs=verdict.logprobs.get(decision.entry, [])[: len(token_ids)],
-                    matched_ngram_length=decision.matched_ngram_length,
-                    source=decision.source,
-                ),
-            )
-        if not decision.is_finite and decision.finish_reason is None:
+        _, item, decided, is_finite = decision
+        sequence = item.sequence
+        if sequence.hint_log is not None and (decided is not None or not item.samples):
+            self._emit_trace(decision, sequence.hint_log, layout, step_id)
+        if decided is not None:
+            self._table.emit(sequence, decided)
+        if not is_finite and (decided is None or decided.finish_reason is None):
             self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
 
-    def _advance_drafting(self, sequence: Sequence, *, is_finished: bool) -> None:
-        """Moves the draft buffer to the new length, and requests a hint for it, if it is of use."""
-        sequence.publications.append((len(sequence.token_ids), self._now_s))
+    def _advance_drafting(self, sequence: Sequence, remaining: int) -> None:
+        """Moves the draft buffer to the new length, and requests a hint for it, if it is of use.
+
+        Args:
+            remaining: output tokens still allowed; 0: the sequence is over.
+        """
+        known = sequence.token_ids
+        sequence.publications.append((len(known), self._now_s))
         record = sequence.first_token_record
-        record.settle(sequence.token_ids)
-        if is_finished:
+        record.settle(known)
+        if not remaining:
             sequence.num_wanted_draft_tokens = 0
             return
-        outcome = sequence.draft_buffer.advance(sequence.token_ids)
+        outcome = sequence.draft_buffer.advance(known)
         if outcome is not None:
             self._hint_counts[outcome] += 1
         num_wanted = num_wanted_draft_tokens(
-            num_speculative_tokens=sequence.num_speculative_tokens, remaining=sequence.remaining
+            num_speculative_tokens=sequence.num_speculative_tokens, remaining=remaining
         )
         if (
             num_wanted
@@ -178,22 +188,23 @@ class Committer:
         ):
             num_wanted = 0
         sequence.num_wanted_draft_tokens = num_wanted
-        if sequence.has_requested_hint:
-            record.record_request()
-        self._drafters.advance(sequence)
+        if num_wanted:
+            if sequence.has_requested_hint:
+                record.record_request()
+            self._drafters.advance(sequence)
 
-    def _emit_trace(self, decision: "_Decision", layout: BatchLayout, step_id: int) -> None:
-        """Queues the step's trace, if the sequence is traced."""
-        sequence = decision.item.sequence
-        if sequence.hint_log is None:
-            return
+    def _emit_trace(
+        self, decision: _Decision, hint_log: HintLog, layout: BatchLayout, step_id: int
+    ) -> None:
+        """Queues the step's trace of a traced sequence."""
+        sequence, decided = decision.item.sequence, decision.decided
         step = trace_of(
             decision.entry,
             layout,
             step_id=step_id,
             known_token_ids=sequence.token_ids,
-            num_accepted_tokens=decision.num_accepted_tokens,
-            proposals=sequence.hint_log.drain(),
+            num_accepted_tokens=0 if decided is None else decided.num_accepted_tokens,
+            proposals=hint_log.drain(),
         )
         self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
 
