@@ -256,13 +256,13 @@ class Engine:
         started_at_s = now_s = time.monotonic()
         awaited: list[Sequence] = []
         while True:
-            ready = [s for s in self._scheduler.running if not s.must_await_hint]
-            without_draft = [s for s in ready if s.may_await_hint]
+            running = self._scheduler.running
+            without_draft = [s for s in running if s.may_await_hint]
             if not without_draft:
                 break
             longest_s = self._estimates.longest_wait_s(
                 first_token_probabilities=[s.first_token_record.probability for s in without_draft],
-                num_sequences=len(ready),
+                num_sequences=sum(not s.must_await_hint for s in running),
                 elapsed_s=now_s - max(s.published_at_s for s in without_draft),
             )
             left_s = longest_s - (now_s - started_at_s)

@@ -40,15 +40,17 @@ def draft_within_limits(sequence: Sequence) -> SelectedDraft:
     """All but the room of the step: the hint's tokens that the request and the hint's match allow,
     up to the last that could be accepted.
     """
-    grammar = sequence.grammar
-    if not sequence.can_draft or (grammar is None and not sequence.draft_buffer):
+    grammar, buffer = sequence.grammar, sequence.draft_buffer
+    if grammar is None and not buffer:
         return _NO_DRAFT
-    length, buffer = len(sequence.token_ids), sequence.draft_buffer
+    length = len(sequence.token_ids)
     # A draft needs room for itself and one more.
-    limit = min(sequence.num_speculative_tokens, sequence.remaining - 1)
+    limit = min(sequence.num_speculative_tokens, sequence.max_length - length - 1)
+    if limit <= 0:
+        return _NO_DRAFT
     if grammar is not None:
         grammar.take_in(sequence.token_ids, sequence.prompt_length)
-    if not sequence.has_draft:
+    if not buffer:
         return _forced(grammar, limit)
     trusted = num_drafts_trusted(
         tokens_per_match=sequence.tokens_per_match, match_length=buffer.match_length(length)
@@ -62,17 +64,17 @@ def draft_within_limits(sequence: Sequence) -> SelectedDraft:
     )
     if grammar is not None:
         num_possible = grammar.num_possible(token_ids[:num_possible])
-    return (
-        SelectedDraft(token_ids=token_ids[:num_possible])
-        if num_possible
-        else _forced(grammar, limit)
+    if not num_possible:
+        return _forced(grammar, limit)
+    return SelectedDraft(
+        token_ids=token_ids[:num_possible] if num_possible < len(token_ids) else token_ids
     )
 
 
 def _forced(grammar: GrammarState | None, limit: int) -> SelectedDraft:
     """What the grammar leaves no choice about, where there is no other draft."""
     if grammar is None:
-        return SelectedDraft(token_ids=[])
+        return _NO_DRAFT
     return SelectedDraft(token_ids=grammar.forced(limit), is_forced=True)
 
 

@@ -163,20 +163,21 @@ class Scheduler:
         for sequence, draft in zip(decoding, drafts, strict=True):
             self.current = sequence
             num_blocks = self._num_blocks_with_next(sequence)
-            room = (num_blocks + num_draft_blocks) * self.block_size
-            room -= sequence.num_computed_tokens + 1
-            num_sharing = num_drafting if is_shared else 1
-            draft_token_ids = self._draft_of(sequence, draft, draft_budget, num_sharing, room)
-            num_drafting -= bool(draft.token_ids)
-            draft_budget -= len(draft_token_ids)
-            budget -= len(draft_token_ids)
+            draft_token_ids: list[int] = []
+            if draft.token_ids:
+                room = (num_blocks + num_draft_blocks) * self.block_size
+                room -= sequence.num_computed_tokens + 1
+                num_sharing = num_drafting if is_shared else 1
+                draft_token_ids = self._draft_of(sequence, draft, draft_budget, num_sharing, room)
+                num_drafting -= 1
+                draft_budget -= len(draft_token_ids)
+                budget -= len(draft_token_ids)
             scheduled.append(
-                self._scheduled(
-                    sequence, 1, draft_token_ids, draft.candidate, is_forced=draft.is_forced
-                )
+                self._scheduled(sequence, 1, draft_token_ids, draft.candidate, draft.is_forced)
             )
-            num_draft_blocks -= len(sequence.block_table) - num_blocks
-            num_spare_blocks -= len(sequence.block_table) - num_blocks
+            num_more_blocks = len(sequence.block_table) - num_blocks
+            num_draft_blocks -= num_more_blocks
+            num_spare_blocks -= num_more_blocks
         scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
             self.current = sequence
@@ -298,8 +299,12 @@ class Scheduler:
             longer chunks.
         """
         while True:
-            decoding = [s for s in self.running if not s.is_prefilling and not s.must_await_hint]
-            prefilling = [s for s in self.running if s.is_prefilling]
+            decoding, prefilling = [], []
+            for sequence in self.running:
+                if sequence.is_prefilling:
+                    prefilling.append(sequence)
+                elif not sequence.must_await_hint:
+                    decoding.append(sequence)
             # Each needs one block at most. Counted exactly only if the step could use more.
             num_spare = self.block_pool.num_available - len(self.running)
             if num_spare <= self._max_blocks_in_step:
@@ -394,9 +399,9 @@ class Scheduler:
         num_sharing: int,
         room: int,
     ) -> list[int]:
-        """The part of its drafts that a sequence verifies, now that the room is known."""
-        if not draft.token_ids:
-            return []
+        """The part of its drafts, at least one, that a sequence verifies, now that the room is
+        known.
+        """
         limit = min(len(draft.token_ids), room)
         num_drafts = num_drafts_to_verify(
             num_speculative_tokens=limit if draft.depth is None else min(limit, draft.depth),
@@ -419,19 +424,15 @@ class Scheduler:
         num_new_tokens: int,
         draft_token_ids: list[int],
         candidate: int = -1,
-        *,
         is_forced: bool = False,
     ) -> ScheduledSequence:
         end = sequence.num_computed_tokens + num_new_tokens
-        num_blocks = self.num_blocks_for(end + len(draft_token_ids))
-        self.block_pool.extend(sequence.block_table, num_blocks)
+        num_tokens = end + len(draft_token_ids)
+        if num_tokens > len(sequence.block_table) * self.block_size:
+            self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
+        samples = sequence.scoring is None and end == len(sequence.token_ids)
         return ScheduledSequence(
-            sequence=sequence,
-            num_new_tokens=num_new_tokens,
-            draft_token_ids=draft_token_ids,
-            samples=sequence.scoring is None and end == len(sequence.token_ids),
-            candidate=candidate,
-            is_forced=is_forced,
+            sequence, num_new_tokens, draft_token_ids, samples, candidate, is_forced
         )
 
 

@@ -235,9 +235,10 @@ class Sequence:
     def may_await_hint(self) -> bool:
         """Under ADAPTIVE: there is no draft, and a hint may be under way."""
         return (
-            self.draft_wait is DraftWait.ADAPTIVE
-            and self.can_draft
+            self.num_wanted_draft_tokens > 0
             and not self.draft_buffer
+            and self.draft_wait is DraftWait.ADAPTIVE
+            and self.can_draft
             and self.has_requested_hint
             and self._is_unanswered
             and not self.is_prefilling
