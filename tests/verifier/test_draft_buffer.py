@@ -25,7 +25,8 @@ def test_realigns_a_hint_that_the_sequence_followed() -> None:
     assert buffer.offer(10, [5, 6, 7, 8], 3, known) is None
     known += [5, 6]
     assert buffer.advance(known) is None
-    assert buffer.draft(12, 9) == ([7, 8], REALIGNED)
+    assert buffer.ahead(12, 9) == [7, 8]
+    assert buffer.use(12) is REALIGNED
 
 
 def test_the_match_grows_with_every_token_decided_as_hinted() -> None:
@@ -46,13 +47,14 @@ def test_drops_a_hint_that_the_sequence_contradicted() -> None:
     buffer.offer(10, [5, 6, 7, 8], 3, known)
     assert buffer.advance([*known, 5, 9]) is STALE
     assert not buffer
-    assert buffer.draft(12, 9) == ([], None)
+    assert buffer.ahead(12, 9) == []
 
 
 def test_uses_a_late_hint_from_the_current_length_on() -> None:
     buffer = DraftBuffer()
     assert buffer.offer(2, [1, 2, 3, 4], 1, [0, 0, 1, 2]) is None
-    assert buffer.draft(4, 1) == ([3], REALIGNED)
+    assert buffer.ahead(4, 1) == [3]
+    assert buffer.use(4) is REALIGNED
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,8 @@ def test_the_newest_hint_replaces_older_ones() -> None:
     assert buffer.advance(known) is None
     assert buffer.offer(3, [8, 9, 9], 1, known) is LATE
     assert buffer.offer(2, [7, 8, 1], 1, known) is LATE, "older than the buffered one"
-    assert buffer.draft(3, 3) == ([8, 9, 9], USED)
+    assert buffer.ahead(3, 3) == [8, 9, 9]
+    assert buffer.use(3) is USED
 
 
 def test_an_empty_hint_answers_its_length_and_nothing_else() -> None:
@@ -181,9 +184,9 @@ class DraftBufferMachine(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(0, 9))
     def draft(self, num_tokens: int) -> None:
-        token_ids, outcome = self.buffer.draft(len(self.known), num_tokens)
         expected = self.ahead(self.hint)[:num_tokens] if self.hint is not None else []
-        assert token_ids == expected
+        assert self.buffer.ahead(len(self.known), num_tokens) == expected
+        outcome = self.buffer.use(len(self.known)) if expected else None
         if expected and self.hint is not None and not self.hint.is_used:
             assert outcome is (USED if self.hint.base_length == len(self.known) else REALIGNED)
             self.hint.is_used = True

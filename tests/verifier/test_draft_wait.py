@@ -209,7 +209,7 @@ class Simulation:
             if self.drafts:
                 self.receive_hints(known)
                 outcome.wait_s += self.wait(known, published_at_s)
-            drafts, _ = self.buffer.draft(len(known), min(7, len(self.text) - len(known) - 1))
+            drafts = self.buffer.ahead(len(known), min(7, len(self.text) - len(known) - 1))
             step_s = 0.0012 + 0.00003 * len(drafts)
             self.now_s += step_s
             right = self.text[len(known) : len(known) + len(drafts)]

@@ -46,6 +46,9 @@ _MAX_WAITING_TOKENS = 2 << 20
 # How often idle drafters and held sequences are looked for.
 _TICK_S = 1.0
 
+# Hints can be expected also of a drafter that is not reached yet.
+_ANSWERING = (DrafterState.UP, DrafterState.CONNECTING)
+
 # Drafters in use at a time; one that does not answer makes room for another.
 _MAX_DRAFTERS = 256
 
@@ -85,8 +88,8 @@ class FedDrafter:
 
     @property
     def is_answering(self) -> bool:
-        """Whether hints can be expected: also of one that is not reached yet."""
-        return self.state in (DrafterState.UP, DrafterState.CONNECTING)
+        """Whether hints can be expected."""
+        return self.state in _ANSWERING
 
 
 class Drafters:

@@ -471,7 +471,8 @@ class DraftFeed:
     def _enqueue(self, sequence_id: str, history: _History) -> None:
         if history.num_wanted and history.length - history.num_sent <= _MAX_URGENT_TOKENS:
             self._urgent[sequence_id] = history
-            self._backlog.pop(sequence_id, None)
+            if self._backlog:
+                self._backlog.pop(sequence_id, None)
         else:
             self._backlog[sequence_id] = history
             self._urgent.pop(sequence_id, None)

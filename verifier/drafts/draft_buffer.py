@@ -55,6 +55,7 @@ class DraftBuffer:
     """
 
     __slots__ = (
+        "_agreed_length",
         "_base_length",
         "_is_reported",
         "_matched_ngram_length",
@@ -65,6 +66,8 @@ class DraftBuffer:
 
     def __init__(self) -> None:
         self._base_length = 0
+        # The sequence's length when the hint was last found to agree with it.
+        self._agreed_length = 0
         self._token_ids: list[int] = []
         self._is_reported = True
         self._matched_ngram_length = 0
@@ -106,6 +109,7 @@ class DraftBuffer:
             return HintOutcome.LATE
         replaced = self._retire(HintOutcome.LATE)
         self._base_length = base_length
+        self._agreed_length = length
         self._token_ids = token_ids
         self._is_reported = False
         self._matched_ngram_length = matched_ngram_length
@@ -116,12 +120,13 @@ class DraftBuffer:
         """Drops the hint if the sequence, now longer, contradicts it or has passed its end."""
         if not self._token_ids:
             return None
-        skip = len(known_token_ids) - self._base_length
-        known = known_token_ids[self._base_length : self._base_length + len(self._token_ids)]
-        if self._token_ids[:skip] != known:
+        agreed, length = self._agreed_length, len(known_token_ids)
+        predicted = self._token_ids[agreed - self._base_length : length - self._base_length]
+        if predicted != known_token_ids[agreed : agreed + len(predicted)]:
             return self._retire(HintOutcome.STALE)
-        if skip >= len(self._token_ids):
+        if length - self._base_length >= len(self._token_ids):
             return self._retire(HintOutcome.LATE)
+        self._agreed_length = length
         return None
 
     def match_length(self, length: int) -> int:
@@ -140,20 +145,22 @@ class DraftBuffer:
         return length - self._base_length
 
     def ahead(self, length: int, num_tokens: int) -> list[int]:
-        """The token ids that `draft` would return, without counting the hint as used."""
+        """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
+        `offer` or `advance`.
+        """
         skip = length - self._base_length
         return self._token_ids[skip : skip + num_tokens]
 
-    def draft(self, length: int, num_tokens: int) -> tuple[list[int], HintOutcome | None]:
-        """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
-        `offer` or `advance`; and the hint's outcome, when it is used for the first time.
+    def use(self, length: int) -> HintOutcome | None:
+        """Drafts are verified of a sequence of `length` tokens.
+
+        Returns:
+            The hint's outcome, when it is used for the first time.
         """
-        token_ids = self.ahead(length, num_tokens)
-        if not token_ids or self._is_reported:
-            return token_ids, None
+        if self._is_reported:
+            return None
         self._is_reported = True
-        is_realigned = length > self._base_length
-        return token_ids, HintOutcome.REALIGNED if is_realigned else HintOutcome.USED
+        return HintOutcome.REALIGNED if length > self._base_length else HintOutcome.USED
 
     def _retire(self, outcome: HintOutcome) -> HintOutcome | None:
         self._token_ids = []

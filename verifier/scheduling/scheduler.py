@@ -411,12 +411,11 @@ class Scheduler:
         )
         if sequence.grammar is not None:
             num_drafts = sequence.grammar.num_verifiable(draft.token_ids[:num_drafts])
-        if draft.is_forced:
-            return draft.token_ids[:num_drafts]
-        draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
-        if outcome is not None:
-            self.counts.hints[outcome] += 1
-        return draft_token_ids
+        if num_drafts and not draft.is_forced:
+            outcome = sequence.draft_buffer.use(len(sequence.token_ids))
+            if outcome is not None:
+                self.counts.hints[outcome] += 1
+        return draft.token_ids[:num_drafts]
 
     def _scheduled(
         self,

@@ -250,9 +250,9 @@ class Sequence:
         """A hint for the current length was requested, and can be expected."""
         if not self.num_wanted_draft_tokens:
             return False
-        if self.has_drafter:
-            return self.drafter is not None and self.drafter.is_answering
-        return self.drafting
+        if self.drafter is not None:
+            return self.drafter.is_answering
+        return self.drafting and not self.has_drafter
 
     @property
     def _is_unanswered(self) -> bool:
