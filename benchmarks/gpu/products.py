@@ -12,9 +12,9 @@ from verifier.gpu.operations import operations_for
 from verifier.gpu.weights import DenseLinear, Linear
 from verifier.model.support import MIN_FP8_COMPUTE_CAPABILITY
 
-# Of a decode, of verified drafts, and of a prefill chunk; strict's kernel has tiles of their own
-# for the first two (verifier/gpu/kernels/product.py).
-NUM_ROWS = (1, 16, 64, 512)
+# Of decodes, of verified drafts, and of a prefill chunk; strict's kernel has tiles of their own for
+# each (verifier/gpu/kernels/product.py).
+NUM_ROWS = (1, 16, 32, 72, 512)
 
 
 async def measure(bench: Bench) -> AsyncIterator[Measure]:

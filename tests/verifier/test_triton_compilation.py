@@ -223,30 +223,44 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
 def test_strict_products_compile_and_fit_and_all_use_one_instruction(
     compiled: Compiled, capability: int, dtype: torch.dtype
 ) -> None:
-    """Of a few rows and of many, with a bias or without; and no other number of rows compiles."""
+    """Of each tile, with a bias or without; and no other number of rows compiles."""
     from verifier.gpu.kernels.operations import TritonOperations
-    from verifier.gpu.kernels.product import PRODUCT_TILES
+    from verifier.gpu.kernels.product import (
+        PRODUCT_TILES,
+        ROOMY_SHARED_MEMORY,
+        SMALLEST_SHARED_MEMORY,
+    )
+
+    num_tiles = len(PRODUCT_TILES[dtype])
+    # KiB of a multiprocessor.
+    shared_memory = {80: 164, 89: 100, 90: 228, 100: 228}[capability] << 10
+    assert shared_memory >= SMALLEST_SHARED_MEMORY
+    operations = TritonOperations(is_strict=True, shared_memory=shared_memory)
 
     def multiply(num_rows: int, num_outputs: int, *, has_bias: bool) -> None:
         rows, weight, bias = (
             torch.empty(size, dtype=dtype, device=META)
             for size in ((num_rows, 4096), (num_outputs, 4096), (num_outputs,))
         )
-        TritonOperations(is_strict=True).linear(rows, weight, bias if has_bias else None)
+        operations.linear(rows, weight, bias if has_bias else None)
 
     compile_for(capability)
     units = set()
-    for num_rows in (1, 17):
+    most = 0
+    for tile in PRODUCT_TILES[dtype]:
         for has_bias in (False, True):
-            multiply(num_rows, 6144, has_bias=has_bias)
+            multiply(tile.up_to, 6144, has_bias=has_bias)
             kernel = compiled.kernels["product_kernel"]
-            assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
+            most = max(most, kernel.metadata.shared)
             units.add(instructions_of_sums(kernel.asm["ptx"]))
+    assert most <= shared_memory - (1 << 10)
+    if shared_memory < ROOMY_SHARED_MEMORY:
+        assert most <= SMALLEST_SHARED_MEMORY - (1 << 10)
     [used] = units
     [instruction] = used
     unit = "fma.rn.f32" if dtype is torch.float32 else UNITS[capability]
     assert instruction.startswith(unit)
-    assert len(compiled.different) == 2 * len(PRODUCT_TILES[dtype])
-    for num_rows in (2, 3, 15, 16, 18, 64, 65, 130, 2048):
+    assert len(compiled.different) == 2 * num_tiles
+    for num_rows in (2, 3, 15, 16, 18, 33, 64, 65, 130, 2048):
         multiply(num_rows, 4096, has_bias=False)
-    assert len(compiled.different) == 2 * len(PRODUCT_TILES[dtype])
+    assert len(compiled.different) == 2 * num_tiles

@@ -102,7 +102,10 @@ def operations_for(device: torch.device, *, is_strict: bool = False) -> Operatio
     if device.type == "cuda":
         from verifier.gpu.kernels.operations import TritonOperations
 
-        return TritonOperations(is_strict=is_strict)
+        properties = torch.cuda.get_device_properties(device)
+        return TritonOperations(
+            is_strict=is_strict, shared_memory=properties.shared_memory_per_multiprocessor
+        )
     if is_strict:
         raise ValueError(f"no strict operations for {device}")
     from verifier.gpu.plain import PlainOperations

@@ -30,6 +30,9 @@ from verifier.model.parity_reference import fp8_reference, reference
 
 logger = get_logger(__name__)
 
+# Of the products that a check of strict numerics compares: as many as any tile takes.
+_MOST_ROWS = 256
+
 
 def reference_on(
     folder: Path, dtype: torch.dtype, is_fp8: bool, device: torch.device
@@ -149,4 +152,22 @@ def _probed_logits(
         raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
     if any(other.tobytes() != logits.tobytes() for other in others):
         raise CheckpointError("--numerics strict: the bits of logits depend on chunks on this GPU")
+    if weights.operations.is_strict and not _tiles_agree(weights):
+        raise CheckpointError("--numerics strict: the bits of products depend on rows on this GPU")
     return logits
+
+
+def _tiles_agree(weights: GpuWeights) -> bool:
+    """Whether a product's rows have the same bits among any number of rows: the probe's text is
+    shorter than some tiles.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (
+        torch.randn(shape, generator=generator).to(weights.device, weights.dtype)
+        for shape in ((2 * _MOST_ROWS, 256), (128, 256))
+    )
+    multiply = weights.operations.linear
+    with torch.inference_mode():
+        whole = multiply(rows, weight)
+        counts = [1 << power for power in range(_MOST_ROWS.bit_length())]
+        return all(torch.equal(multiply(rows[:count], weight), whole[:count]) for count in counts)

@@ -1,8 +1,8 @@
 """Checks of the product of `--numerics strict`, on a GPU or in Triton's interpreter.
 
 Run in the interpreter by `test_kernels.py`, on a GPU by `tests/gpu/test_strict.py`. The interpreter
-adds up a tile's inputs in their order (`triton_interpreter.py`): which numbers meet in a sum, and
-in how many parts, shows there; how a tensor core adds them, on a GPU only.
+adds up 16 of a tile's inputs at a time, in their order (`triton_interpreter.py`): which numbers
+meet in a sum, and in how many parts, shows there; how a tensor core adds them, on a GPU only.
 """
 
 import random
@@ -21,9 +21,9 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
 STRICT = TritonOperations(is_strict=True)
 # Inputs and outputs: less than a tile, ragged ones, whole ones.
 SHAPES = [(16, 16), (40, 97), (64, 128), (200, 130), (272, 1)]
-# Numbers of rows: around the ends of both tiles.
+# Numbers of rows: around the ends of all tiles.
 COUNTS = interpreted_cases(
-    [1, 2, 15, 16, 17, 33, 63, 64, 65, 67], [*range(1, 34), 63, 64, 65, 128, 130]
+    [1, 2, 15, 16, 17, 32, 33, 64, 65, 128, 131], [*range(1, 34), 63, 64, 65, 127, 128, 129, 300]
 )
 NUM_ROWS = COUNTS[-1]
 if HAS_GPU:
@@ -38,7 +38,9 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", interpreted_cases([0, 1, 17, 70], [0, 1, 16, 17, 70]))
+@pytest.mark.parametrize(
+    "num_rows", interpreted_cases([0, 1, 17, 40, 140], [0, 1, 16, 17, 40, 140])
+)
 def test_is_the_product_of_float64_rounded_once(
     num_rows: int, shape: tuple[int, int], has_bias: bool, dtype: torch.dtype
 ) -> None:
@@ -67,7 +69,7 @@ def alone(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
 def test_bits_of_a_row_do_not_depend_on_the_batch(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """Any number of rows, any of them, at any place; by both tiles."""
+    """Any number of rows, any of them, at any place; by all tiles."""
     num_inputs, num_outputs = shape
     rows = numbers(NUM_ROWS, num_inputs, seed=1, dtype=dtype)
     weight = numbers(num_outputs, num_inputs, seed=2, dtype=dtype)

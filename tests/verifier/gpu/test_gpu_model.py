@@ -329,6 +329,7 @@ def test_strict_on_a_gpu_computes_by_strict_operations(
 
     monkeypatch.setattr(gpu_model, "operations_for", chosen)
     monkeypatch.setattr(gpu_check, "paged_logits", in_one_piece)
+    monkeypatch.setattr(gpu_check, "_tiles_agree", lambda weights: True)
     loaded = load_model(config_for(numerics="strict", acceptance_rule=rule))
     assert asked == [True]
     assert isinstance(loaded.model, GpuDecoder)
@@ -365,4 +366,26 @@ def test_a_strict_decoder_whose_bits_depend_on_chunks_is_refused(
     save(tmp_path, "mistral", getattr(torch, dtype))
     weights = load(tmp_path, operations=OnlyCallsItselfStrict())
     with pytest.raises(CheckpointError, match="strict: the bits of logits depend on chunks"):
+        check(weights, tmp_path)
+
+
+class DiffersForManyRows(CallsItselfStrict):
+    """As a tile would that is larger than the text of the check."""
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        linear = super().linear
+        product = torch.cat([linear(row[None], weight, bias) for row in rows])
+        return product * (1.0 + torch.finfo(rows.dtype).eps * (len(rows) > 128))
+
+
+@pytest.mark.stand_in
+def test_a_strict_decoder_whose_large_tile_differs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "paged_logits", in_one_piece)
+    save(tmp_path, "mistral", torch.float32)
+    weights = load(tmp_path, operations=DiffersForManyRows())
+    with pytest.raises(CheckpointError, match="strict: the bits of products depend on rows"):
         check(weights, tmp_path)

@@ -7,7 +7,14 @@ import triton
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
-from verifier.gpu.kernels.product import FAST_FOR_FEW_ROWS, FEW_ROWS, product_kernel, tile_for
+from verifier.gpu.kernels.product import (
+    FAST_FOR_FEW_ROWS,
+    FEW_ROWS,
+    ROOMY_SHARED_MEMORY,
+    SMALLEST_SHARED_MEMORY,
+    product_kernel,
+    tile_for,
+)
 from verifier.gpu.kernels.rotary import rotate_and_store_kernel
 
 _GATE_BLOCK = 1024
@@ -19,9 +26,15 @@ class TritonOperations:
     Strict or not, all but products are the same: one program reduces a whole row.
     """
 
-    def __init__(self, *, is_strict: bool = False) -> None:
-        """`is_strict`: all products by a kernel, else those of many rows by torch."""
+    def __init__(
+        self, *, is_strict: bool = False, shared_memory: int = SMALLEST_SHARED_MEMORY
+    ) -> None:
+        """Args:
+        is_strict: all products by a kernel, else those of many rows by torch.
+        shared_memory: bytes of one multiprocessor of the GPU.
+        """
         self.is_strict = is_strict
+        self._is_roomy = shared_memory >= ROOMY_SHARED_MEMORY
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -49,7 +62,7 @@ class TritonOperations:
                 TILE_OUTPUTS=tile.outputs,
                 TILE_INPUTS=tile.inputs,
                 num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
+                num_stages=tile.num_roomy_stages if self._is_roomy else tile.num_stages,
             )
         return product
 

@@ -5,8 +5,9 @@ Libraries choose a product's kernel, and into how many parts a sum is cut, by th
 Here an output is one sum over all inputs, from the first to the last: one accumulator, to which
 `tl.dot` adds TILE_INPUTS inputs at a time. How it adds these is the instruction's affair, so every
 tile must use the same one. On a GPU it follows from the size of the tile's first dimension, so that
-one holds outputs (64 or 128, which is what a warp group of Hopper and Blackwell takes) and the
-second one rows, of which there may be few. Inputs past the last one add exact zeros.
+one holds outputs (64 or more, which is what a warp group of Hopper and Blackwell takes) and the
+second one rows, of which there may be few. Inputs past the last one add exact zeros. A start of a
+verifier compares the tiles' bits (`verifier/model/gpu_check.py`).
 
 One program computes a tile of outputs for a tile of rows. Programs of the same outputs come one
 after the other, so that they find the weight in the L2 cache.
@@ -18,32 +19,56 @@ import torch
 import triton
 import triton.language as tl
 
+# Bytes of a multiprocessor that GPUs from Ampere on have, of which a program gets all but a KiB:
+# every one, and those for data centers.
+SMALLEST_SHARED_MEMORY = 100 << 10
+ROOMY_SHARED_MEMORY = 160 << 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTile:
-    """Sizes of a tile, and how a GPU runs it. Of these, only `inputs` may change bits."""
+    """Sizes of a tile, when it is used, and how a GPU runs it."""
 
+    # For so many rows; the last tile of a dtype is also for more.
+    up_to: int
     rows: int
     outputs: int
+    # Added by one `tl.dot`, which is the same instruction several times, on the same accumulator.
     inputs: int
     num_warps: int
     num_stages: int
+    # Where there is `ROOMY_SHARED_MEMORY`.
+    num_roomy_stages: int
 
 
-# The first one with room for all rows, else the last. A decode waits for the weight: its tile has
-# few rows, long pieces of each output's weights, and many loads under way (stages). Two stages or
-# more of a tile fit in the 99 KiB of shared memory that every GPU from Ampere on has.
+# A decode waits for the weight: its tile has few rows, long pieces of each output's weights, and
+# many loads under way (stages). Two stages or more of a tile fit in the smallest shared memory. The
+# bounds are an H100's: python -m benchmarks.gpu --rows products.
 _HALF_TILES = (
-    ProductTile(rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4),
-    ProductTile(rows=64, outputs=128, inputs=128, num_warps=4, num_stages=2),
+    ProductTile(
+        up_to=16, rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=6
+    ),
+    ProductTile(
+        up_to=32, rows=32, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=4
+    ),
+    ProductTile(
+        up_to=128, rows=64, outputs=64, inputs=64, num_warps=4, num_stages=5, num_roomy_stages=5
+    ),
+    ProductTile(
+        up_to=256, rows=128, outputs=128, inputs=64, num_warps=8, num_stages=3, num_roomy_stages=3
+    ),
 )
 PRODUCT_TILES = {
     torch.float16: _HALF_TILES,
     torch.bfloat16: _HALF_TILES,
     # No tensor core computes it: each product and sum is a fused multiply-add.
     torch.float32: (
-        ProductTile(rows=16, outputs=64, inputs=32, num_warps=4, num_stages=4),
-        ProductTile(rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3),
+        ProductTile(
+            up_to=16, rows=16, outputs=64, inputs=32, num_warps=4, num_stages=4, num_roomy_stages=4
+        ),
+        ProductTile(
+            up_to=64, rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3, num_roomy_stages=3
+        ),
     ),
 }
 
@@ -56,7 +81,7 @@ FAST_FOR_FEW_ROWS = (torch.float16, torch.bfloat16)
 def tile_for(num_rows: int, dtype: torch.dtype) -> ProductTile:
     """The tile for so many rows of a dtype."""
     tiles = PRODUCT_TILES[dtype]
-    return next((tile for tile in tiles if tile.rows >= num_rows), tiles[-1])
+    return next((tile for tile in tiles if num_rows <= tile.up_to), tiles[-1])
 
 
 # The number of rows differs from step to step: no step waits for the compiler because of it.
