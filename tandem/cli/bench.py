@@ -79,7 +79,8 @@ def command(
         str | None,
         typer.Option(
             metavar="URL",
-            help="base URL of a server of the OpenAI API, ending in /v1, instead of --target",
+            help="base URL of a server of the OpenAI API, ending in /v1, instead of --target; gets "
+            "no token but that of --token-file",
         ),
     ] = None,
     api: Annotated[
@@ -241,6 +242,9 @@ def _check_url(url: str, target: str | None) -> None:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(f"{url!r} is no URL like http://HOST:PORT/v1", param_hint="--url")
+    if parts.username is not None or parts.password is not None:
+        # It would be in the figures' title and on the command line; it is not repeated here.
+        raise typer.BadParameter("holds a user or a password; use --token-file", param_hint="--url")
 
 
 def _turns(requests: int | None, seconds: float | None, *, num_variants: int) -> list[Amount]:
@@ -311,7 +315,7 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
     tls = ssl.create_default_context(cafile=connection.tls_ca)
     if connection.tls_cert is not None:
         tls.load_cert_chain(connection.tls_cert, connection.tls_key)
-    token = connection.token()
+    token = connection.token_of_file()
     async with openai.AsyncOpenAI(
         base_url=server.url,
         # The client insists on one; a server without keys does not look at it.

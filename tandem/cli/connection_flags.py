@@ -151,8 +151,17 @@ class ConnectionFlags:
             ValueError: it is not UTF-8.
         """
         if self.token_file is not None:
-            return _text_of(self.token_file)
+            return self.token_of_file()
         return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+
+    def token_of_file(self) -> str | None:
+        """The token that a flag names: what a server may get that is no gateway.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not UTF-8.
+        """
+        return None if self.token_file is None else _text_of(self.token_file)
 
 
 @functools.cache

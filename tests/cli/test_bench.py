@@ -39,6 +39,8 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
         (["--url", "127.0.0.1:8000"], "--url"),
         (["--url", "http:///v1"], "--url"),
         (["--url", "http://127.0.0.1:1/v1", "--target", "127.0.0.1:1"], "--url"),
+        (["--url", "http://me:secret@127.0.0.1:1/v1"], "--url"),
+        (["--url", "http://:secret@127.0.0.1:1/v1"], "--url"),
         (["--target", "gateway"], "--target"),
         # Before anything is measured.
         (["--json", "/nonexistent/file"], "--json"),
@@ -56,6 +58,7 @@ def test_wrong_flags_are_one_line_that_names_the_flag(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("tandem bench: ")
     assert named in line
+    assert "secret" not in line
 
 
 def test_an_absent_server_is_one_line(
@@ -85,9 +88,10 @@ def test_a_token_goes_out_in_plaintext_only_to_this_machine_or_by_permission(
     is_refused: bool,
     unused_tcp_port: int,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("TANDEM_TOKEN", "secret")
+    (tmp_path / "token").write_text("secret")
+    flags = [*flags, "--token-file", str(tmp_path / "token")]
     assert main(["bench", "--url", f"http://{host}:{unused_tcp_port}/v1", *flags]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert (f"to {host} in plaintext" in line) == ("in plaintext" in line) == is_refused
@@ -178,6 +182,7 @@ def serving(
     bodies: list[tuple[str, Any]] | None = None,
     host: str = "127.0.0.1",
     output: str = "content",
+    keys: list[str | None] | None = None,
 ) -> Iterator[str]:
     """The base URL of a server whose streams have one chunk with output, and this usage.
 
@@ -185,6 +190,7 @@ def serving(
         bodies: gets what is posted, with its path.
         host: of the URL; the server is on 127.0.0.1.
         output: the field that a chat's output is in.
+        keys: gets the header Authorization of each call.
     """
     kinds: dict[str, list[dict[str, Any]]] = {
         "/v1/completions": [{"text": "a"}],
@@ -196,9 +202,13 @@ def serving(
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if keys is not None:
+                keys.append(self.headers["Authorization"])
             self._answer("application/json", json.dumps({"data": [{"id": "demo"}]}))
 
         def do_POST(self) -> None:
+            if keys is not None:
+                keys.append(self.headers["Authorization"])
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if bodies is not None:
                 bodies.append((self.path, body))
@@ -226,6 +236,19 @@ def serving(
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.stand_in
+def test_another_server_gets_no_token_but_that_of_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", "of the gateways")
+    (tmp_path / "token").write_text("its own")
+    keys: list[str | None] = []
+    for flags in ([], ["--token-file", str(tmp_path / "token")]):
+        with serving({"completion_tokens": 1}, keys=keys) as url:
+            assert main(["bench", "--url", url, "--requests", "1", *flags]) == 0
+    assert keys == ["Bearer none"] * 2 + ["Bearer its own"] * 2
 
 
 @pytest.mark.stand_in
