@@ -12,7 +12,7 @@ import torch
 
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.kernels.operations import TritonOperations
-from verifier.gpu.kernels.product import PRODUCT_TILES, tile_for
+from verifier.gpu.kernels.product import FEW_ROWS, PRODUCT_TILES, tile_for
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -57,6 +57,30 @@ def test_is_the_product_of_float64_rounded_once(
     # Of each sum's roundings in float32, and of the one at the end.
     allowed = num_inputs * 2.0**-23 * terms + torch.finfo(dtype).eps * exact.abs()
     assert ((got.double() - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fast_products_are_torchs_but_for_few_rows_of_16_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def recorded(
+        rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        asked.append(len(rows))
+        return linear(rows, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", recorded)
+    rows = numbers(FEW_ROWS + 1, 72, seed=1, dtype=dtype)
+    weight = numbers(80, 72, seed=2, dtype=dtype)
+    fast = TritonOperations()
+    for count in (1, FEW_ROWS, FEW_ROWS + 1):
+        got, strict = (each.linear(rows[:count], weight) for each in (fast, STRICT))
+        torch.testing.assert_close(got, strict, rtol=1e-2, atol=1e-2)
+    is_short = dtype is not torch.float32
+    assert asked == ([FEW_ROWS + 1] if is_short else [1, FEW_ROWS, FEW_ROWS + 1])
 
 
 def alone(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ class TritonOperations:
         product = rows.new_empty(num_rows, num_outputs)
         if num_rows:
             tile = tile_for(num_rows, rows.dtype)
+            num_stages = (self._is_roomy and tile.num_roomy_stages) or tile.num_stages
             grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))
             product_kernel[grid](
                 rows,
@@ -62,7 +63,7 @@ class TritonOperations:
                 TILE_OUTPUTS=tile.outputs,
                 TILE_INPUTS=tile.inputs,
                 num_warps=tile.num_warps,
-                num_stages=tile.num_roomy_stages if self._is_roomy else tile.num_stages,
+                num_stages=num_stages,
             )
         return product
 

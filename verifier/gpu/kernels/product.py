@@ -37,8 +37,8 @@ class ProductTile:
     inputs: int
     num_warps: int
     num_stages: int
-    # Where there is `ROOMY_SHARED_MEMORY`.
-    num_roomy_stages: int
+    # Where there is `ROOMY_SHARED_MEMORY`; 0: the same.
+    num_roomy_stages: int = 0
 
 
 # A decode waits for the weight: its tile has few rows, long pieces of each output's weights, and
@@ -48,27 +48,17 @@ _HALF_TILES = (
     ProductTile(
         up_to=16, rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=6
     ),
-    ProductTile(
-        up_to=32, rows=32, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=4
-    ),
-    ProductTile(
-        up_to=128, rows=64, outputs=64, inputs=64, num_warps=4, num_stages=5, num_roomy_stages=5
-    ),
-    ProductTile(
-        up_to=256, rows=128, outputs=128, inputs=64, num_warps=8, num_stages=3, num_roomy_stages=3
-    ),
+    ProductTile(up_to=32, rows=32, outputs=64, inputs=128, num_warps=4, num_stages=4),
+    ProductTile(up_to=128, rows=64, outputs=64, inputs=64, num_warps=4, num_stages=5),
+    ProductTile(up_to=256, rows=128, outputs=128, inputs=64, num_warps=8, num_stages=3),
 )
 PRODUCT_TILES = {
     torch.float16: _HALF_TILES,
     torch.bfloat16: _HALF_TILES,
     # No tensor core computes it: each product and sum is a fused multiply-add.
     torch.float32: (
-        ProductTile(
-            up_to=16, rows=16, outputs=64, inputs=32, num_warps=4, num_stages=4, num_roomy_stages=4
-        ),
-        ProductTile(
-            up_to=64, rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3, num_roomy_stages=3
-        ),
+        ProductTile(up_to=16, rows=16, outputs=64, inputs=32, num_warps=4, num_stages=4),
+        ProductTile(up_to=64, rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3),
     ),
 }
 
