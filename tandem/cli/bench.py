@@ -239,12 +239,14 @@ def _check_files(json_file: Path | None, plot_file: Path | None) -> None:
 def _check_url(url: str, target: str | None) -> None:
     if target is not None:
         raise typer.BadParameter("not together with --target", param_hint="--url")
+    if "@" in url:
+        # A user or a password would be in the figures' title. It is not repeated here, either.
+        raise typer.BadParameter(
+            "holds a user or a password (an @); use --token-file", param_hint="--url"
+        )
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(f"{url!r} is no URL like http://HOST:PORT/v1", param_hint="--url")
-    if parts.username is not None or parts.password is not None:
-        # It would be in the figures' title and on the command line; it is not repeated here.
-        raise typer.BadParameter("holds a user or a password; use --token-file", param_hint="--url")
 
 
 def _turns(requests: int | None, seconds: float | None, *, num_variants: int) -> list[Amount]:

@@ -41,6 +41,9 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
         (["--url", "http://127.0.0.1:1/v1", "--target", "127.0.0.1:1"], "--url"),
         (["--url", "http://me:secret@127.0.0.1:1/v1"], "--url"),
         (["--url", "http://:secret@127.0.0.1:1/v1"], "--url"),
+        (["--url", "http://me:secret@/v1"], "--url"),
+        (["--url", "ftp://me:secret@host/v1"], "--url"),
+        (["--url", "me:secret@127.0.0.1:8000/v1"], "--url"),
         (["--target", "gateway"], "--target"),
         # Before anything is measured.
         (["--json", "/nonexistent/file"], "--json"),

@@ -198,7 +198,7 @@ def _scaled_mm(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _one(device: torch.device) -> torch.Tensor:
     """Kept, so that no step launches a kernel to write it."""
-    return torch.ones((), device=device)
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def _fits(weight: torch.Tensor) -> bool:

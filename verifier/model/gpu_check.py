@@ -21,6 +21,7 @@ from verifier.cpu.parity import (
     paged_logits,
     probe_text,
 )
+from verifier.gpu.current_device import current_device
 from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.fp8 import widening
@@ -142,17 +143,19 @@ def _probed_logits(
     )
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
     # Strict: whole and in small pieces, too, which may have other tiles.
-    other_cuts = [[], list(range(1, len(text), 5))] if weights.operations.is_strict else []
+    is_strict = weights.operations.is_strict
+    other_cuts = [[], list(range(1, len(text), 5))] if is_strict else []
     try:
         logits, *others = [
             paged_logits(decoder, text, each, block_size=block_size) for each in (cuts, *other_cuts)
         ]
+        tiles_agree = not is_strict or _tiles_agree(weights)
     except Exception as error:
         # Kernels are compiled and launched for the first time here.
         raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
     if any(other.tobytes() != logits.tobytes() for other in others):
         raise CheckpointError("--numerics strict: the bits of logits depend on chunks on this GPU")
-    if weights.operations.is_strict and not _tiles_agree(weights):
+    if not tiles_agree:
         raise CheckpointError("--numerics strict: the bits of products depend on rows on this GPU")
     return logits
 
@@ -164,10 +167,10 @@ def _tiles_agree(weights: GpuWeights) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows, weight = (
         torch.randn(shape, generator=generator).to(weights.device, weights.dtype)
-        for shape in ((2 * _MOST_ROWS, 256), (128, 256))
+        for shape in ((2 * _MOST_ROWS, 1024), (128, 1024))
     )
     multiply = weights.operations.linear
-    with torch.inference_mode():
+    with torch.inference_mode(), current_device(weights.device):
         whole = multiply(rows, weight)
         counts = [1 << power for power in range(_MOST_ROWS.bit_length())]
         return all(torch.equal(multiply(rows[:count], weight), whole[:count]) for count in counts)

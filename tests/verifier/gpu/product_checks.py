@@ -13,12 +13,19 @@ import torch
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.product import FEW_ROWS, PRODUCT_TILES, tile_for
+from verifier.gpu.operations import operations_for
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # The interpreter's bfloat16 is not a GPU's.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
-STRICT = TritonOperations(is_strict=True)
+# On a GPU, with as many stages as it has room for.
+STRICT, FAST = (
+    operations_for(DEVICE, is_strict=is_strict)
+    if HAS_GPU
+    else TritonOperations(is_strict=is_strict)
+    for is_strict in (True, False)
+)
 # Inputs and outputs: less than a tile, ragged ones, whole ones.
 SHAPES = [(16, 16), (40, 97), (64, 128), (200, 130), (272, 1)]
 # Numbers of rows: around the ends of all tiles.
@@ -75,9 +82,8 @@ def test_fast_products_are_torchs_but_for_few_rows_of_16_bits(
     monkeypatch.setattr(torch.nn.functional, "linear", recorded)
     rows = numbers(FEW_ROWS + 1, 72, seed=1, dtype=dtype)
     weight = numbers(80, 72, seed=2, dtype=dtype)
-    fast = TritonOperations()
     for count in (1, FEW_ROWS, FEW_ROWS + 1):
-        got, strict = (each.linear(rows[:count], weight) for each in (fast, STRICT))
+        got, strict = (each.linear(rows[:count], weight) for each in (FAST, STRICT))
         torch.testing.assert_close(got, strict, rtol=1e-2, atol=1e-2)
     is_short = dtype is not torch.float32
     assert asked == ([FEW_ROWS + 1] if is_short else [1, FEW_ROWS, FEW_ROWS + 1])

@@ -39,7 +39,7 @@ class TritonOperations:
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        is_fast = len(rows) <= FEW_ROWS and rows.dtype in FAST_FOR_FEW_ROWS
+        is_fast = len(rows) <= FEW_ROWS and rows.dtype in FAST_FOR_FEW_ROWS and rows.is_contiguous()
         if not (self.is_strict or is_fast):
             return torch.nn.functional.linear(rows, weight, bias)
         assert rows.is_contiguous()
