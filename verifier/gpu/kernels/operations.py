@@ -29,9 +29,11 @@ class TritonOperations:
     def __init__(
         self, *, is_strict: bool = False, shared_memory: int = SMALLEST_SHARED_MEMORY
     ) -> None:
-        """Args:
-        is_strict: all products by a kernel, else those of many rows by torch.
-        shared_memory: bytes of one multiprocessor of the GPU.
+        """Chooses kernels; launches none.
+
+        Args:
+            is_strict: all products by a kernel, else those of many rows by torch.
+            shared_memory: bytes of one multiprocessor of the GPU.
         """
         self.is_strict = is_strict
         self._is_roomy = shared_memory >= ROOMY_SHARED_MEMORY
