@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
+from gateway.api.unread_watch import is_left_unread
 from gateway.coordinator import Coordinator, new_sequence_id
 from gateway.errors import PreconditionError, UnavailableError, code_name
 from gateway.generation.generation import Generation
@@ -145,8 +146,11 @@ class Frontend:
             record.end(code_name(error))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            is_late = self._loop.time() >= expires_at_s
-            record.end("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
+            if is_left_unread():
+                record.end("RESOURCE_EXHAUSTED")
+            else:
+                is_late = self._loop.time() >= expires_at_s
+                record.end("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
             raise
         record.end(OK)
 

@@ -7,21 +7,36 @@ loop. Knows neither requests nor gRPC.
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Callable
 
 from gateway.errors import OverloadedError
 
 _CHECKS_PER_TIMEOUT = 8
 
+_watched: contextvars.ContextVar["WatchedCall | None"] = contextvars.ContextVar(
+    "watched", default=None
+)
+
+
+def is_left_unread() -> bool:
+    """Whether the present call is being ended because its client does not read."""
+    call = _watched.get()
+    return call is not None and call.is_ending
+
 
 class WatchedCall:
-    """One call that writes to its client; used by the call's own task."""
+    """One call that writes to its client; used by the call's own task.
+
+    Attributes:
+        is_ending: whether the call is being ended because its client does not read.
+    """
 
     def __init__(self, limit: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
         self._limit = limit
         self._loop = loop
         self._writing_since_s: float | None = None
-        self._is_ending = False
+        self.is_ending = False
 
     def begin_write(self) -> None:
         """The call awaits that the transport accepts a message."""
@@ -30,15 +45,15 @@ class WatchedCall:
     def end_write(self) -> None:
         """The message was accepted: the call does not end, even if that was decided."""
         self._writing_since_s = None
-        if self._is_ending:
-            self._is_ending = False
+        if self.is_ending:
+            self.is_ending = False
             self._limit.reschedule(None)
 
     def end_if_unread_since(self, latest_s: float) -> None:
         """Ends the call if its message has waited since then and is not accepted at once."""
         since_s = self._writing_since_s
-        if since_s is not None and since_s <= latest_s and not self._is_ending:
-            self._is_ending = True
+        if since_s is not None and since_s <= latest_s and not self.is_ending:
+            self.is_ending = True
             self._limit.reschedule(self._loop.time())
 
 
@@ -69,6 +84,7 @@ class UnreadWatch:
         limit = asyncio.timeout(None)
         call = WatchedCall(limit, loop)
         self._calls.add(call)
+        before = _watched.set(call)
         if self._timer is None:
             self._check(loop)
         try:
@@ -81,6 +97,7 @@ class UnreadWatch:
             self._on_unread(error)
             raise error from None
         finally:
+            _watched.reset(before)
             self._calls.discard(call)
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:

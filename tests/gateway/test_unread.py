@@ -52,6 +52,8 @@ async def test_the_call_of_a_client_that_does_not_read_ends(
             await verifier.nth("close", 0)
         assert running.sample("tandem_requests_unread_total") == 1
         assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+        [line] = [entry for entry in running.log if entry["event"] == "request_ended"]
+        assert line["status"] == "RESOURCE_EXHAUSTED"
         verifier.play(lambda opened: [5, 0])
         assert (await running.generate(1)).token_ids == [5, 0]
         await asyncio.wait_for(running.gateway.drain(), 20)

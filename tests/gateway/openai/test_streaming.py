@@ -348,6 +348,9 @@ async def test_a_client_that_does_not_read_is_cut_off(
             await verifier.nth("close", 0)
         await running.until_idle()
         await until(lambda: running.sample("tandem_requests_unread_total") == 1)
+        [line] = [entry for entry in running.log if entry["event"] == "request_ended"]
+        # An answer that is not streamed is only sent when its request has ended.
+        assert line["status"] == ("RESOURCE_EXHAUSTED" if stream else "OK")
         # Its place is free, although it still holds its end of the connection.
         verifier.play(lambda opened: [5, 0])
         answer = await post(running, "/v1/completions", body())
