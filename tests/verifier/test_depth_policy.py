@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate, SequenceDepth
+from verifier.drafts.depth_policy import (
+    DepthOutcome,
+    DepthPolicy,
+    DraftCandidate,
+    SequenceDepth,
+)
 from verifier.drafts.step_cost import NO_STEP, StepShape
 from verifier.gpu.graph_pool import BUCKETS
 from verifier.gpu.graph_pool import ROW_TILE as GRAPH_ROW_TILE
@@ -90,6 +95,7 @@ class Machine:
                 shape_of(count, rows),
                 plain_shape=shape_of(count, count),
                 duration_s=duration_s,
+                candidates=candidates,
                 num_draft_tokens=depths,
                 entries=list(range(count)),
                 num_accepted_tokens=np.array(accepted, dtype=np.int64),
@@ -149,6 +155,7 @@ def learn_without_candidates(
         shape,
         plain_shape=plain_shape,
         duration_s=duration_s,
+        candidates=[],
         num_draft_tokens=[],
         entries=[],
         num_accepted_tokens=np.zeros(0, dtype=np.int64),
@@ -312,6 +319,7 @@ def test_reports_what_it_expected_and_what_came() -> None:
         shape_of(1, 4),
         plain_shape=shape_of(1, 1),
         duration_s=0.004,
+        candidates=[candidate],
         num_draft_tokens=[3],
         entries=[0],
         num_accepted_tokens=np.array([2]),
@@ -335,12 +343,52 @@ def test_of_steps_without_drafts_one_of_eight_is_learned_from_and_all_are_report
     assert outcomes[1].expected_s is None
 
 
-def test_a_sequence_that_ended_in_the_step_teaches_nothing() -> None:
-    policy = make_policy()
-    record = SequenceDepth()
-    candidate = DraftCandidate(
-        record=record, source=1, match_length=4, place=0, token_ids=[1, 1, 1]
+def candidate_of(record: SequenceDepth) -> DraftCandidate:
+    return DraftCandidate(record=record, source=1, match_length=4, place=0, token_ids=[1, 1, 1])
+
+
+def learn_one(policy: DepthPolicy, candidate: DraftCandidate, output: list[int]) -> DepthOutcome:
+    """Learns from a step that verified three drafts, of which all but the last output token
+    stood.
+    """
+    return policy.learn(
+        shape_of(1, 4),
+        plain_shape=None,
+        duration_s=0.004,
+        candidates=[candidate],
+        num_draft_tokens=[3],
+        entries=[0],
+        num_accepted_tokens=np.array([max(0, len(output) - 1)]),
+        output_token_ids=np.array([output + [-1] * (4 - len(output))]),
     )
+
+
+def test_a_sequence_without_a_usable_row_teaches_nothing() -> None:
+    record = SequenceDepth()
+    outcome = learn_one(make_policy(), candidate_of(record), [])
+    assert record.log_odds == 0.0
+    assert outcome.num_accepted == 0
+    assert outcome.plain_s is None
+
+
+def test_a_step_may_be_learned_from_after_the_next_choice() -> None:
+    outputs = [[1, 1, 0], [0]]
+    records = SequenceDepth(), SequenceDepth()
+    in_turns, late = make_policy(), make_policy()
+    for output in outputs:
+        candidate = candidate_of(records[0])
+        choose_one(in_turns, candidate)
+        learn_one(in_turns, candidate, output)
+    candidates = [candidate_of(records[1]) for _ in outputs]
+    for candidate in candidates:
+        choose_one(late, candidate)
+    for candidate, output in zip(candidates, outputs, strict=True):
+        learn_one(late, candidate, output)
+    assert records[0].log_odds < 0.0
+    assert (records[0].log_odds, records[0].variance) == (records[1].log_odds, records[1].variance)
+
+
+def choose_one(policy: DepthPolicy, candidate: DraftCandidate) -> None:
     policy.choose(
         [candidate],
         decode_shape=shape_of(1, 1),
@@ -348,15 +396,3 @@ def test_a_sequence_that_ended_in_the_step_teaches_nothing() -> None:
         max_drafts=9,
         draft_context=CONTEXT,
     )
-    outcome = policy.learn(
-        shape_of(1, 4),
-        plain_shape=None,
-        duration_s=0.004,
-        num_draft_tokens=[0],
-        entries=[-1],
-        num_accepted_tokens=np.zeros(0, dtype=np.int64),
-        output_token_ids=np.zeros((0, 1), dtype=np.int64),
-    )
-    assert record.log_odds == 0.0
-    assert (outcome.expected_drafts, outcome.num_accepted) == (0.0, 0)
-    assert outcome.plain_s is None

@@ -30,6 +30,7 @@ def policy_where_a_row_costs(seconds: float) -> DepthPolicy:
             shape(rows),
             plain_shape=None,
             duration_s=1e-3 + seconds * rows,
+            candidates=[],
             num_draft_tokens=[],
             entries=[],
             num_accepted_tokens=np.zeros(0, dtype=np.int64),
@@ -78,7 +79,7 @@ def test_under_always_all_drafts_are_verified_whatever_they_cost() -> None:
     sequences = [make_sequence(), make_sequence(draft_wait=DraftWait.ALWAYS), make_sequence()]
     items = scheduled(policy, sequences)
     assert depths(items) == [0, NUM_DRAFTS, 0]
-    assert [item.candidate for item in items] == [0, -1, 1]
+    assert [item.candidate is None for item in items] == [False, True, False]
 
 
 def test_without_a_policy_as_many_are_verified_as_the_limits_allow() -> None:
@@ -135,7 +136,7 @@ def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> No
     assert all(
         step.speculation.expected_s is not None
         for step in steps
-        if step.speculation and any(item.candidate >= 0 for item in step.scheduled)
+        if step.speculation and any(item.candidate is not None for item in step.scheduled)
     )
     accepted = sum(step.speculation.num_accepted for step in steps if step.speculation)
     assert accepted == sum(int(step.verdict.num_accepted_tokens.sum()) for step in steps)

@@ -27,7 +27,7 @@ class StepSampling(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step has computed. Arrays are valid until the next launch."""
+    """What a step has computed. All but the verdict is valid until the next launch."""
 
     # On the sampled sequences.
     verdict: Verdict

@@ -34,8 +34,6 @@ _PLAIN_PERIOD_STEPS = 8
 # The columns of a candidate's numbers; the last two are its sequence's correction.
 _SOURCE, _MATCH, _PLACE, _LIMIT, _LOG_ODDS, _VARIANCE = range(6)
 _NUM_COLUMNS = 6
-_NO_NUMBERS = np.zeros((0, _NUM_COLUMNS))
-_NO_OUTCOMES = np.zeros((0, 3), dtype=np.int64)
 
 
 class SequenceDepth:
@@ -57,7 +55,7 @@ class SequenceDepth:
 
 
 class DraftCandidate(NamedTuple):
-    """The drafts that one sequence could verify in this step. One is made per sequence and step.
+    """The drafts that one sequence could verify in a step. One is made per sequence and step.
 
     Attributes:
         match_length: of the hint.
@@ -91,7 +89,9 @@ class DepthOutcome(NamedTuple):
 
 
 class DepthPolicy:
-    """Owned by the engine thread. `choose` before a step, `learn` after it."""
+    """Owned by the engine thread. `choose` before a step; `learn` after it, at latest after the
+    next choice.
+    """
 
     def __init__(self, *, max_rows: int, max_depth: int, row_tile: int) -> None:
         """Compiles the kernels, or loads them.
@@ -104,25 +104,16 @@ class DepthPolicy:
         self._cost = StepCost(max_rows=max_rows, row_tile=row_tile)
         self._acceptance = Acceptance()
         self._max_depth = max_depth
-        self._candidates: SequenceOf[DraftCandidate] = ()
-        # Of the candidates.
-        self._numbers: FloatArray = _NO_NUMBERS
         self._num_plain_steps = 0
         # Steps with drafts, and when the next of them probes.
         self._num_steps = 0
         self._next_probe = _FIRST_PROBE_PERIOD_STEPS
         self._probes_more = False
         self._probe_factor = 1.0
-        # In a row, the present one included; and whether it verifies drafts because of them.
+        # In a row, the present one included.
         self._num_steps_without_draft = 0
-        self._is_trial = False
         with without_collections():
             self._warm_up()
-
-    @property
-    def num_candidates(self) -> int:
-        """Of the last `choose`, not learned from yet."""
-        return len(self._candidates)
 
     def choose(
         self,
@@ -136,35 +127,30 @@ class DepthPolicy:
         """How many drafts each candidate verifies.
 
         Args:
-            candidates: kept for `learn`.
             decode_shape: of the step without any of these drafts, and without prefill chunks.
             shape: with the chunks.
             max_drafts: the most of all.
             draft_context: how many tokens a draft attends to, about.
         """
-        self._candidates = candidates
         self._num_steps_without_draft += 1
         is_due = self._num_steps_without_draft >= _NO_DRAFT_PERIOD_STEPS
         if not candidates:
             return []
         self._count_step()
-        # A flat list becomes an array in half the time of a nested one.
-        flat: list[float] = []
-        for record, source, match_length, place, token_ids in candidates:
-            flat += (
-                source, match_length, place, len(token_ids), record.log_odds, record.variance
-            )  # fmt: skip
-        self._numbers = np.array(flat).reshape(len(candidates), _NUM_COLUMNS)
         depths = np.empty(len(candidates), dtype=np.int64)
         _choose(
-            self._acceptance.trials, self._numbers, self._max_depth, max_drafts,
+            self._acceptance.trials, _numbers(candidates), self._max_depth, max_drafts,
             self._cost.knots, self._cost.coefficients, *decode_shape, *shape, draft_context,
             self._probe_factor, decode_shape.num_sequences if is_due else 0, depths,
         )  # fmt: skip
         chosen: list[int] = depths.tolist()
-        self._is_trial = is_due and any(chosen)
-        if any(chosen):
+        has_drafts = any(chosen)
+        if has_drafts:
             self._num_steps_without_draft = 0
+        if not (is_due and has_drafts):
+            for candidate, depth in zip(candidates, chosen, strict=True):
+                record = candidate.record
+                record.num_declined = 0 if depth else record.num_declined + 1
         return chosen
 
     def learn_plain(self, duration_s: float) -> DepthOutcome | None:
@@ -183,6 +169,7 @@ class DepthPolicy:
         *,
         plain_shape: StepShape | None,
         duration_s: float,
+        candidates: SequenceOf[DraftCandidate],
         num_draft_tokens: SequenceOf[int],
         entries: SequenceOf[int],
         num_accepted_tokens: IntArray,
@@ -193,34 +180,27 @@ class DepthPolicy:
         Args:
             shape: of the whole step.
             plain_shape: the same without any draft, if every sequence decoded.
-            num_draft_tokens: of each of the candidates of `choose`, as verified.
-            entries: each candidate's place in the next two; -1: it was not sampled.
+            candidates: those of the step's `choose`.
+            num_draft_tokens: of each of them, as verified.
+            entries: each one's place in the next two.
             num_accepted_tokens: [B].
             output_token_ids: [B, K_max + 1], -1 behind the last.
         """
-        candidates, self._candidates = self._candidates, ()
-        numbers, outcomes = _NO_NUMBERS, _NO_OUTCOMES
-        if candidates:
-            numbers = self._numbers
-            flat: list[int] = []
-            for (*_, token_ids), depth, entry in zip(
-                candidates, num_draft_tokens, entries, strict=True
-            ):
-                flat += depth, entry, token_ids[depth] if depth < len(token_ids) else _NO_TOKEN
-            outcomes = np.array(flat, dtype=np.int64).reshape(len(candidates), 3)
+        # Made again: since the choice, another step may have been learned from.
+        numbers = _numbers(candidates)
+        flat: list[int] = []
+        for (*_, token_ids), depth, entry in zip(
+            candidates, num_draft_tokens, entries, strict=True
+        ):
+            flat += depth, entry, token_ids[depth] if depth < len(token_ids) else _NO_TOKEN
+        outcomes = np.array(flat, dtype=np.int64).reshape(len(candidates), 3)
         expected, num_accepted, expected_s, plain_s = _learn(
             self._acceptance.trials, numbers, outcomes, num_accepted_tokens, output_token_ids,
             *self._cost.state, *shape, *(plain_shape or NO_STEP), duration_s,
         )  # fmt: skip
-        if candidates:
-            corrections, is_trial = numbers[:, _LOG_ODDS:].tolist(), self._is_trial
-            for candidate, depth, correction in zip(
-                candidates, num_draft_tokens, corrections, strict=True
-            ):
-                record = candidate.record
-                record.log_odds, record.variance = correction
-                if not is_trial:
-                    record.num_declined = 0 if depth else record.num_declined + 1
+        corrections = numbers[:, _LOG_ODDS:].tolist()
+        for candidate, correction in zip(candidates, corrections, strict=True):
+            candidate.record.log_odds, candidate.record.variance = correction
         return DepthOutcome(
             expected, num_accepted, expected_s, duration_s, plain_s if plain_shape else None
         )
@@ -240,8 +220,11 @@ class DepthPolicy:
         shape = StepShape(num_sequences=1, num_logits_rows=1, num_attended=1, num_rows=1)
         cost, acceptance = self._cost, self._acceptance
         self._cost, self._acceptance = deepcopy(cost), deepcopy(acceptance)
-        depths = self.choose(
-            [DraftCandidate(SequenceDepth(), source=0, match_length=1, place=0, token_ids=[0])],
+        candidate = DraftCandidate(
+            SequenceDepth(), source=0, match_length=1, place=0, token_ids=[0]
+        )
+        [depth] = self.choose(
+            [candidate],
             decode_shape=shape,
             shape=shape,
             max_drafts=1,
@@ -251,13 +234,25 @@ class DepthPolicy:
             shape,
             plain_shape=shape,
             duration_s=1.0,
-            num_draft_tokens=depths,
+            candidates=[candidate],
+            num_draft_tokens=[depth],
             entries=[0],
             num_accepted_tokens=np.zeros(1, dtype=np.int64),
             output_token_ids=np.zeros((1, 1), dtype=np.int64),
         )
         self._cost, self._acceptance = cost, acceptance
         self._num_steps = self._num_steps_without_draft = 0
+
+
+def _numbers(candidates: SequenceOf[DraftCandidate]) -> FloatArray:
+    """[N, _NUM_COLUMNS]."""
+    # A flat list becomes an array in half the time of a nested one.
+    flat: list[float] = []
+    for record, source, match_length, place, token_ids in candidates:
+        flat += (
+            source, match_length, place, len(token_ids), record.log_odds, record.variance
+        )  # fmt: skip
+    return np.array(flat, dtype=np.float64).reshape(len(candidates), _NUM_COLUMNS)
 
 
 @kernel
@@ -327,8 +322,8 @@ def _learn(
     """Learns acceptance, corrections and costs.
 
     Args:
-        outcomes: of each candidate: its depth, its place in the next two (-1: not sampled), and
-            its hint's token after the verified ones (-1: none).
+        outcomes: of each candidate: its depth, its place in the next two, and its hint's token
+            after the verified ones (-1: none).
 
     Returns:
         What `DepthOutcome` has but the step's duration.
@@ -336,8 +331,6 @@ def _learn(
     expected, accepted = 0.0, 0
     for i in range(len(numbers)):
         depth, entry, next_token_id = outcomes[i]
-        if entry < 0:
-            continue
         source, match_length = int(numbers[i, _SOURCE]), int(numbers[i, _MATCH])
         place = int(numbers[i, _PLACE])
         survivals = np.empty(depth)

@@ -4,11 +4,12 @@ Read `Engine.step` first. Other threads only queue commands (`inbox.py`) and rec
 their session's sink (`messages.py`); the engine never waits for a client. `faults.py` says what an
 unforeseen exception ends.
 
-The order after a step: if the next one may wait for hints, the tokens go to the drafters at once.
-All else is sent when the next step is launched: a device computes meanwhile, and a CPU begins after
-that. This leaves the interpreter and, on few cores, the processor to the hint under way, with which
-the events would make gateways and clients compete. Where a session makes the hints, the events go
-at once.
+The order after a step: its tokens are committed, and if the next step may wait for hints, they go
+to the drafters at once. All else that the next step does not need waits until that is launched: a
+device computes meanwhile, and a CPU begins after that. This leaves the interpreter and, on few
+cores, the processor to the hint under way, with which the events would make gateways and clients
+compete. Where a session makes the hints, the events go at once; and where a step waits for hints,
+it learns meanwhile from the one before.
 """
 
 import itertools
@@ -117,8 +118,9 @@ class Engine:
         self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
-        # Of the last step, until its events are handed out.
+        # Of the last step, until its events are handed out, and until it is learned from.
         self._unflushed: StepStats | None = None
+        self._unlearned: StepRecord | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def step(self) -> bool:
@@ -136,6 +138,7 @@ class Engine:
         clock.end("schedule")
         handle = ranged("launch", self._model.launch, expand(layout), sampling)
         # A device computes meanwhile.
+        self._learn()
         self._flush()
         self._drafters.flush()
         if self._computes_at_launch:
@@ -152,23 +155,12 @@ class Engine:
         ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
         stats = ranged("publish", self._publish, batch, layout, clock.total_s, draft_wait_s)
         clock.end("commit")
-        speculation = None
-        if (policy := self._scheduler.depth_policy) is not None:
-            try:
-                speculation = learn_from_step(policy, batch, layout, verdict, stats.duration_s)
-            except Exception as error:
-                # Exactness does not depend on it: steps go on without what it learned.
-                self._faults.record(Fault.SCHEDULE, error)
-                self._scheduler.depth_policy = None
-        self._observer.stepped(
-            StepRecord(
-                scheduled=batch.scheduled,
-                layout=layout,
-                verdict=verdict,
-                stats=stats,
-                speculation=speculation,
-                phase_durations_s=clock.durations_s,
-            )
+        self._unlearned = StepRecord(
+            scheduled=batch.scheduled,
+            layout=layout,
+            verdict=verdict,
+            stats=stats,
+            phase_durations_s=clock.durations_s,
         )
         return True
 
@@ -225,6 +217,7 @@ class Engine:
                 self._drafters.tick()
                 if not self.step():
                     self._drafters.flush()
+                    self._learn()
                     self._flush()
                     self._inbox.resolve_idle()
                     self._inbox.handle(timeout_s=self._idle_wait_s())
@@ -275,6 +268,7 @@ class Engine:
                 break
             awaited = awaited or without_draft
             self._drafters.flush()
+            self._learn()
             self._inbox.handle(timeout_s=left_s)
             self._admit()
             now_s = time.monotonic()
@@ -317,6 +311,20 @@ class Engine:
             # Their sessions make hints of the events.
             self._flush()
         return stats
+
+    def _learn(self) -> None:
+        """Learns from the last step and lets it be observed, unless that is done."""
+        record, self._unlearned = self._unlearned, None
+        if record is None:
+            return
+        if (policy := self._scheduler.depth_policy) is not None:
+            try:
+                record.speculation = learn_from_step(policy, record)
+            except Exception as error:
+                # Exactness does not depend on it: steps go on without what it learned.
+                self._faults.record(Fault.SCHEDULE, error)
+                self._scheduler.depth_policy = None
+        self._observer.stepped(record)
 
     def _flush(self) -> None:
         """Updates the load and hands each session its events."""

@@ -70,7 +70,7 @@ class EngineLoad:
     num_drafters: Mapping[DrafterState, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepRecord:
     """Everything about a step that an observer may need."""
 
@@ -79,17 +79,17 @@ class StepRecord:
     layout: BatchLayout
     verdict: Verdict
     stats: StepStats
-    # None: there is no depth policy.
-    speculation: DepthOutcome | None
     # Seconds by phase, see `PHASES`.
     phase_durations_s: dict[str, float]
+    # What the depth policy says of it when it has learned from it; None: there is no policy.
+    speculation: DepthOutcome | None = None
 
 
 class EngineObserver:
     """Called by the engine thread; must be quick. Does nothing unless overridden."""
 
     def stepped(self, record: StepRecord) -> None:
-        """A step is over."""
+        """A step is over; the next one may be under way."""
 
     def hop_measured(self, duration_s: float) -> None:
         """A hint arrived while no step was computed, so long after it was requested, in seconds."""

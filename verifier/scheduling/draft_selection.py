@@ -22,12 +22,12 @@ class SelectedDraft:
     Attributes:
         token_ids: those within its own limits.
         depth: how many of them to verify. None: as many as there is room for.
-        candidate: its place among the policy's candidates; -1: it is none.
+        candidate: as the policy knows them. None: it does not choose their depth.
     """
 
     token_ids: list[int]
     depth: int | None = None
-    candidate: int = -1
+    candidate: DraftCandidate | None = None
     # Whether a grammar leaves no choice about their text.
     is_forced: bool = False
 
@@ -105,18 +105,15 @@ def choose_depths(
             continue
         length, buffer = len(sequence.token_ids), sequence.draft_buffer
         num_draft_contexts += length
-        draft.candidate = len(candidates)
-        # A hint may claim a longer match than there is text.
-        match_length = min(buffer.matched_ngram_length, length)
-        candidates.append(
-            DraftCandidate(
-                sequence.depth_record,
-                buffer.source,
-                match_length,
-                buffer.place(length),
-                draft.token_ids,
-            )
+        draft.candidate = DraftCandidate(
+            sequence.depth_record,
+            buffer.source,
+            # A hint may claim a longer match than there is text.
+            min(buffer.matched_ngram_length, length),
+            buffer.place(length),
+            draft.token_ids,
         )
+        candidates.append(draft.candidate)
     if not candidates:
         policy.choose((), decode_shape=NO_STEP, shape=NO_STEP, max_drafts=0, draft_context=0)
         return
@@ -136,9 +133,9 @@ def choose_depths(
         max_drafts=draft_budget,
         draft_context=num_draft_contexts // len(candidates),
     )
-    for draft in drafts:
-        if draft.candidate >= 0:
-            draft.depth = depths[draft.candidate]
+    chosen = (draft for draft in drafts if draft.candidate is not None)
+    for draft, depth in zip(chosen, depths, strict=True):
+        draft.depth = depth
 
 
 def _with_chunks(shape: StepShape, prefilling: SequenceOf[Sequence], budget: int) -> StepShape:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from servicekit.logs import get_logger
-from verifier.drafts.depth_policy import DepthPolicy
+from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.speculation_policy import num_drafts_to_verify
 from verifier.scheduling.block_pool import BlockPool
@@ -51,8 +51,8 @@ class ScheduledSequence(NamedTuple):
     draft_token_ids: list[int]
     # False for a prefill chunk that ends before the last known token, and where it is only scored.
     samples: bool
-    # Its place among the depth policy's candidates; -1: it is none.
-    candidate: int = -1
+    # What the depth policy chose from; None: it had no choice.
+    candidate: DraftCandidate | None = None
     # Whether its drafts are those that a grammar forces, not a hint's.
     is_forced: bool = False
 
@@ -388,7 +388,7 @@ class Scheduler:
                 logger.exception("depth_policy_failed")
                 self.depth_policy = None
                 for draft in drafts:
-                    draft.depth, draft.candidate = None, -1
+                    draft.depth = draft.candidate = None
         return drafts
 
     def _draft_of(
@@ -422,7 +422,7 @@ class Scheduler:
         sequence: Sequence,
         num_new_tokens: int,
         draft_token_ids: list[int],
-        candidate: int = -1,
+        candidate: DraftCandidate | None = None,
         is_forced: bool = False,
     ) -> ScheduledSequence:
         end = sequence.num_computed_tokens + num_new_tokens
