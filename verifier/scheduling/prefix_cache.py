@@ -11,6 +11,7 @@ Knows no tensor and no sequence.
 
 import array
 import hashlib
+from collections import OrderedDict
 
 _DIGEST_BYTES = 32
 
@@ -40,7 +41,8 @@ class PrefixCache:
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
-        self._idle: dict[int, None] = {}
+        # A dict would walk over those that left before its first: some ms per step of a full cache.
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_idle(self) -> int:
@@ -80,8 +82,7 @@ class PrefixCache:
 
     def evict(self) -> int:
         """Removes the least recently used idle block; returns it."""
-        block = next(iter(self._idle))
-        del self._idle[block]
+        block, _ = self._idle.popitem(last=False)
         del self._blocks[self._digests.pop(block)]
         return block
 
