@@ -380,12 +380,42 @@ class DiffersForManyRows(CallsItselfStrict):
         return product * (1.0 + torch.finfo(rows.dtype).eps * (len(rows) > 128))
 
 
+class AddsFewRowsInAnotherOrder(CallsItselfStrict):
+    """As instructions of another length would. Sums are float32, and rounded once."""
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert bias is None
+        num_inputs = 16 if len(rows) <= 16 else 8
+        sums = torch.zeros(len(rows), len(weight))
+        for some, of_weight in zip(
+            rows.float().split(num_inputs, dim=1),
+            weight.float().split(num_inputs, dim=1),
+            strict=True,
+        ):
+            sums = (sums + some.double() @ of_weight.double().T).float()
+        return sums.to(rows.dtype)
+
+
 @pytest.mark.stand_in
-def test_a_strict_decoder_whose_large_tile_differs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("operations", "dtype"),
+    [
+        (DiffersForManyRows(), torch.float32),
+        (AddsFewRowsInAnotherOrder(), torch.float32),
+        (AddsFewRowsInAnotherOrder(), torch.bfloat16),
+    ],
+    ids=["by a rounding", "by the order of float32 sums", "by the order, rounded"],
+)
+def test_a_strict_decoder_whose_tiles_differ_is_refused(
+    operations: PlainOperations,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu_check, "paged_logits", in_one_piece)
-    save(tmp_path, "mistral", torch.float32)
-    weights = load(tmp_path, operations=DiffersForManyRows())
+    save(tmp_path, "mistral", dtype)
+    weights = load(tmp_path, operations=operations)
     with pytest.raises(CheckpointError, match="strict: the bits of products depend on rows"):
         check(weights, tmp_path)
