@@ -4,6 +4,7 @@ import torch
 
 from verifier.config import VerifierConfig
 from verifier.model.fp8_weights import multiplies_in_fp8
+from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
 from verifier.model.parity_probe import check_parity
@@ -50,6 +51,14 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
         max_model_len=max_model_len,
         reference=part.reference,
     )
+    if device.type == "cuda" and leader is None and config.num_kv_blocks is not None:
+        check_largest_steps(
+            config,
+            own_part,
+            longest=max_model_len,
+            block_size=part.block_size,
+            vocab_size=checkpoint.vocab_size,
+        )
     return ReadyModel(
         model=model,
         numerics="fast",

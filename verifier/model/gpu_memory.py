@@ -99,6 +99,41 @@ def largest_steps(
     yield _step(num_sequences, each, each, share, block_size)
 
 
+def check_largest_steps(
+    config: VerifierConfig,
+    model: ComputesLogits,
+    *,
+    longest: int,
+    block_size: int,
+    vocab_size: int,
+) -> None:
+    """Runs the largest steps over as many K/V blocks as the flag says, for which nothing was
+    measured. Comes before any sequence: what they write to the first blocks belongs to nobody.
+
+    Args:
+        longest: as in `largest_steps`.
+
+    Raises:
+        CheckpointError: the model's code fails.
+        ConfigError: one does not fit.
+    """
+    try:
+        for layout in largest_steps(
+            config, longest=longest, block_size=block_size, vocab_size=vocab_size
+        ):
+            model.forward(layout)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "--num-kv-blocks",
+            f"{config.num_kv_blocks} blocks leave no memory for the largest step: {error}",
+        ) from error
+    except Exception as error:
+        # Any model's code runs here and may fail in any way.
+        raise CheckpointError(
+            f"the model is not served: its largest step fails: {error}"
+        ) from error
+
+
 def step_bytes(
     device: torch.device, make_model: Callable[[], ComputesLogits], layouts: list[BatchLayout]
 ) -> int:

@@ -25,7 +25,7 @@ from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
 from verifier.model.digests import begin_digest
 from verifier.model.gpu_check import check_decoder, reference_on
-from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
+from verifier.model.gpu_memory import PROFILE_BLOCKS, check_largest_steps, free_for_kv_bytes
 from verifier.model.memory import (
     CPU_FRACTION,
     GPU_FRACTION,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from verifier.gpu.device_step import StepSampler
 
 _GRAPH_BYTES = 1 << 30
-"""For the graphs of a model, beside its largest step."""
+"""For the graphs of a model, beside its largest step; at most a quarter of what weights leave."""
 
 _MAX_CAPTURE_S = 60.0
 
@@ -173,6 +173,14 @@ def load_on_gpu(
     except Exception as error:
         # Kernels of the sampler are compiled here, and graphs captured.
         raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error
+    if config.num_kv_blocks is not None:
+        check_largest_steps(
+            config,
+            model,
+            longest=max_model_len,
+            block_size=attention.block_size,
+            vocab_size=shape.vocab_size,
+        )
     return ReadyModel(
         model=model,
         numerics="strict" if is_strict else "fast",
@@ -248,7 +256,8 @@ def _graphs_for(backend: AttentionBackend, device: torch.device) -> Graphs | Non
     """None: every kernel is launched."""
     if device.type != "cuda" or not isinstance(backend, AttendsToTables):
         return None
-    limits = GraphLimits(max_bytes=_GRAPH_BYTES, max_prepare_s=_MAX_CAPTURE_S)
+    max_bytes = min(_GRAPH_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    limits = GraphLimits(max_bytes=max_bytes, max_prepare_s=_MAX_CAPTURE_S)
     return Graphs(capture=CudaCapture(device), limits=limits)
 
 

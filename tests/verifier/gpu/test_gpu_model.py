@@ -13,7 +13,9 @@ from servicekit.config import ConfigError
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.capped_attention import CappedBackend
+from tests.verifier.gpu.graph_stand_in import RecordingCapture
 from tests.verifier.gpu.running_decoder import CPU, load
+from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.scoring_engine import score, stacked, started
@@ -25,6 +27,7 @@ from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
 from verifier.gpu.decoder import GpuDecoder
+from verifier.gpu.device_batch import DeviceArrays
 from verifier.gpu.operations import operations_for
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer
@@ -238,6 +241,45 @@ def test_memory_that_is_short_is_refused_by_the_flag(
     monkeypatch.setattr(f"verifier.model.gpu_model.{name}", failing)
     with pytest.raises(ConfigError, match=f"{flag}.*9 GiB"):
         load_on_gpu(config, described, CPU)
+
+
+def test_blocks_that_leave_no_memory_for_the_largest_step_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute = GpuDecoder._compute
+
+    def of_a_full_gpu(self: GpuDecoder, arrays: DeviceArrays, *others: Any) -> Any:
+        if len(arrays.token_ids) > 100:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return compute(self, arrays, *others)
+
+    monkeypatch.setattr(GpuDecoder, "_compute", of_a_full_gpu)
+
+    def loaded(max_num_batched_tokens: int) -> None:
+        config = config_for(
+            folder_of("llama"),
+            device="cpu",
+            num_kv_blocks=8,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        described = find_on_gpu(config, CPU)
+        assert described is not None
+        load_on_gpu(config, described, CPU)
+
+    loaded(100)
+    with pytest.raises(ConfigError, match=r"--num-kv-blocks: 8 blocks leave.*9 GiB"):
+        loaded(101)
+
+
+@pytest.mark.parametrize(("free_gib", "expected_mib"), [(80, 1024), (2, 512)])
+def test_graphs_take_a_quarter_of_what_weights_leave_at_most(
+    free_gib: int, expected_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_model, "CudaCapture", lambda device: RecordingCapture())
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib << 30, 80 << 30))
+    graphs = gpu_model._graphs_for(TablesBackend(), GPU)
+    assert graphs is not None
+    assert graphs.limits.max_bytes == expected_mib << 20
 
 
 def test_a_backend_that_fails_at_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
