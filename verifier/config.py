@@ -139,7 +139,7 @@ class VerifierConfig(
     """Whether Score requests may ask for each position's distribution over the vocabulary and its
     hidden state, up to 4 MiB a call. Callers can learn much of the model's weights from them."""
 
-    draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0)
+    draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
     """Longest wait for a draft of a sequence opened with DRAFT_WAIT_ALWAYS, in seconds."""
 
     stall_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)

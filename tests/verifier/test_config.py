@@ -16,6 +16,11 @@ def refusal(**options: object) -> str:
     return error["msg"]
 
 
+@pytest.mark.parametrize("name", ["draft_idle_timeout_s", "stall_timeout_s"])
+def test_a_wait_ends(name: str) -> None:
+    assert refusal(**{name: float("inf")}) == "Input should be a finite number"
+
+
 def test_every_running_sequence_has_room_in_a_step() -> None:
     message = refusal(max_num_seqs=8, max_num_batched_tokens=7)
     assert "--max-num-batched-tokens 7 is under --max-num-seqs 8" in message

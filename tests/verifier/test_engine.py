@@ -28,7 +28,7 @@ from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
+from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod, Sequence
 
 pytestmark = pytest.mark.stand_in
 
@@ -560,6 +560,16 @@ class TestAlwaysWaiting:
         assert isinstance(session.wait_end(sequence_id), Rejected)
         assert time.monotonic() - started_at_s >= 0.05
 
+    def test_may_wait_for_longer_than_a_clock_can_count(self, start_engine: StartEngine) -> None:
+        running = start_engine(idle_timeout_s=1e12)
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=3, draft_wait=ALWAYS)
+        for count in (1, 2):
+            decided = session.wait_decided(sequence_id, count)
+            running.sync()
+            session.hint(sequence_id, decided.base_length + len(decided.token_ids), [])
+        assert isinstance(session.wait_end(sequence_id), Decided)
+
     def test_an_update_that_no_drafts_will_come_ends_the_wait(
         self, start_engine: StartEngine
     ) -> None:
@@ -683,6 +693,35 @@ class TestAdmission:
             opened = [session.open([1], max_new_tokens=3) for _ in range(5)]
         ends = [session.wait_end(sequence_id) for sequence_id in opened]
         assert [isinstance(end, Rejected) for end in ends] == [False] * 4 + [True]
+
+    def test_of_many_that_find_the_queue_full_only_the_first_looks_for_room(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A look for room can take as long as a step."""
+        running = start_engine(max_num_seqs=1, max_num_waiting=1)
+        session = running.attach()
+        runs, waits = (session.open([1], max_new_tokens=20, draft_wait=ALWAYS) for _ in range(2))
+        session.wait_decided(runs, 1)
+        running.sync()
+        num_looks, admit = 0, running.engine._scheduler.admit
+
+        def counted() -> list[Sequence]:
+            nonlocal num_looks
+            num_looks += 1
+            return admit()
+
+        monkeypatch.setattr(running.engine._scheduler, "admit", counted)
+        with running.held():
+            refused = [session.open([1]) for _ in range(10)]
+            session.close(runs)
+            taken = session.open([1], max_new_tokens=1)
+            late = session.open([1])
+        for sequence_id in (*refused, late):
+            assert isinstance(session.wait_end(sequence_id), Rejected)
+        # One for the first of them, one each for those after the end of what ran, one per step.
+        assert num_looks <= 3 + 2
+        session.close(waits)
+        assert isinstance(session.wait_end(taken), Decided)
 
     def test_an_id_that_is_open_is_refused_and_the_open_one_goes_on(
         self, start_engine: StartEngine

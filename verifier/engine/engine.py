@@ -54,6 +54,9 @@ from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import ScoringMethod, Sequence
 
+# The most that a queue can wait for depends on the platform.
+_LONGEST_IDLE_WAIT_S = 3600.0
+
 Result = TypeVar("Result")
 
 
@@ -373,7 +376,7 @@ class Engine:
         ]
         if (due_s := self._drafters.due_s()) is not None:
             dues_s.append(due_s)
-        return max(0.001, min(dues_s)) if dues_s else None
+        return max(0.001, min(*dues_s, _LONGEST_IDLE_WAIT_S)) if dues_s else None
 
 
 def _mark_overdue(sequences: list[Sequence]) -> None:

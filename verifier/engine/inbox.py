@@ -62,6 +62,8 @@ class Inbox:
         self._hint_counts = hint_counts
         # When the last forward pass began.
         self.computing_since_s = 0.0
+        # Of this `handle`: whether an Open that finds the queue full can hope for room.
+        self._may_admit = True
         # Of the last hint that arrived while no step was computed; 0: none since this was reset.
         self.round_trip_s = 0.0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -83,6 +85,7 @@ class Inbox:
         # Commands that are queued meanwhile wait for the next step, so that a client that sends
         # without end delays nobody.
         num_more = self._commands.qsize()
+        self._may_admit = True
         self._handle(command)
         for _ in range(num_more):
             self._handle(self._commands.get_nowait())
@@ -108,10 +111,12 @@ class Inbox:
             case Forget():
                 self._faults.record(Fault.PUBLISH, command.error, command.sequence_id)
                 self._table.forget(command)
+                self._may_admit = True
             case AttachSession():
                 self._table.attach(command.session_id, command.sink)
             case DetachSession():
                 self._table.detach(command.session_id)
+                self._may_admit = True
             case Call():
                 command.run()
             case WhenIdle():
@@ -124,12 +129,15 @@ class Inbox:
         try:
             match command:
                 case Open():
-                    if self._table.is_full(command.sequence):
-                        # The first sequences of a burst may run at once and make room.
+                    if self._may_admit and self._table.is_full(command.sequence):
+                        # The first sequences of a burst may run at once and make room. If they
+                        # cannot, those behind them cannot either, until others end.
                         self._admit()
+                        self._may_admit = not self._table.is_full(command.sequence)
                     self._table.open(command)
                 case Close():
                     self._table.close(command)
+                    self._may_admit = True
                 case Update():
                     self._table.update(command)
         except Exception as error:

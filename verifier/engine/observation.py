@@ -61,7 +61,7 @@ class EngineLoad:
     num_prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
-    # Hints that were used, or never will be.
+    # Hints that were used, or passed or contradicted by their sequences.
     num_hints: Mapping[HintOutcome, int] = field(default_factory=dict)
     # Running means.
     step_duration_s: float = 0.0

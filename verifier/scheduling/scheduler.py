@@ -65,7 +65,7 @@ class SchedulerCounts:
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
     num_preemptions: int = 0
-    # Hints that were used, or never will be.
+    # Hints that were used, or passed or contradicted by their sequences.
     hints: dict[HintOutcome, int] = field(default_factory=lambda: dict.fromkeys(HintOutcome, 0))
 
 
