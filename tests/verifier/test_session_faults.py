@@ -9,14 +9,15 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from servicekit.errors import MessageLimitError
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
 from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
-from verifier.engine.messages import DetachSession, Open
+from verifier.engine.messages import DetachSession, Event, Open, Rejected
 from verifier.engine.observation import Fault
-from verifier.errors import OverloadedError
+from verifier.errors import InternalError, OverloadedError
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, WINDOW_COST
 from verifier.service.named_drafters import MAX_NEW_NAMES, NamedDrafters
@@ -227,6 +228,41 @@ class TestOverload:
             async for _ in session.responses():
                 pass
         session.close()
+
+    async def test_a_step_may_have_more_events_than_may_be_left_unread(
+        self, start_engine: StartEngine
+    ) -> None:
+        session = new_session(start_engine(), max_event_bytes=100)
+        events: list[Event] = [Rejected(sequence_id="x" * 200, error=InternalError())]
+        responses = aiter(session.responses())
+        for _ in range(3):
+            session._deliver(events, None)
+            assert len((await anext(responses)).events) == 1
+        for _ in range(2):
+            session._deliver(events, None)
+        with pytest.raises(OverloadedError, match="over 100 bytes of events are unread"):
+            await anext(responses)
+        session.close()
+
+
+async def test_an_error_of_the_stream_frees_its_sequences_though_nobody_reads(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine()
+    session = new_session(running)
+
+    async def requests() -> AsyncIterator[pb.SessionRequest]:
+        yield HELLO
+        yield pb.SessionRequest(commands=[make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS)])
+        yield pb.SessionRequest(commands=[pb.Command()] * 16_385)
+
+    async with asyncio.timeout(PATIENCE_S):
+        await session.read(requests())
+        await asyncio.wrap_future(running.engine.when_idle())
+    with pytest.raises(MessageLimitError):
+        async for _ in session.responses():
+            pass
+    session.close()
 
 
 def new_session(

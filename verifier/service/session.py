@@ -110,8 +110,8 @@ class Session:
                     greeted = True
                     commands = commands[1:]
                 await self._submit(commands, received_at_s)
-        except Exception as error:  # `responses` raises it
-            self._error = error
+        except Exception as error:
+            self._fail(error)
         finally:
             self._responses.put_nowait(None)
 
@@ -181,9 +181,7 @@ class Session:
             response = wire.response(events, step)
         if self._spans is not None:
             self._spans.note(events)
-        for part in wire.split(response):
-            if self._error is None:
-                self._put(part)
+        self._put(*wire.split(response))
 
     def _written(self, event: Event) -> Event:
         """The event, or, if it cannot be written, a Rejected that ends its sequence."""
@@ -197,19 +195,29 @@ class Session:
             return Rejected(sequence_id=event.sequence_id, error=InternalError())
         return event
 
-    def _put(self, response: verifier_pb2.SessionResponse) -> None:
-        self._queued_bytes += response.ByteSize()
+    def _put(self, *responses: verifier_pb2.SessionResponse) -> None:
+        """Queues the parts of one answer, or ends the session if too much before it is unread: a
+        step's events may be more than that.
+        """
         if self._queued_bytes > self._max_event_bytes:
-            self._error = OverloadedError(
-                f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
+            self._fail(
+                OverloadedError(
+                    f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
+                )
             )
-            self.close()
-            # Its client may never read on: nothing is kept for it.
-            while not self._responses.empty():
-                self._responses.get_nowait()
-            self._responses.put_nowait(None)
             return
-        self._responses.put_nowait(response)
+        for response in responses:
+            self._queued_bytes += response.ByteSize()
+            self._responses.put_nowait(response)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the session; `responses` raises the error."""
+        self._error = error
+        self.close()
+        # Its client may never read on: nothing is kept for it.
+        while not self._responses.empty():
+            self._responses.get_nowait()
+        self._responses.put_nowait(None)
 
     def _check_hello(self, command: verifier_pb2.Command | None) -> None:
         if command is None or command.WhichOneof("command") != "hello":
