@@ -122,6 +122,23 @@ def test_a_session_whose_sink_raises_is_ended_and_others_get_their_events(
     assert running.observer.faults == [Fault.PUBLISH]
 
 
+def test_a_score_call_that_makes_the_engine_raise_fails_as_our_fault(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start_engine()
+    bystander = Bystander(running)
+    monkeypatch.setattr("verifier.engine.step_batch._scored", lambda *_: 1 / 0)
+    options = ScoreOptions(
+        scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0), sampling=Sampling()
+    )
+    drafts = DraftsToScore(token_ids=PROMPT, draft_token_ids=[1])
+    call = ScoreCall(running.engine, [drafts], options)
+    with pytest.raises(InternalError):
+        call.result.result(PATIENCE_S)
+    call.close()
+    bystander.check()
+
+
 def test_a_score_call_whose_sink_raises_fails(start_engine: StartEngine) -> None:
     running = start_engine()
     bystander = Bystander(running)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from servicekit.errors import RequestError
 from verifier.engine.engine import Engine
 from verifier.engine.messages import DetachSession, Event, Open, Rejected, Scored, StepStats
+from verifier.errors import InternalError
 from verifier.sampling import Sampling
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredPosition
@@ -140,8 +141,8 @@ def _open_sequence(
 
 
 def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
-    """The error with the sequence of the call in its field; an overload stays as it is."""
-    if error.retry_after_ms is not None:
+    """The error, its field with the call's sequence; an overload or a fault of ours as it is."""
+    if error.retry_after_ms is not None or isinstance(error, InternalError):
         return error
     name = f"sequences[{sequence_id}]"
     return type(error)(error.message, field=f"{name}.{error.field}" if error.field else name)

@@ -150,8 +150,9 @@ class Grammars:
         """
         job = _Job(grammar, output_token_ids, is_drafted)
         with self._changed:
-            if self._endless is not None:
-                raise _too_long(grammar, self._endless)
+            # Once: the thread that compiles may be done with it at any time.
+            if (endless := self._endless) is not None:
+                raise _too_long(grammar, endless)
             if len(self._jobs) >= _MAX_WAITING:
                 raise OverloadedError(
                     f"{len(self._jobs)} grammars wait to be compiled",
