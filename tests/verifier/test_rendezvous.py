@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from servicekit.config import ConfigError
 from tests.verifier.parallel_verifier import PATIENCE_S
+from verifier.tensor_parallel import rendezvous
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
 from verifier.tensor_parallel.launch import Launch
 from verifier.tensor_parallel.rendezvous import accept_ranks, connect_to_rank_0
@@ -36,6 +37,7 @@ STRANGERS = [
     frame(Kind.HELLO, json.dumps({"rank": 1, "token": "guessed"}).encode()),
     frame(Kind.FAILED, json.dumps({"message": "x"}).encode()),
     frame(99, b""),
+    frame(Kind.HELLO, b"[" * 4000),
     struct.pack("<II", Kind.HELLO, 2**32 - 1),
 ]
 
@@ -79,6 +81,33 @@ def test_peers_without_the_token_are_disconnected() -> None:
         assert (message.kind, message.payload) == (Kind.STEP, b"1234")
         pair.follower.send(Kind.LOADED, num_kv_blocks=7)
         assert pair.leader.receive().values == {"num_kv_blocks": 7}
+
+
+def test_a_peer_that_sends_byte_by_byte_holds_up_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_HELLO_TIMEOUT_S", 0.2)
+    create_server = socket.create_server
+    is_over = threading.Event()
+
+    def with_a_stranger_first(address: tuple[str, int], **options: Any) -> socket.socket:
+        listener = create_server(address, **options)
+        stranger = socket.create_connection(listener.getsockname())
+        stranger.sendall(struct.pack("<II", Kind.HELLO, 4000))
+
+        def drip() -> None:
+            with stranger, contextlib.suppress(OSError):
+                while not is_over.wait(0.05):
+                    stranger.sendall(b"x")
+
+        threading.Thread(target=drip).start()
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", with_a_stranger_first)
+    try:
+        with connected([]) as pair:
+            pair.leader.send(Kind.STEP, b"1234")
+            assert pair.follower.receive().payload == b"1234"
+    finally:
+        is_over.set()
 
 
 def test_a_closed_connection_is_a_lost_rank() -> None:

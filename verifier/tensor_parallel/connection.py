@@ -12,6 +12,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,27 +123,37 @@ class Connection:
         self._socket.close()
 
 
-def read_frame(source: socket.socket, max_bytes: int = _MAX_HELLO_BYTES) -> Message | None:
+def read_frame(
+    source: socket.socket, max_bytes: int = _MAX_HELLO_BYTES, *, until_s: float | None = None
+) -> Message | None:
     """One frame; None at the end of the stream.
+
+    Args:
+        until_s: when the whole frame must be there, by the monotonic clock. None: never.
 
     Raises:
         OSError: the connection broke.
         ValueError: what came is no frame.
     """
-    header = _read_exactly(source, _HEADER.size)
+    header = _read_exactly(source, _HEADER.size, until_s)
     if header is None:
         return None
     kind, num_bytes = _HEADER.unpack(header)
     if num_bytes > max_bytes:
         raise ValueError(f"a frame of {num_bytes} bytes")
-    payload = _read_exactly(source, num_bytes)
+    payload = _read_exactly(source, num_bytes, until_s)
     return None if payload is None else Message(kind=Kind(kind), payload=bytes(payload))
 
 
-def _read_exactly(source: socket.socket, num_bytes: int) -> bytearray | None:
+def _read_exactly(source: socket.socket, num_bytes: int, until_s: float | None) -> bytearray | None:
     read = bytearray(num_bytes)
     view = memoryview(read)
     while view:
+        if until_s is not None:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            source.settimeout(left_s)
         count = source.recv_into(view)
         if count == 0:
             return None

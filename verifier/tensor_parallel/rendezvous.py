@@ -97,10 +97,9 @@ def connect_to_rank_0(store: Any, launch: Launch, *, on_lost: Callable[[str], No
 
 
 def _greeted_rank(peer: socket.socket, token: str) -> int | None:
-    peer.settimeout(_HELLO_TIMEOUT_S)
     # Any process on this machine may connect and send anything.
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        hello = read_frame(peer)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        hello = read_frame(peer, until_s=time.monotonic() + _HELLO_TIMEOUT_S)
         if hello is None or hello.kind is not Kind.HELLO:
             return None
         if secrets.compare_digest(hello.values["token"], token):
