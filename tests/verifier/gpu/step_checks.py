@@ -7,10 +7,12 @@ computed in plain torch.
 
 import contextlib
 import functools
+import gc
 import itertools
 import re
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -458,6 +460,27 @@ def test_messages_are_sent_before_the_next_steps_masks_are_computed(
         session.wait_end(sequence_id)
         assert len(session.output(sequence_id)) == 3
         session.detach()
+
+
+def test_a_sequence_that_has_ended_leaves_its_grammar() -> None:
+    with running("qwen3") as world:
+        session, grammar = EngineSession(world.engine), WatchedGrammar(97)
+        left = weakref.ref(grammar)
+        sequence_id = session.open(
+            [3, 5, 8],
+            sampling=Sampling(is_constrained=True),
+            grammar=grammar,
+            max_new_tokens=3,
+            num_speculative_tokens=0,
+        )
+        session.wait_end(sequence_id)
+        assert len(session.output(sequence_id)) == 3
+        session.detach()
+        del grammar
+        world.engine.when_idle().result(PATIENCE_S)
+        # What the last step has is let go of between two steps.
+        world.engine.call(gc.collect).result(PATIENCE_S)
+        assert left() is None
 
 
 def test_a_sequence_whose_kv_is_not_finite_ends_alone() -> None:

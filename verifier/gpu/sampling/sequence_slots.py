@@ -5,6 +5,7 @@ slot is opened when it is first sampled under an id. The engine does not say whe
 where no slot is free, the one that was not used for longest is opened anew.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
@@ -28,7 +29,16 @@ class Staged(NamedTuple):
 class _Held(NamedTuple):
     slot: int
     sampling: Sampling
-    adjustments: Adjustments | None
+    # Of a sequence that may have ended since: its grammar and tokens are not kept for it.
+    adjustments: weakref.ref[Adjustments] | None
+
+    def is_of(self, sampling: Sampling, adjustments: Adjustments | None) -> bool:
+        held = None
+        if self.adjustments is not None:
+            held = self.adjustments()
+            if held is None:
+                return False  # Its sequence has ended.
+        return held is adjustments and self.sampling == sampling
 
 
 class SequenceSlots:
@@ -90,7 +100,7 @@ class SequenceSlots:
     ) -> int:
         held = self._held.get(table_id)
         if held is not None:
-            if held.sampling == sampling and held.adjustments is adjustments:
+            if held.is_of(sampling, adjustments):
                 return held.slot
             del self._held[table_id]
             self._sampler.close(held.slot)
@@ -102,7 +112,9 @@ class SequenceSlots:
             prompt_length=0 if adjustments is None else adjustments.prompt_length,
             stop_token_ids=stop_token_ids,
         )
-        self._held[table_id] = _Held(slot, sampling, adjustments)
+        self._held[table_id] = _Held(
+            slot, sampling, None if adjustments is None else weakref.ref(adjustments)
+        )
         return slot
 
 
