@@ -103,6 +103,34 @@ async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed
     store.check_integrity()
 
 
+async def test_a_text_that_the_growth_of_another_evicts_keeps_no_other_from_being_indexed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalDrafter()
+    store = local.drafter.store
+    names = ("grows", "evicted", "other")
+    token_ids = random.Random(3).sample(range(2**32), 200)
+
+    async def append(base: int, stop: int, *names: str) -> None:
+        deltas = [
+            pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids[base:stop])
+            for id_ in names
+        ]
+        await local.exchange(pb.ProposeRequest(sequences=deltas))
+
+    await append(0, 4, *names)
+    await append(4, 199, *names)
+    # The indexer has not run yet. From now on "evicted" is the oldest, and there is no room.
+    await append(199, 200, "grows", "other")
+    monkeypatch.setattr(store._stored, "_max_bytes", store.history_bytes)
+    # However slow the machine, all are to grow in one step.
+    monkeypatch.setattr(drafter.batch.indexer, "GROWTH_S", 60.0)
+    await local.settle()
+    assert not local.engine.indexer.has_work
+    assert {n: h.num_unindexed for n, h in local.histories.items()} == {"grows": 0, "other": 0}
+    store.check_integrity()
+
+
 async def test_drain_stops_the_indexer(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
