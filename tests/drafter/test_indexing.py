@@ -68,6 +68,23 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
 
 
+async def test_a_long_text_without_room_for_a_draft_has_no_match_and_is_indexed_later() -> None:
+    local = LocalDrafter()
+    text = random.Random(4).sample(range(2**32), 8_000)
+    assert len(text) * 4 > MAX_AWAITED_NGRAMS
+    ask = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
+    for max_length, status in (
+        (len(text) + 1, pb.STATUS_INDEXING),
+        (len(text), pb.STATUS_NO_MATCH),
+        (len(text) - 1, pb.STATUS_NO_MATCH),
+    ):
+        ask.max_length = max_length
+        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[ask]))).proposals
+        assert (proposal.status, proposal.base_length) == (status, len(text))
+        await local.settle()
+        assert local.histories["a"].num_unindexed <= 5
+
+
 async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
     start_drafter: StartDrafter,
 ) -> None:
