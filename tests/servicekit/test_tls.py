@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from cryptography.hazmat.primitives import serialization
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
 from servicekit.tls import channel_credentials, read_server_certificate
+from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 
 
@@ -33,14 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / f"{name}.pem").write_bytes(chain)
     authority.cert_pem.write_to_path(folder / "ca.pem")
     stranger.cert_pem.write_to_path(folder / "rogue-ca.pem")
-    key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), password=None)
-    (folder / "encrypted.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
-    )
+    (folder / "encrypted.key").write_bytes(encrypted_key(certificates["server"]))
     (folder / "garbage.pem").write_bytes(b"\xff\x00not a certificate")
     (folder / "empty.pem").write_bytes(b"")
     intact = authority.cert_pem.bytes()
