@@ -282,8 +282,10 @@ def _key_pair(
 def _authorities(path: Path, flag: str) -> bytes:
     content = _read(path, flag)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Comments may be in any script; within a certificate, "?" is an error as the byte itself is.
+    text = content.decode("ascii", errors="replace").replace("\ufffd", "?")
     try:
-        context.load_verify_locations(cadata=content.decode("ascii"))
+        context.load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
         raise ConfigError(flag, f"{path} holds no certificate in PEM form") from None
     return content

@@ -74,7 +74,21 @@ def _check(tls: TlsOptions) -> None:
     if tls.ca is not None:
         context.load_verify_locations(tls.ca)
     if tls.certificate is not None:
-        context.load_cert_chain(tls.certificate, tls.key)
+        load_own_certificate(context, tls.certificate, tls.key)
+
+
+def load_own_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Loads a client's certificate and its key.
+
+    Raises:
+        OSError: they cannot be read, do not belong together, or the key has a passphrase.
+    """
+
+    def refuse() -> str:
+        # OpenSSL would ask for it on the terminal, and gRPC cannot use such a key at all.
+        raise OSError(f"{key or certificate} is encrypted; give a key without passphrase")
+
+    context.load_cert_chain(certificate, key, password=refuse)
 
 
 def parse_targets(targets: str | Sequence[str]) -> tuple[str, ...]:

@@ -173,10 +173,11 @@ class TandemClient:
         After a failure, as far as `retry` allows, the stream goes on through another gateway: each
         token comes once and in order. The output is what it would have been without the failure
         where it is greedy or sampled by seed (which `Started` tells) and the verifiers have equal
-        numerics; otherwise it goes on as the model may. Another model does not go on with it
-        (FAILED_PRECONDITION). Several choices are resumed one after the other. `Traced` events tell
-        the steps of all calls, and usage what is known of them: a call that failed does not tell
-        the match lengths and sources of its drafts.
+        numerics; otherwise it goes on as the model may. Another model does not go on with it, nor
+        with logprobs of its prompt (FAILED_PRECONDITION); before there is either, another model may
+        begin again, which a further Started tells. Several choices are resumed one after the other.
+        `Traced` events tell the steps of all calls, and usage what is known of them: a call that
+        failed does not tell the match lengths and sources of its drafts.
 
         Raises:
             TandemError: the request failed; events yielded before stay valid.

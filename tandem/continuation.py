@@ -11,10 +11,11 @@ I/O, and does not decide whether a failed call is repeated (`tandem.retry` does)
 
 A call that follows a failure gives the server all output so far, the seed of the `Started` and the
 model that it tells, so that the same model goes on at the next token with the same draws. While the
-caller has no output, the whole request is asked for again. Later each choice that has not ended is
-resumed by a call of its own, one after the other: they have different outputs, and choice i is the
-only choice of a request with the seed of choice i. Without a failure there is one call, and every
-event passes unchanged.
+caller has no output, the whole request is asked for again: of any model, which a further `Started`
+tells, until the caller has logprobs of the prompt. Later each choice that has not ended is resumed
+by a call of its own, one after the other: they have different outputs, and choice i is the only
+choice of a request with the seed of choice i. Without a failure there is one call, and every event
+passes unchanged.
 """
 
 import dataclasses
@@ -47,8 +48,6 @@ class Continuation:
         """Begins before the first call."""
         self._request = request
         self._started: Started | None = None
-        # Of the model that makes the output: no other goes on with it.
-        self._model_digest = request.expected_model_digest
         # All of them, once the server has started them; and those of the current call.
         self._choices: Sequence[_Choice] = ()
         self._called: Sequence[_Choice] = ()
@@ -68,6 +67,8 @@ class Continuation:
             request_id=self._started.request_id,
             sampling=dataclasses.replace(self._request.sampling, seed=self._started.seed),
         )
+        if self._has_answer:
+            request = dataclasses.replace(request, expected_model_digest=self._started.model_digest)
         if not any(choice.has_output for choice in self._choices):
             self._called = self._choices
             return request
@@ -80,11 +81,7 @@ class Continuation:
             prompt_logprobs=None if has_prompt_logprobs else request.sampling.prompt_logprobs,
         )
         return dataclasses.replace(
-            request,
-            sampling=sampling,
-            n=1,
-            output_token_ids=tuple(choice.token_ids),
-            expected_model_digest=self._model_digest,
+            request, sampling=sampling, n=1, output_token_ids=tuple(choice.token_ids)
         )
 
     def receive(self, event: Event) -> Event | None:
@@ -131,8 +128,12 @@ class Continuation:
                     concluded.append(choice.conclude(self._started.num_prompt_tokens))
         return concluded
 
+    @property
+    def _has_answer(self) -> bool:
+        """Whether the caller has something that a model made: no other one goes on with it."""
+        return any(choice.has_output or choice.num_prompt_logprobs for choice in self._choices)
+
     def _start(self, started: Started) -> Started | None:
-        self._model_digest = started.model_digest
         if self._started is None:
             self._started = started
             num_choices = self._request.n or 1
@@ -144,7 +145,10 @@ class Continuation:
                 f"a prompt of {self._started.num_prompt_tokens} tokens has "
                 f"{started.num_prompt_tokens} where it was resumed: another tokenizer"
             )
-        return None
+        if self._has_answer or started.model_digest == self._started.model_digest:
+            return None
+        self._started = dataclasses.replace(self._started, model_digest=started.model_digest)
+        return self._started
 
     def _take(self, chunk: Chunk) -> Chunk | None:
         choice = self._choice(chunk)

@@ -3,20 +3,26 @@
 import contextlib
 import random
 import socket
+from collections.abc import Collection
 
 # Below those that Linux gives out, from 32,768 on; each once, and not those of another process.
 _ports = iter(random.sample(range(10_000, 32_000), 22_000))
 
 
-def free_port() -> int:
+def free_port(*, besides: Collection[int] = ()) -> int:
     """A port of the loopback interface that nobody listens on now.
 
     None of those that systems give to whoever asks for any: it stays free while its owner is down.
+
+    Args:
+        besides: ports that are free yet, and promised to others.
 
     Raises:
         OSError: this process has had all ports.
     """
     for port in _ports:
+        if port in besides:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -243,7 +243,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """First event of a stream."""
+    """First event of a stream; again, before any output, only where another model begins anew."""
 
     request_id: str
     seed: int

@@ -100,9 +100,9 @@ def to_error(error: grpc.RpcError) -> generation.TandemError:
     text = failed.details() or ""
     for detail in _details(failed.trailing_metadata() or ()):
         violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        if detail.Unpack(violations) and violations.field_violations:
+        if _unpacks(detail, violations) and violations.field_violations:
             field = violations.field_violations[0].field
-        elif detail.Unpack(retry):
+        elif _unpacks(detail, retry):
             # Any server's words: a timedelta would overflow, and no pause is negative.
             retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
     # A server may name the field in its message too; str(TandemError) would repeat it.
@@ -335,3 +335,11 @@ def _details(metadata: Any) -> list[Any]:
             except message.DecodeError:
                 return []
     return []
+
+
+def _unpacks(detail: Any, into: message.Message) -> bool:
+    """Whether a detail is of this type and can be read; only then `into` is its content."""
+    try:
+        return bool(detail.Unpack(into))
+    except message.DecodeError:
+        return False

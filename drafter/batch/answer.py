@@ -12,6 +12,7 @@ from drafter.batch.scan import (
     DRAFT_LENGTH,
     DRAFT_ROOM,
     DRAFT_START,
+    LENGTH_LIMIT,
     MATCH_LENGTH,
     NO_MATCH,
     OPEN,
@@ -95,11 +96,15 @@ def answer_rows(
             rows[i, WHY_OPEN] = statuses[t]
             num_open += 1
             continue
+        draft_length = draft_lengths[t]
+        if rows[i, LENGTH_LIMIT] > 0:
+            # Another stream may have lengthened the text since the draft's room was set.
+            draft_length = min(draft_length, max(0, rows[i, LENGTH_LIMIT] - lengths[t]))
         rows[i, OUTCOME] = NO_MATCH
-        if draft_lengths[t] > 0:
+        if draft_length > 0:
             rows[i, OUTCOME] = POOL_DRAFT if is_from_pool[t] else DRAFT
         rows[i, TEXT_LENGTH] = lengths[t]
-        rows[i, DRAFT_LENGTH] = draft_lengths[t]
+        rows[i, DRAFT_LENGTH] = draft_length
         rows[i, MATCH_LENGTH] = match_lengths[t]
     return num_open
 

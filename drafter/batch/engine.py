@@ -163,7 +163,7 @@ class DraftEngine:
         else:
             batch.ask(i, history)
             num_ngrams = history.num_unindexed * history.params.num_sizes
-            if delta.max_draft_tokens > 0 and num_ngrams > MAX_AWAITED_NGRAMS:
+            if batch.is_open(i) and num_ngrams > MAX_AWAITED_NGRAMS:
                 batch.answer_indexing(i)
 
     async def _answer_open(self, batch: Batch, time_slice: TimeSlice) -> None:

@@ -130,7 +130,9 @@ class Indexer:
                 del tails[slot]
             elif status >= MUST_GROW and time.perf_counter() < end_s:
                 history = self._store.by_slot[slot]
-                assert history is not None, "the kernel found it"
+                if history is None:
+                    # Another's growth evicted it; the next step finds the slot empty, or used anew.
+                    continue
                 try:
                     self._store.grow_table(history, status - MUST_GROW)
                 except Exception:

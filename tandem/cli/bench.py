@@ -23,7 +23,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from tandem.channel import is_loopback_host
+from tandem.channel import is_loopback_host, load_own_certificate
 from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
@@ -316,7 +316,7 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
 
     tls = ssl.create_default_context(cafile=connection.tls_ca)
     if connection.tls_cert is not None:
-        tls.load_cert_chain(connection.tls_cert, connection.tls_key)
+        load_own_certificate(tls, connection.tls_cert, connection.tls_key)
     token = connection.token_of_file()
     async with openai.AsyncOpenAI(
         base_url=server.url,

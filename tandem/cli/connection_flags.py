@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.channel import TlsOptions, parse_targets
+from tandem.channel import TlsOptions, load_own_certificate, parse_targets
 from tandem.cli.ports import DEFAULT_GRPC_PORT
 from tandem.generation import TandemError
 
@@ -121,12 +121,14 @@ class ConnectionFlags:
             ) from None
         try:
             if self.tls_cert is not None:
-                context.load_cert_chain(self.tls_cert, self.tls_key)
+                load_own_certificate(context, self.tls_cert, self.tls_key)
         except ssl.SSLError as error:
             raise typer.BadParameter(
                 f"{self.tls_cert}, with {self.tls_key}: {error.reason or error}",
                 param_hint="--tls-cert",
             ) from None
+        except OSError as error:
+            raise typer.BadParameter(str(error), param_hint="--tls-key") from None
 
     def describe(self, error: TandemError) -> str:
         """What failed, in one line; of a gateway that is not reached, what to do."""

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from tandem.channel import TlsOptions
+from tandem.channel import TlsOptions, load_own_certificate
 from tandem.cli.check import Check, fail, ok, warn
 from tandem.cli.connection_flags import reason_unreached
 from tandem.client import TandemClient, TandemError
@@ -31,7 +31,12 @@ def target(
     """
     name = f"gateway {address}"
     if tls is not None:
-        yield _certificate(address, tls)
+        try:
+            context = _context(tls)
+        except OSError as error:
+            yield fail(name, str(error), "correct the files of --tls-*")
+            return
+        yield _certificate(address, context)
     try:
         with TandemClient(
             address, tls=tls, token=token, allow_plaintext_token=allow_plaintext_token, retry=None
@@ -61,16 +66,21 @@ def _verifiers(count: int) -> str:
     return "1 verifier" if count == 1 else f"{count} verifiers"
 
 
-def _certificate(address: str, tls: TlsOptions) -> Check:
+def _context(tls: TlsOptions) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca)
+    # The client itself refuses one without the other.
+    if tls.certificate is not None and tls.key is not None:
+        load_own_certificate(context, tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _certificate(address: str, context: ssl.SSLContext) -> Check:
     """Whether the server's certificate is trusted, and for how long."""
     name = f"certificate {address}"
     # As gRPC names it, possibly with a scheme: dns:///host:port, ipv4:host:port.
     host, _, port = _SCHEME.sub("", address).rpartition("/")[2].rpartition(":")
     try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
-        context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as raw,
             context.wrap_socket(raw, server_hostname=host.strip("[]")) as connection,

@@ -330,9 +330,10 @@ class _Ports:
 
     @staticmethod
     def choose(topology: Topology) -> "_Ports":
-        """Addresses that nobody listens on now, all different."""
+        """Addresses that nobody listens on now, all different, and none of them the gateway's."""
         count = 2 * (topology.num_drafters + topology.num_verifiers)
-        found = (f"{_HOST}:{free_port()}" for _ in range(count))
+        own = (topology.grpc_port, topology.http_port)
+        found = (f"{_HOST}:{free_port(besides=own)}" for _ in range(count))
         return _Ports(
             drafters=list(itertools.islice(found, topology.num_drafters)),
             drafter_metrics=list(itertools.islice(found, topology.num_drafters)),

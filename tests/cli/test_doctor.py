@@ -19,6 +19,7 @@ from tandem.cli import machine_checks, main, target_checks
 from tandem.cli.check import Check, Status
 from tandem.cli.up import BUNDLED_MODEL
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.encrypted_key import encrypted_key
 from verifier.model.describe import describe
 
 GIB = 1 << 30
@@ -323,6 +324,25 @@ def test_a_gateway_that_is_named_must_be_there_even_at_the_usual_address(
     flags = ["--target", "127.0.0.1:50050"] if names_it else []
     main(["doctor", "--model", str(tmp_path), *flags])
     assert asked == [names_it]
+
+
+def test_an_encrypted_key_is_told_before_the_gateway_is_asked(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    own = trustme.CA().issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "cert", tmp_path / "key"
+    own.cert_chain_pems[0].write_to_path(str(certificate))
+    key.write_bytes(encrypted_key(own))
+    (found,) = target_checks.target(
+        f"127.0.0.1:{unused_tcp_port}",
+        tls=TlsOptions(certificate=certificate, key=key),
+        token=None,
+        allow_plaintext_token=False,
+        is_expected=True,
+    )
+    assert found.status is Status.FAIL
+    assert found.found == f"{key} is encrypted; give a key without passphrase"
+    assert found.advice == "correct the files of --tls-*"
 
 
 @pytest.mark.stand_in

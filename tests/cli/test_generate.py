@@ -18,6 +18,7 @@ from tandem.cli.connection_flags import ConnectionFlags
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
 from tests.cli.pseudo_terminal import pseudo_terminal
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
+from tests.encrypted_key import encrypted_key
 
 pytestmark = pytest.mark.stand_in
 
@@ -323,6 +324,10 @@ def test_a_file_that_cannot_be_read_is_one_line_that_names_the_flag(
         (["--tls-cert", "odd"], "--tls-cert: belongs together with --tls-key"),
         (["--tls-cert", "odd", "--tls-key", "odd"], "--tls-cert: odd, with odd: "),
         (["--tls-cert", "cert", "--tls-key", "other"], "--tls-cert: cert, with other: KEY_VALUES"),
+        (
+            ["--tls-cert", "cert", "--tls-key", "locked"],
+            "--tls-key: locked is encrypted; give a key without passphrase",
+        ),
         (["--tls-ca", "cert", "--tls-cert", "cert", "--tls-key", "key"], ""),
     ],
 )
@@ -339,6 +344,7 @@ def test_certificates_that_cannot_be_used_are_one_line_that_names_the_flag(
     certificate.cert_chain_pems[0].write_to_path("cert")
     certificate.private_key_pem.write_to_path("key")
     other.private_key_pem.write_to_path("other")
+    Path("locked").write_bytes(encrypted_key(certificate))
     Path("odd").write_text("x")
     arguments = ["generate", "ren", "--target", f"127.0.0.1:{unused_tcp_port}", *flags]
     if told:

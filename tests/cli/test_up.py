@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tandem import free_ports
 from tandem.cli import main, up
 from tandem.cli.live_output import LiveOutput
 from tandem.cli.supervisor import ProcessState, Supervisor
@@ -413,6 +414,19 @@ def test_a_containers_limit_counts_among_the_cores(
     for text, num_cores in (("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1)):
         limit.write_text(text)
         assert up._num_cores() == num_cores
+
+
+def test_no_service_gets_a_port_that_the_gateway_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = free_ports.free_port(), free_ports.free_port()
+    others = [free_ports.free_port() for _ in range(4)]
+    monkeypatch.setattr(free_ports, "_ports", iter([own[0], *others[:2], own[1], *others[2:]]))
+    ports = up._Ports.choose(
+        up.Topology(model=up.BUNDLED_MODEL, grpc_port=own[0], http_port=own[1])
+    )
+    chosen = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
+    assert chosen == [f"127.0.0.1:{port}" for port in others]
 
 
 def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:

@@ -1,9 +1,13 @@
-"""Addresses and tokens, before any connection."""
+"""Addresses, tokens and certificates, before any connection."""
+
+from pathlib import Path
 
 import pytest
+import trustme
 
-from tandem.channel import TlsOptions, parse_targets, token_metadata
+from tandem.channel import TlsOptions, _check, parse_targets, token_metadata
 from tandem.client import TandemClient
+from tests.encrypted_key import encrypted_key
 
 
 @pytest.mark.parametrize(
@@ -69,3 +73,12 @@ def test_what_no_header_can_hold_is_no_token_and_is_not_shown(token: str) -> Non
     with pytest.raises(ValueError, match="token must be") as caught:
         TandemClient("127.0.0.1:1", token=token)
     assert not token or token not in str(caught.value)
+
+
+def test_an_encrypted_key_is_an_error_and_asks_for_no_passphrase(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert", tmp_path / "key"
+    own = trustme.CA().issue_cert("127.0.0.1")
+    own.cert_chain_pems[0].write_to_path(str(certificate))
+    key.write_bytes(encrypted_key(own))
+    with pytest.raises(OSError, match=f"{key} is encrypted"):
+        _check(TlsOptions(certificate=certificate, key=key))

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from google.rpc import error_details_pb2, status_pb2
 
 from tandem import wire
 from tandem.client import (
@@ -329,6 +330,25 @@ async def test_a_failure_without_details_is_an_error_without_field(
     with pytest.raises(TandemError) as caught:
         await generation_of(connect, gateway.address, REQUEST)
     assert (caught.value.code, caught.value.field) == (grpc.StatusCode.UNAVAILABLE, "")
+
+
+async def test_a_detail_that_cannot_be_read_is_passed_over(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    async def fail(context: Any) -> None:
+        status = status_pb2.Status(code=8, message="full")
+        kind = "type.googleapis.com/google.rpc.{}".format
+        for garbled in (kind("BadRequest"), kind("RetryInfo")):
+            status.details.add(type_url=garbled, value=b"\xff\xff\xff")
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay={"seconds": 3}))
+        details = ("grpc-status-details-bin", status.SerializeToString())
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (details,))
+
+    gateway.failure = fail
+    with pytest.raises(TandemError) as caught:
+        await generation_of(connect, gateway.address, REQUEST)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (caught.value.field, caught.value.retry_after_s) == ("", 3.0)
 
 
 async def test_events_before_a_failure_are_yielded(gateway: StandInGateway) -> None:

@@ -18,7 +18,7 @@ from tandem.client import (
     TandemClient,
     TandemError,
 )
-from tandem.v1 import gateway_pb2
+from tandem.v1 import gateway_pb2, sampling_pb2
 from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
@@ -143,6 +143,44 @@ async def test_a_model_that_began_again_is_the_one_that_goes_on(
     async with connect(gateway.address) as client:
         await client.generate(REQUEST)
     assert [each.expected_model_digest for each in gateway.requests] == ["", "", "new"]
+
+
+async def test_a_model_that_began_again_is_told(gateway: StandInGateway, connect: Any) -> None:
+    """What the caller knows must be true of the output, which it may go on with itself."""
+
+    async def replace(context: Any) -> None:
+        gateway.script[0].started.model_digest = "new"
+        gateway.script[0].started.seed = 1
+        await GONE(context)
+
+    gateway.script[0].started.model_digest = "old"
+    gateway.interruptions = [(1, GONE), (1, replace), (1, GONE)]
+    async with connect(gateway.address) as client:
+        events = [event async for event in client.stream(REQUEST)]
+    assert [(each.model_digest, each.seed) for each in events if isinstance(each, Started)] == [
+        ("old", 2**64 - 1),
+        ("new", 2**64 - 1),
+    ]
+    assert all(isinstance(event, Started) for event in events[:2])
+
+
+async def test_no_other_model_goes_on_with_logprobs_of_the_prompt(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    scored = [sampling_pb2.TokenLogprob(token_id=i, logprob=-1.0, rank=1) for i in range(4)]
+    gateway.script[0].started.model_digest = "digest"
+    gateway.script.insert(
+        1, gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(prompt_logprobs=scored[:2]))
+    )
+    gateway.script[2].chunk.prompt_logprobs.extend(scored[2:])
+    gateway.interruptions = [(1, GONE), (2, GONE)]
+    request = GenerationRequest(prompt="ren", sampling=SamplingParams(prompt_logprobs=0))
+    async with connect(gateway.address) as client:
+        generation = await client.generate(request)
+    assert [each.token_id for each in generation.choices[0].prompt_logprobs] == [0, 1, 2, 3]
+    # All of the request is asked for again, of the same model.
+    assert [each.expected_model_digest for each in gateway.requests] == ["", "", "digest"]
+    assert not gateway.requests[2].output_token_ids
 
 
 @pytest.mark.parametrize("failure", [GONE, STOPPED])

@@ -1,6 +1,7 @@
 """Each rule of the history store by example; `test_history_store_model.py` combines them."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -256,6 +257,31 @@ def test_expired_sequences_are_swept_a_few_at_a_time(under_test: StoreUnderTest)
     assert under_test.store.forget_expired(3) == 1
     assert under_test.store.history_bytes == 0
     assert under_test.evictions == {EvictionReason.STREAM_ENDED: 2, EvictionReason.IDLE: 2}
+
+
+class CountedWalks(set[str]):
+    """Counts the walks over it. To find one member, a walk passes the places of all removed."""
+
+    num_walks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.num_walks += 1
+        return super().__iter__()
+
+
+def test_a_sweep_of_an_ended_stream_does_not_walk_over_its_sequences(
+    under_test: StoreUnderTest,
+) -> None:
+    lease = under_test.store.start_stream()
+    for sequence_id in "abcd":
+        under_test.append(sequence_id, 0, [1], lease)
+    lease.sequence_ids = CountedWalks(lease.sequence_ids)
+    under_test.store.end_stream(lease)
+    under_test.clock.now_s += 30
+    assert under_test.store.forget_expired(3) == 3
+    assert under_test.store.forget_expired(3) == 1
+    assert lease.sequence_ids.num_walks == 0
+    under_test.store.check_integrity()
 
 
 def test_a_stream_s_sequences_are_freed_thirty_seconds_after_its_end(

@@ -68,6 +68,23 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
 
 
+async def test_a_long_text_without_room_for_a_draft_has_no_match_and_is_indexed_later() -> None:
+    local = LocalDrafter()
+    text = random.Random(4).sample(range(2**32), 8_000)
+    assert len(text) * 4 > MAX_AWAITED_NGRAMS
+    ask = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
+    for max_length, status in (
+        (len(text) + 1, pb.STATUS_INDEXING),
+        (len(text), pb.STATUS_NO_MATCH),
+        (len(text) - 1, pb.STATUS_NO_MATCH),
+    ):
+        ask.max_length = max_length
+        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[ask]))).proposals
+        assert (proposal.status, proposal.base_length) == (status, len(text))
+        await local.settle()
+        assert local.histories["a"].num_unindexed <= 5
+
+
 async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
     start_drafter: StartDrafter,
 ) -> None:
@@ -100,6 +117,34 @@ async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed
     assert running.histories["good"].num_unindexed <= 5
     [entry] = running.log
     assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
+    store.check_integrity()
+
+
+async def test_a_text_that_the_growth_of_another_evicts_keeps_no_other_from_being_indexed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalDrafter()
+    store = local.drafter.store
+    names = ("grows", "evicted", "other")
+    token_ids = random.Random(3).sample(range(2**32), 200)
+
+    async def append(base: int, stop: int, *names: str) -> None:
+        deltas = [
+            pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids[base:stop])
+            for id_ in names
+        ]
+        await local.exchange(pb.ProposeRequest(sequences=deltas))
+
+    await append(0, 4, *names)
+    await append(4, 199, *names)
+    # The indexer has not run yet. From now on "evicted" is the oldest, and there is no room.
+    await append(199, 200, "grows", "other")
+    monkeypatch.setattr(store._stored, "_max_bytes", store.history_bytes)
+    # However slow the machine, all are to grow in one step.
+    monkeypatch.setattr(drafter.batch.indexer, "GROWTH_S", 60.0)
+    await local.settle()
+    assert not local.engine.indexer.has_work
+    assert {n: h.num_unindexed for n, h in local.histories.items()} == {"grows": 0, "other": 0}
     store.check_integrity()
 
 

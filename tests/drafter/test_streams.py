@@ -24,7 +24,7 @@ from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.deltas import replay
+from tests.drafter.deltas import delta, replay
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
@@ -133,6 +133,31 @@ async def test_streams_may_interleave_appends_to_the_same_sequences(
     running.drafter.store.check_integrity()
 
 
+@pytest.mark.parametrize(("max_length", "expected"), [(46, [4, 5]), (44, []), (43, [])])
+async def test_a_draft_stays_within_its_limit_when_another_stream_lengthens_the_sequence(
+    monkeypatch: pytest.MonkeyPatch, max_length: int, expected: list[int]
+) -> None:
+    """The second stream appends while the first one's batch pauses after it appended."""
+    local = LocalDrafter()
+    other = Batch(local.drafter.store, lease=None)
+    await local.append("s", 0, [*range(20), *range(20)])
+    monkeypatch.setattr(TimeSlice, "is_over", True)
+
+    async def lengthen() -> None:
+        request = pb.ProposeRequest(sequences=[delta("s", 42, [2, 3], 0)])
+        other.scan(request.SerializeToString())
+        await local.engine.answer(other)
+
+    limited = delta("s", 40, [0, 1], 10, max_length=max_length)
+    # A batch pauses before a creation.
+    created = [delta(f"{i}", 0, [1]) for i in range(2)]
+    request = pb.ProposeRequest(sequences=[limited, *created])
+    answer, _ = await asyncio.gather(local.exchange(request), lengthen())
+    [proposal, *_] = answer.proposals
+    assert (proposal.base_length, list(proposal.token_ids)) == (44, expected)
+    assert proposal.status == (pb.STATUS_OK if expected else pb.STATUS_NO_MATCH)
+
+
 async def test_a_cancelled_batch_keeps_the_store_consistent(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
@@ -215,8 +240,8 @@ async def test_rows_follow_texts_that_others_move_or_release(
     """Kernels read at these addresses: the memory at an old one may be reused."""
     running = await start_drafter()
     engine, store = running.drafter.servicer.engine, running.drafter.store
-    for delta in replay("grows", list(range(60_000))):
-        await running.propose(delta)
+    for piece in replay("grows", list(range(60_000))):
+        await running.propose(piece)
     await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
     await running.indexed()
     batch = Batch(store, lease=None)

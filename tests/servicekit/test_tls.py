@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from cryptography.hazmat.primitives import serialization
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
 from servicekit.tls import channel_credentials, read_server_certificate
+from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 
 
@@ -33,16 +33,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / f"{name}.pem").write_bytes(chain)
     authority.cert_pem.write_to_path(folder / "ca.pem")
     stranger.cert_pem.write_to_path(folder / "rogue-ca.pem")
-    key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), password=None)
-    (folder / "encrypted.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
-    )
+    (folder / "encrypted.key").write_bytes(encrypted_key(certificates["server"]))
     (folder / "garbage.pem").write_bytes(b"\xff\x00not a certificate")
     (folder / "empty.pem").write_bytes(b"")
+    intact = authority.cert_pem.bytes()
+    (folder / "damaged.pem").write_bytes(intact[:100] + b"\xff" + intact[100:])
     (folder / "missing.pem").unlink(missing_ok=True)
     return {name: folder / name for name in [*(p.name for p in folder.iterdir()), "missing.pem"]}
 
@@ -122,6 +117,17 @@ async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[st
         assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
 
 
+async def test_authorities_may_have_comments_in_any_script(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """As curl's bundle has, and those that people write themselves."""
+    authorities = tmp_path / "ca.pem"
+    authorities.write_bytes("# Főtanúsítvány\n".encode() + files["ca.pem"].read_bytes())
+    async with served({**files, "ca.pem": authorities}, mtls=True) as server:
+        client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
+        assert await check_health(server.address, peer_tls_ca=authorities, **client) == 1
+
+
 async def test_probes_without_a_certificate_have_the_health_port(files: dict[str, Path]) -> None:
     async with served(files, mtls=True, health_listen="127.0.0.1:0") as server:
         assert server.health_address is not None
@@ -171,6 +177,7 @@ def test_a_wrong_file_of_a_server_is_named_with_its_flag(
     [
         ({"peer_tls_ca": "missing.pem"}, "--peer-tls-ca", "No such file"),
         ({"peer_tls_ca": "garbage.pem"}, "--peer-tls-ca", "no certificate"),
+        ({"peer_tls_ca": "damaged.pem"}, "--peer-tls-ca", "no certificate"),
         ({"peer_tls_cert": "client.pem"}, "--peer-tls-cert", "needs --peer-tls-ca"),
         ({"peer_tls_key": "client.key"}, "--peer-tls-key", "needs --peer-tls-ca"),
         (
