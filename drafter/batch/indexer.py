@@ -17,15 +17,18 @@ from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
     FED_AT_ONCE,
     GROWTH_S,
+    MIN_UNINDEXED,
     NGRAMS_PER_LONG_STEP,
     NGRAMS_PER_STEP,
-    ROWS_PER_CALL,
 )
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
 from drafter.ngram.index import DONE, MUST_GROW
 from drafter.ngram.text import HASH_BASE
+
+# A step's n-grams finish no more: a tail in the backlog has `MIN_UNINDEXED` tokens at least.
+_TEXTS_PER_STEP = NGRAMS_PER_STEP // MIN_UNINDEXED
 
 
 class Indexer:
@@ -96,7 +99,7 @@ class Indexer:
         while self.has_work:
             if self._short_tails:
                 await asyncio.sleep(0)
-                self._index(self._short_tails, ROWS_PER_CALL, NGRAMS_PER_STEP)
+                self._index(self._short_tails, _TEXTS_PER_STEP, NGRAMS_PER_STEP)
             elif self._feeding:
                 await asyncio.sleep(0)
                 self._feed()

@@ -6,6 +6,7 @@ them; when a verifier comes or goes only its own keys move; and no verifier gets
 share.
 """
 
+import functools
 import hashlib
 import math
 from array import array
@@ -21,11 +22,12 @@ LOAD_FACTOR = 1.25
 def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
     """The key that is hashed to find a verifier: the client's, or the prompt's beginning.
 
-    It is short, however long the client's is: it is hashed once per verifier.
+    It is short, however long these are: it is hashed once per verifier.
     """
     if affinity_key:
         return b"key:" + hashlib.blake2b(affinity_key.encode(), digest_size=16).digest()
-    return b"prompt:" + array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
+    prefix = array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
+    return b"prompt:" + hashlib.blake2b(prefix, digest_size=16).digest()
 
 
 def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: int) -> str:
@@ -41,11 +43,8 @@ def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: in
         num_sequences: how many the request adds.
     """
     bound = math.ceil(LOAD_FACTOR * (sum(loads.values()) + num_sequences) / len(loads))
-    ranked = rank(affinity, loads)
-    for name in ranked:
-        if loads[name] + num_sequences <= bound:
-            return name
-    return ranked[0]
+    within = [name for name, load in loads.items() if load + num_sequences <= bound]
+    return best(affinity, within or loads)
 
 
 def choose_drafter(key: str, addresses: Iterable[str]) -> str:
@@ -54,16 +53,21 @@ def choose_drafter(key: str, addresses: Iterable[str]) -> str:
     Args:
         key: of its pool, whose text is at one drafter, or of the sequence.
     """
-    ranked = rank(key.encode(), addresses)
-    return ranked[0] if ranked else ""
+    return best(key.encode(), addresses)
 
 
-def rank(key: bytes, names: Iterable[str]) -> list[str]:
-    """All names, best first, in an order that depends on the key and on each name alone."""
-    return sorted(names, key=lambda name: (_weight(key, name), name), reverse=True)
+def best(key: bytes, names: Iterable[str]) -> str:
+    """The first of the names, in an order that depends on the key and on each name alone; "" if
+    there are none.
+    """
+    return max(names, key=lambda name: (_weight(key, name), name), default="")
 
 
 def _weight(key: bytes, name: str) -> bytes:
     # The name keys the hash: a concatenation of key and name could be mistaken for another's.
-    name_key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return hashlib.blake2b(key, digest_size=8, key=name_key).digest()
+    return hashlib.blake2b(key, digest_size=8, key=_name_key(name)).digest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_key(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
