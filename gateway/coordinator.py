@@ -254,7 +254,10 @@ class Coordinator:
                     f"{len(generation.token_ids)}"
                 )
             if generation.admitted_at_s is None:
-                generation.num_cached_tokens = event.num_cached_tokens
+                # Output that the client brought along may be cached, too.
+                generation.num_cached_tokens = min(
+                    event.num_cached_tokens, generation.prompt_length
+                )
                 generation.admitted_at_s = time.monotonic()
             if (displaced := sequence.displaced) is not None:
                 self._metrics.count_resume(displaced.reason)
