@@ -84,6 +84,10 @@ class OpenAiApi:
             Route("/openapi.json", _Document(), methods=["GET"]),
         ]
 
+    def close(self) -> None:
+        """The server shuts down: ends the requests whose bodies are not here yet."""
+        self._bodies.close()
+
     async def answer(self, scope: Scope, receive: Receive, send: Send, run: "_Run") -> None:
         """Runs an endpoint; its errors become the answer if none has begun."""
         began = False
