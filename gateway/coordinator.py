@@ -178,6 +178,8 @@ class Coordinator:
             generation=generation,
             verifier=verifier,
             numerics_digest=verifier.numerics_digest,
+            former_digest="" if displaced is None else displaced.numerics_digest,
+            opened_length=len(generation.token_ids),
             refused_by=refused_by,
             displaced=displaced,
         )
@@ -254,7 +256,10 @@ class Coordinator:
                     f"{len(generation.token_ids)}"
                 )
             if generation.admitted_at_s is None:
-                generation.num_cached_tokens = event.num_cached_tokens
+                # Output that the client brought along may be cached, too.
+                generation.num_cached_tokens = min(
+                    event.num_cached_tokens, generation.prompt_length
+                )
                 generation.admitted_at_s = time.monotonic()
             if (displaced := sequence.displaced) is not None:
                 self._metrics.count_resume(displaced.reason)
@@ -415,9 +420,7 @@ class Coordinator:
             return
         self._sequences.drop(sequence)
         self._delivery.discard(generation)
-        # A verifier that had not taken it yet has made none of its output.
-        maker = sequence.displaced or sequence
-        self._resumption.add(generation, numerics_digest=maker.numerics_digest, reason=reason)
+        self._resumption.add(generation, numerics_digest=sequence.output_digest, reason=reason)
 
     def _place(self, displaced: Displaced) -> bool:
         """Opens a displaced choice at a verifier. Returns False if none can take it now."""

@@ -97,6 +97,11 @@ _FIELD_OF_CLIENT = {
 }
 
 
+def shutting_down() -> UnavailableError:
+    """The error of a request that comes too late."""
+    return UnavailableError("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)
+
+
 def code_name(error: Exception) -> str:
     """The code that a client gets for an error, one of `ERROR_CODES`."""
     return (find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL).name

@@ -56,10 +56,14 @@ class GatewayMetrics:
 
         self._by_model = MetricsByModel(registry)
         self._requests_received = counter(
-            "requests_received", "Requests received, over gRPC and HTTP, whatever their end."
+            "requests_received",
+            "Requests received, over gRPC and HTTP, whatever their end; without the gRPC calls "
+            "that are refused before their request is looked at (tandem_rpc_requests).",
         )
         self._request_errors = counter(
-            "request_errors", "Requests that ended in an error, by gRPC status code.", ["code"]
+            "request_errors",
+            "Of the requests received, those that ended in an error, by gRPC status code.",
+            ["code"],
         )
         self._requests_shed = counter(
             "requests_shed",

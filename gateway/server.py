@@ -230,6 +230,7 @@ class GatewayServer:
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones are done."""
+        self._openai.close()
         await self.frontend.drain()
         if self._http is not None:
             await self._http.drain()

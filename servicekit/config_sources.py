@@ -124,8 +124,8 @@ def load_yaml(key: str, file: Path | str) -> object:
             return yaml.load(stream, Loader=_YAMLLoader)
     except OSError as error:
         raise ConfigError(key, f"{file}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or error
+    except Exception as error:  # not YAMLError alone: `!!bool x` is a KeyError
+        problem = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(key, f"{file}{line}: {problem}") from None

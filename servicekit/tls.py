@@ -7,7 +7,6 @@ reads authorities, because system bundles hold old ones that `cryptography` is g
 one machine speak plaintext.
 """
 
-import contextlib
 import dataclasses
 import math
 import ssl
@@ -30,12 +29,14 @@ class ServerCertificate:
         chain: its certificate and those between it and the authority.
         client_ca: the authorities of clients' certificates; None: clients need none.
         expires_s: when the first certificate of the chain expires, in Unix seconds.
+        context: the same for HTTP.
     """
 
     chain: bytes
     key: bytes = dataclasses.field(repr=False)
     client_ca: bytes | None
     expires_s: float
+    context: ssl.SSLContext = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,11 @@ def read_server_certificate(options: ServerOptions) -> ServerCertificate | None:
     elif options.allowed_clients:
         raise ConfigError("--allowed-clients", "needs --tls-client-ca")
     return ServerCertificate(
-        chain=chain, key=key, client_ca=client_ca, expires_s=first_expiry(chain)
+        chain=chain,
+        key=key,
+        client_ca=client_ca,
+        expires_s=first_expiry(chain),
+        context=_make_context(options),
     )
 
 
@@ -119,27 +124,13 @@ def server_credentials(certificate: WatchedFiles[ServerCertificate]) -> grpc.Ser
     )
 
 
-def server_context(
-    options: ServerOptions, certificate: WatchedFiles[ServerCertificate]
-) -> ssl.SSLContext:
-    """The same for HTTP; each handshake looks whether the certificate has changed.
-
-    Args:
-        options: those that the certificate was read by.
-    """
-    used = certificate.value
-    outer = current = _make_context(options)
+def server_context(certificate: WatchedFiles[ServerCertificate]) -> ssl.SSLContext:
+    """The same for HTTP; each handshake looks whether the certificate has changed."""
+    outer = certificate.value.context
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal used, current
         certificate.refresh()
-        latest = certificate.value
-        if latest is not used:
-            # `ssl` reads files only: these may have changed once more, and be half written.
-            with contextlib.suppress(OSError):  # ssl.SSLError is one
-                current = _make_context(options)
-                used = latest
-        connection.context = current
+        connection.context = certificate.value.context
 
     outer.sni_callback = choose
     return outer
@@ -238,7 +229,10 @@ def _configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConf
 def _make_context(options: ServerOptions) -> ssl.SSLContext:
     assert options.tls_cert is not None, "the certificate was read"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:  # ssl.SSLError is one: OpenSSL refuses what it holds for too weak
+        raise ConfigError("--tls-cert", f"{options.tls_cert}: {error.strerror}") from None
     if options.tls_client_ca is not None:
         context.load_verify_locations(options.tls_client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -271,7 +265,11 @@ def _key_pair(
         raise ConfigError(key_flag, f"{key} is encrypted; give a key without passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(key_flag, f"{key} holds no private key in PEM form") from None
-    if private_key.public_key() != certificate.public_key():
+    try:
+        public_key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(cert_flag, f"{cert} has a key of an unknown kind") from None
+    if private_key.public_key() != public_key:
         raise ConfigError(key_flag, f"{key} is not the key of {cert}")
     # Peers would refuse it in every handshake, also without a reason.
     if first_expiry(cert_bytes) <= time.time():

@@ -80,10 +80,12 @@ class WatchedFiles(Generic[T]):
     def _reload(self, is_change: bool) -> None:
         try:
             self.value = self._read()
-        except ConfigError as error:
+        except Exception as error:  # what nobody foresaw must not end the service either
             self._has_failed = True
             if is_change:
-                self._on_reload(error)
+                self._on_reload(
+                    error if isinstance(error, ConfigError) else ConfigError("", repr(error))
+                )
             return
         self._has_failed = False
         self._on_reload(None)

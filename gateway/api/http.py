@@ -109,7 +109,7 @@ class HttpListener:
         )
         self._server: uvicorn.Server = _Server(config)
         if certificate is not None:
-            self._server = _TlsServer(config, limits, server_context(options, certificate))
+            self._server = _TlsServer(config, limits, server_context(certificate))
 
     async def run(self) -> None:
         """Serves until cancelled; then requests in flight get `_SHUTDOWN_TIMEOUT_S` to end."""

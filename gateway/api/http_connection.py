@@ -19,6 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 _MAX_SMALL_CHUNKS = 1_024
 _SMALL_CHUNK_BYTES = 1_024
 
+# Of requests that follow the one that is answered: beyond it, nothing more is read until then.
+_MAX_PIPELINED_BYTES = 32 * 1024
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -148,8 +151,16 @@ class BoundedConnection(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self._is_answering:
-            self._stop_waiting()
+        if not self._is_answering:
+            return
+        self._stop_waiting()
+        if (
+            self.conn.their_state is h11.DONE
+            and len(self.conn.trailing_data[0]) <= _MAX_PIPELINED_BYTES
+        ):
+            # uvicorn reads nothing more once the next request has begun, so that it would not
+            # notice that the client goes away.
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that breaks the protocol, unless an answer has begun, and closes the

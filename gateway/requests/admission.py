@@ -12,12 +12,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from gateway.errors import (
-    RETRY_AFTER_MS,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from gateway.errors import InvalidRequestError, OverloadedError, shutting_down
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.retry_hint import RetryHint
 from servicekit.shares import leaves_room
@@ -74,7 +69,7 @@ class Admission:
         """
         if self.is_draining:
             self._on_shed("draining")
-            raise UnavailableError("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)
+            raise shutting_down()
         quota = principal.max_choices
         most = self._max_choices if quota is None else min(quota, self._max_choices)
         if num_choices > most:

@@ -22,7 +22,7 @@ class Displaced:
     """One choice without a verifier.
 
     Attributes:
-        numerics_digest: of the verifier that made its output so far.
+        numerics_digest: of the verifier that made its output so far; "" if there is none.
         reason: why it lost that verifier, for metrics.
         expires_s: when it fails, if none of the verifiers there are takes it.
         refused_by: names of verifiers that are asked only after all others.

@@ -139,8 +139,11 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(
     replace(clients, "tenants: {a: {tokens: [three]}}")
     await until(lambda: reloads("failure") == 2)
     assert await code_of(call_with(running, bearer("three"))) is grpc.StatusCode.OK
+    replace(clients, "tenants: !!bool x")
+    await until(lambda: reloads("failure") == 3)
+    assert await code_of(call_with(running, bearer("three"))) is grpc.StatusCode.OK
     failures = [entry for entry in running.log if entry["event"] == "files_not_reloaded"]
-    assert [entry["files"] for entry in failures] == ["clients", "clients"]
+    assert [entry["files"] for entry in failures] == ["clients"] * 3
     write_clients(clients, a={"tokens": ["one"]})
     await until(lambda: reloads("success") == 2)
     assert await code_of(call_with(running, bearer("one"))) is grpc.StatusCode.OK

@@ -89,6 +89,20 @@ async def test_a_request_over_4_mib_is_invalid_and_not_overload(
     assert "bytes" in str(error.details()), "it must be refused before it is tokenised"
 
 
+async def test_a_call_over_a_limit_of_the_proto_counts_among_calls_and_not_among_requests(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
+    for stops in (["x"] * 17, [""]):
+        error = await error_of(running.call(text="x", stop_sequences=stops))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    # The gateway itself has refused the second one.
+    assert running.sample("tandem_requests_received_total") == 1
+    assert running.sample("tandem_request_errors_total") == 1
+    assert running.sample("tandem_rpc_requests_total", code="INVALID_ARGUMENT") == 2
+    assert len([entry for entry in running.log if entry["event"] == "request_ended"]) == 1
+
+
 async def test_a_prompt_over_the_servers_own_limit_is_refused(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

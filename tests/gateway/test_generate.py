@@ -402,6 +402,20 @@ async def test_requests_count_as_running_once_the_verifier_admits_them(
     assert [output.of(index).usage.cached_tokens for index in range(3)] == [0, 0, 1]
 
 
+async def test_no_more_tokens_than_the_prompt_s_count_as_cached(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1, 2, output_token_ids=[5, 6, 7])
+    opened = await verifier.nth("open", 0)
+    verifier.send(
+        verifier.opened(opened.sequence_id, num_cached_tokens=4),
+        verifier.decided(opened.sequence_id, 5, [8], finish=STOP),
+    )
+    usage = (await collect(call)).usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (2, 2)
+
+
 async def test_requests_with_one_affinity_key_go_to_one_verifier(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:

@@ -156,8 +156,9 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert (await collect(call)).token_ids == [6]
 
 
-async def test_a_verifier_lost_before_it_takes_a_choice_has_made_none_of_its_output(
-    start_fleet: StartFleet,
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_verifier_lost_before_it_decides_a_token_has_made_none_of_the_output(
+    start_fleet: StartFleet, is_taken: bool
 ) -> None:
     fleet = await start_fleet(4, ["a", "b", "a", "b"])
     links = {link.name: link for link in fleet.running.gateway.fleet.verifiers}
@@ -168,8 +169,11 @@ async def test_a_verifier_lost_before_it_takes_a_choice_has_made_none_of_its_out
     twin.send(twin.draining())
     await until(lambda: links[twin.address].is_draining)
     await lost.stop()
-    other, _ = await fleet.owner(2)
+    other, second = await fleet.owner(2)
     assert other.numerics_digest != lost.numerics_digest
+    if is_taken:
+        other.send(other.opened(second.sequence_id))
+        await until(lambda: fleet.num_resumes("verifier_gone") == 1)
     twin.end_session()
     await until(lambda: twin.num_sessions == 2 and links[twin.address].is_available)
     await other.stop()
@@ -180,7 +184,23 @@ async def test_a_verifier_lost_before_it_takes_a_choice_has_made_none_of_its_out
     )
     output = await collect(call)
     assert output.token_ids == [5, 6]
-    assert output.usage.resumes == fleet.num_resumes("verifier_gone") == 1
+    assert output.usage.resumes == fleet.num_resumes("verifier_gone") == 1 + is_taken
+
+
+async def test_choices_without_output_go_to_verifiers_with_any_numerics(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(3, ["a", "a", "b"])
+    calls = [fleet.running.call(1, 2 + index) for index in range(12)]
+    await until(lambda: fleet.num_opens() == 12)
+    lost, _, other = fleet.verifiers
+    num_lost, num_held = len(lost.commands("open")), len(other.commands("open"))
+    assert num_lost > 1
+    await lost.stop()
+    await until(lambda: fleet.num_opens() == 12 + num_lost)
+    assert len(other.commands("open")) > num_held
+    for call in calls:
+        call.cancel()
 
 
 async def test_without_another_verifier_the_request_waits_for_one(start_fleet: StartFleet) -> None:

@@ -215,7 +215,11 @@ def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [("name: a\nname: b", "line 2: name is given twice"), ("- name", "holds a list"),
-     ("name: [", "line 1"), ("? [a]\n: b", "unhashable key"), ("name: \x00", "special characters")],
+     ("name: [", "line 1"), ("? [a]\n: b", "unhashable key"), ("name: \x00", "special characters"),
+     # PyYAML's own constructors raise these.
+     ("name: !!bool x", "KeyError"), ('name: !!int ""', "IndexError"),
+     ('name: !!timestamp "2027-01"', "AttributeError"), ("name: !!map [a]", "TypeError"),
+     ("name: 2027-13-01", "month"), ("[" * 5000, "RecursionError")],
 )  # fmt: skip
 def test_a_file_that_is_not_a_configuration_is_refused(
     yaml_file: Path, content: str, message: str

@@ -1,6 +1,8 @@
 """TLS and mTLS from files: which clients are served, and the errors of wrong files."""
 
 import contextlib
+import datetime
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,10 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
@@ -34,12 +40,42 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     authority.cert_pem.write_to_path(folder / "ca.pem")
     stranger.cert_pem.write_to_path(folder / "rogue-ca.pem")
     (folder / "encrypted.key").write_bytes(encrypted_key(certificates["server"]))
+    weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    (folder / "weak.key").write_bytes(
+        weak.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (folder / "weak.pem").write_bytes(self_signed(weak))
+    # What cryptography does not know, OpenSSL may: the id of keys on elliptic curves, changed.
+    der = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes()).public_bytes(
+        serialization.Encoding.DER
+    )
+    unknown = der.replace(bytes.fromhex("06072a8648ce3d0201"), bytes.fromhex("06072a8648ce3d0209"))
+    assert unknown != der
+    (folder / "unknown.pem").write_text(ssl.DER_cert_to_PEM_cert(unknown))
     (folder / "garbage.pem").write_bytes(b"\xff\x00not a certificate")
     (folder / "empty.pem").write_bytes(b"")
     intact = authority.cert_pem.bytes()
     (folder / "damaged.pem").write_bytes(intact[:100] + b"\xff" + intact[100:])
     (folder / "missing.pem").unlink(missing_ok=True)
     return {name: folder / name for name in [*(p.name for p in folder.iterdir()), "missing.pem"]}
+
+
+def self_signed(key: rsa.RSAPrivateKey) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        issuer_name=name,
+        subject_name=name,
+        public_key=key.public_key(),
+        serial_number=1,
+        not_valid_before=now,
+        not_valid_after=now + datetime.timedelta(days=1),
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 @contextlib.asynccontextmanager
@@ -149,6 +185,9 @@ async def test_probes_without_a_certificate_have_the_health_port(files: dict[str
         ({"tls_cert": "server.pem", "tls_key": "server.pem"}, "--tls-key", "no private key"),
         ({"tls_cert": "server.pem", "tls_key": "client.key"}, "--tls-key", "is not the key of"),
         ({"tls_cert": "server.pem", "tls_key": "encrypted.key"}, "--tls-key", "is encrypted"),
+        # OpenSSL, which is HTTP's, refuses what gRPC would serve.
+        ({"tls_cert": "weak.pem", "tls_key": "weak.key"}, "--tls-cert", "key too small"),
+        ({"tls_cert": "unknown.pem", "tls_key": "server.key"}, "--tls-cert", "an unknown kind"),
         ({"tls_cert": "server.pem"}, "--tls-cert", "needs --tls-key"),
         ({"tls_key": "server.key"}, "--tls-key", "needs --tls-cert"),
         ({"tls_client_ca": "ca.pem"}, "--tls-client-ca", "needs --tls-cert"),

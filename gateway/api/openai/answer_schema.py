@@ -108,7 +108,9 @@ class ReportedToken(_Answer):
 
     id: int
     text: str
-    """The text that became final with it: empty within a character, and of special tokens."""
+    """The text that became final with it: empty of special tokens, and while a character or a
+    possible stop string is incomplete. Joined, these are the chunk's part of the output.
+    """
     accepted: bool
     """Whether it was drafted and accepted; else the model's step made it itself."""
 

@@ -1,7 +1,7 @@
 """Receiving a request's body, and noticing that its client is gone.
 
 Owns the bounds on bodies: on one, on all that are being received or wait to be read, on a tenant's
-share of these, and on how long one may take to come.
+share of these, and on how long one may take to come; once the server shuts down, no longer.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from starlette.types import Receive, Scope
 
 from gateway.api.openai.errors import ApiError
+from gateway.errors import shutting_down
 from servicekit.limits import MAX_MESSAGE_BYTES
 from servicekit.shares import leaves_room
 
@@ -36,6 +37,19 @@ class BodyReader:
         self._num_bytes = 0
         # By tenant; those without any are left out.
         self._num_bodies: Counter[str] = Counter()
+        # Of the bodies that are being received.
+        self._limits: set[asyncio.Timeout] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The server shuts down: refuses the bodies that are not here yet, now and later, since
+        their requests would be refused once they are.
+        """
+        self._is_closed = True
+        self._timeout_s = 0.0
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
     @contextlib.asynccontextmanager
     async def read(self, scope: Scope, receive: Receive, tenant: str) -> AsyncIterator[bytes]:
@@ -47,6 +61,7 @@ class BodyReader:
 
         Raises:
             ApiError: it is of another type, too large or too slow, or too many are being received.
+            UnavailableError: the server shuts down.
             ClientGoneError: the client went away.
         """
         held = self._num_bodies[tenant]
@@ -79,8 +94,10 @@ class BodyReader:
             raise _too_large()
         before = self._num_bytes
         num_bytes = 0
+        limit = asyncio.timeout(self._timeout_s)
+        self._limits.add(limit)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 more = True
                 while more:
                     message = await receive()
@@ -96,12 +113,16 @@ class BodyReader:
                     if self._num_bytes > _MAX_RECEIVED_BYTES:
                         raise _too_many(f"{before} bytes of other requests are there")
         except TimeoutError:
+            if self._is_closed:
+                raise shutting_down() from None
             raise ApiError(
                 408,
                 f"the body did not come within {self._timeout_s} s",
                 code="timeout",
                 headers={"connection": "close"},
             ) from None
+        finally:
+            self._limits.discard(limit)
 
 
 @contextlib.asynccontextmanager

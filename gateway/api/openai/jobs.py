@@ -57,10 +57,11 @@ class Job:
             yield self.requests.pop()
 
 
-def completion_job(parsed: schema.CompletionRequest, *, allows_trace: bool) -> Job:
+def completion_job(parsed: schema.CompletionRequest, *, has_text: bool, allows_trace: bool) -> Job:
     """The job of a request for completions.
 
     Args:
+        has_text: whether the model's tokenizer is known.
         allows_trace: whether a report of the drafts may hold those that were rejected.
 
     Raises:
@@ -78,7 +79,12 @@ def completion_job(parsed: schema.CompletionRequest, *, allows_trace: bool) -> J
     return Job(
         form=CompletionForm(),
         model=parsed.model,
-        requests=requests.completion_requests(parsed, prompts, trace=wants_report and allows_trace),
+        requests=requests.completion_requests(
+            parsed,
+            prompts,
+            trace=wants_report and allows_trace,
+            report_tokens=wants_report and has_text,
+        ),
         choices=[
             CompletionChoice(
                 echoes=bool(parsed.echo),
@@ -103,6 +109,7 @@ def chat_job(
     is_served: bool,
     form: ToolCallForm | None,
     num_bytes: int,
+    has_text: bool,
     allows_trace: bool,
 ) -> Job:
     """The job of a request for a chat completion.
@@ -112,7 +119,7 @@ def chat_job(
             come is not looked at.
         form: how the model writes tool calls; None: unknown.
         num_bytes: of the body.
-        allows_trace: as above.
+        has_text, allows_trace: as above.
 
     Raises:
         ApiError: some of its parameters do not go together, or are not the template's business.
@@ -124,6 +131,7 @@ def chat_job(
         chat.conversation(parsed, num_bytes=num_bytes),
         grammar=grammar,
         trace=wants_report and allows_trace,
+        report_tokens=wants_report and has_text,
     )
     names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     return Job(

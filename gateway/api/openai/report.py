@@ -1,6 +1,6 @@
 """What a stream's chunks say about their drafts: the extension `speculation` of a chunk.
 
-Owns its form and the texts of its tokens. Which drafts were rejected is known only from traces.
+Owns its form and the texts of rejected drafts. Which these are is known only from traces.
 """
 
 import json
@@ -18,8 +18,8 @@ class SpeculationReport:
 
     def __init__(self, detokenizer: Detokenizer | None) -> None:
         """Args:
-        detokenizer: of its own; it has been fed what comes before the output. None: the tokens'
-            texts are empty.
+        detokenizer: of its own, for rejected drafts; it has been fed what comes before the output.
+            None: no token has a text.
         """
         self._detokenizer = detokenizer
         self._rejected: Sequence[int] | None = None
@@ -38,14 +38,18 @@ class SpeculationReport:
         rejected: list[dict[str, object]] | None = None
         first = 0
         for step in chunk.steps:
-            end = first + step.num_tokens
-            accepted_end = first + step.num_accepted_tokens
-            tokens += self._show(chunk.token_ids[first:accepted_end], accepted=True)
+            token_ids = chunk.token_ids[first : first + step.num_tokens]
+            first += step.num_tokens
+            texts = step.token_texts or [""] * step.num_tokens
+            tokens += [
+                {"id": token_id, "text": text, "accepted": index < step.num_accepted_tokens}
+                for index, (token_id, text) in enumerate(zip(token_ids, texts, strict=True))
+            ]
+            self._feed(token_ids[: step.num_accepted_tokens])
             if self._rejected is not None and step.num_tokens:
                 rejected = self._show_rejected(self._rejected)
                 self._rejected = None
-            tokens += self._show(chunk.token_ids[accepted_end:end], accepted=False)
-            first = end
+            self._feed(token_ids[step.num_accepted_tokens :])
         drafted = [step for step in chunk.steps if step.num_draft_tokens]
         last = drafted[-1] if drafted else Step(0, 0, 0)
         report: dict[str, object] = {
@@ -59,17 +63,12 @@ class SpeculationReport:
             report["rejected"] = rejected
         return json.dumps(report, separators=(",", ":"))
 
-    def _show(self, token_ids: Sequence[int], *, accepted: bool) -> list[dict[str, object]]:
-        return [
-            {"id": token_id, "text": _text(self._detokenizer, token_id), "accepted": accepted}
-            for token_id in token_ids
-        ]
+    def _feed(self, token_ids: Sequence[int]) -> None:
+        if self._detokenizer is not None:
+            self._detokenizer.feed(token_ids)
 
     def _show_rejected(self, token_ids: Sequence[int]) -> list[dict[str, object]]:
-        detokenizer = None if self._detokenizer is None else self._detokenizer.copy()
-        return [{"id": token_id, "text": _text(detokenizer, token_id)} for token_id in token_ids]
-
-
-def _text(detokenizer: Detokenizer | None, token_id: int) -> str:
-    """The text that became final with a token: "" within a character and of special tokens."""
-    return "" if detokenizer is None else detokenizer.feed((token_id,))
+        if self._detokenizer is None:
+            return [{"id": token_id, "text": ""} for token_id in token_ids]
+        detokenizer = self._detokenizer.copy()
+        return [{"id": token_id, "text": detokenizer.feed((token_id,))} for token_id in token_ids]

@@ -85,13 +85,18 @@ def parse(model: type[_R], body: bytes) -> _R:
 
 
 def completion_requests(
-    parsed: schema.CompletionRequest, prompts: Sequence[str | Sequence[int]], *, trace: bool
+    parsed: schema.CompletionRequest,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    trace: bool,
+    report_tokens: bool,
 ) -> list[GenerateRequest]:
     """One request per prompt.
 
     Args:
         prompts: the request's, each as text or as token ids.
         trace: whether each step is traced.
+        report_tokens: whether each token's text is told.
     """
     return [
         _request(
@@ -101,6 +106,7 @@ def completion_requests(
             num_logprobs=parsed.logprobs,
             num_prompt_logprobs=parsed.logprobs if parsed.echo else None,
             trace=trace,
+            report_tokens=report_tokens,
         )
         for prompt in prompts
     ]
@@ -112,12 +118,13 @@ def chat_request(
     *,
     grammar: EncodedGrammar | None,
     trace: bool,
+    report_tokens: bool,
 ) -> GenerateRequest:
     """The request of a conversation.
 
     Args:
         grammar: of a tool call that must come.
-        trace: whether each step is traced.
+        trace, report_tokens: as above.
     """
     return _request(
         parsed,
@@ -126,6 +133,7 @@ def chat_request(
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
         trace=trace,
+        report_tokens=report_tokens,
         grammar=grammar,
     )
 
@@ -148,6 +156,7 @@ def _request(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
     trace: bool,
+    report_tokens: bool,
     grammar: EncodedGrammar | None = None,
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -181,6 +190,7 @@ def _request(
         affinity_key=parsed.prompt_cache_key or parsed.user or "",
         priority=parsed.priority or 0,
         trace=trace,
+        report_tokens=report_tokens,
     )
 
 

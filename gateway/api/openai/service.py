@@ -84,6 +84,10 @@ class OpenAiApi:
             Route("/openapi.json", _Document(), methods=["GET"]),
         ]
 
+    def close(self) -> None:
+        """The server shuts down: ends the requests whose bodies are not here yet."""
+        self._bodies.close()
+
     async def answer(self, scope: Scope, receive: Receive, send: Send, run: "_Run") -> None:
         """Runs an endpoint; its errors become the answer if none has begun."""
         began = False
@@ -149,7 +153,12 @@ class OpenAiApi:
 
     async def _completion_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, _ = await self._parse(schema.CompletionRequest, scope, receive, tenant)
-        return completion_job(parsed, allows_trace=self._frontend.allows_trace(parsed.model))
+        model = self._frontend.find_model(parsed.model)
+        return completion_job(
+            parsed,
+            has_text=model is not None and self._texts.find(model.tokenizer_digest) is not None,
+            allows_trace=self._frontend.allows_trace(parsed.model),
+        )
 
     async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive, tenant)
@@ -167,6 +176,7 @@ class OpenAiApi:
             is_served=model is not None,
             form=None if text is None else text.tool_call_form,
             num_bytes=num_bytes,
+            has_text=text is not None,
             allows_trace=self._frontend.allows_trace(parsed.model),
         )
 

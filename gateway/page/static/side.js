@@ -25,13 +25,12 @@ export class Side {
   /** Shows a chunk that came `atS` seconds after the request was sent. */
   add(chunk, atS) {
     this.tally.add(chunk, atS);
-    const text = chunk.choices[0]?.text ?? "";
     const report = chunk.speculation;
     const isFollowed = this.#isScrolledToEnd();
-    if (!report || report.tokens.map((token) => token.text).join("") !== text) {
-      this.#answer.append(text);
-    } else {
+    if (report) {
       this.#answer.append(...markedText(report));
+    } else {
+      this.#answer.append(chunk.choices[0]?.text ?? "");
     }
     if (isFollowed) this.#answer.scrollTop = this.#answer.scrollHeight;
   }

@@ -11,6 +11,7 @@ from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -230,6 +231,28 @@ async def test_a_drain_ends_streams_and_sends_new_requests_elsewhere(
         assert b"[DONE]" in await until_closed(reader)
         async with asyncio.timeout(PATIENCE_S):
             await draining
+
+
+async def test_a_drain_does_not_wait_for_bodies(start_api: StartApi) -> None:
+    running = await start_api()
+    sent = request_bytes("/v1/completions", BODY, connection="keep-alive")
+    async with connection(running) as (reader, writer), connection(running) as (late, late_writer):
+        writer.write(sent[:-1])
+        bodies = running.gateway._openai._bodies
+        await until(lambda: bodies._num_bytes > 0)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await running.gateway.drain()
+        answers = [await read_answer(reader)]
+        late_writer.write(sent[:-1])
+        answers.append(await read_answer(late))
+        # One that has come is refused as any other request.
+        answers.append(await post(running, "/v1/completions", BODY))
+    for answer in answers:
+        assert (answer.status, answer.error["type"]) == (503, "server_error")
+        assert answer.error["message"] == "the server is shutting down"
+        assert answer.headers["connection"] == "close"
+        assert answer.headers["retry-after"] == "1"
+    assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
 
 
 async def test_it_is_not_ready_once_it_is_about_to_stop(start_api: StartApi) -> None:

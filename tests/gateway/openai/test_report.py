@@ -139,6 +139,8 @@ async def test_only_streams_have_reports_and_only_on_request(
 def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> None:
     text = "日本語 abc"
     token_ids = tokenizer.encode(text)
+    detokenizer = tokenizer.detokenizer()
+    token_texts = [detokenizer.feed((token_id,)) for token_id in token_ids]
     chunk = Chunk(
         choice_index=0,
         offset=0,
@@ -147,7 +149,11 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
         num_draft_tokens=5,
         num_accepted_tokens=3,
         num_steps=2,
-        steps=[Step(2, 1, 1, 9, 1), Step(len(token_ids) - 2, 4, 2, 3, 2), Step(0, 0, 0)],
+        steps=[
+            Step(2, 1, 1, 9, 1, token_texts=token_texts[:2]),
+            Step(len(token_ids) - 2, 4, 2, 3, 2, token_texts=token_texts[2:]),
+            Step(0, 0, 0),
+        ],
     )
     report = answer_schema.ChunkSpeculation.model_validate_json(
         SpeculationReport(tokenizer.detokenizer()).read(chunk)

@@ -48,12 +48,13 @@ async def test_reports_change_nothing_else(
     assert {accepted for _, accepted in texts} == {True, False}
 
 
+@pytest.mark.parametrize("stop", [[], ["e", "never"], ["\N{GRINNING FACE} né 日x"]])
 async def test_http_tells_the_same_texts_of_tokens(
-    start_api: StartApi, verifier: ScriptedVerifier, tokenizer: Tokenizer
+    start_api: StartApi, verifier: ScriptedVerifier, tokenizer: Tokenizer, stop: list[str]
 ) -> None:
     verifier.play(lambda opened: [*tokenizer.encode(TEXT), 0])
     running = await start_api(drafters=["127.0.0.1:1"])
-    output = await running.generate(5, 6, report_tokens=True)
+    output = await running.generate(5, 6, report_tokens=True, stop_sequences=stop)
     answer = await post(
         running,
         "/v1/completions",
@@ -62,12 +63,26 @@ async def test_http_tells_the_same_texts_of_tokens(
             "prompt": [5, 6],
             "stream": True,
             "max_tokens": 500,
+            "stop": stop,
             "speculation": {"report": True},
         },
     )
+    text = "".join(chunk["choices"][0]["text"] for chunk in answer.events[:-1])
+    assert text == output.text
     tokens = [token for report in reports(answer) for token in report["tokens"]]
     assert [(token["text"], token["accepted"]) for token in tokens] == told(output)
     assert [token["id"] for token in tokens] == output.token_ids
+
+
+async def test_without_the_models_tokenizer_http_tells_ids_alone(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 6, 0])
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    body = {"model": "scripted", "prompt": [1], "stream": True, "speculation": {"report": True}}
+    answer = await post(running, "/v1/completions", body)
+    tokens = [token for report in reports(answer) for token in report["tokens"]]
+    assert [(token["id"], token["text"]) for token in tokens] == [(5, ""), (6, ""), (0, "")]
 
 
 async def test_each_choice_has_its_own(

@@ -21,7 +21,7 @@ from tests.gateway.openai.clients import (
     request_bytes,
 )
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.running_gateway import until
+from tests.gateway.running_gateway import RunningGateway, until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -298,6 +298,48 @@ async def test_a_client_that_goes_away_frees_its_request(
     closed = await verifier.nth("close", 0)
     assert closed.sequence_id == opened.sequence_id
     await running.until_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("after", [b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_what_a_client_sends_after_a_request_does_not_hide_that_it_goes_away(
+    start_api: StartApi, verifier: ScriptedVerifier, stream: bool, after: bytes
+) -> None:
+    running = await start_api()
+    async with connection(running) as (_, writer):
+        writer.write(request_bytes("/v1/completions", body(stream=stream), connection="keep-alive"))
+        opened = await verifier.nth("open", 0)
+        writer.write(after)
+        await until(lambda: served_connection(running).conn.trailing_data[0] == after)
+    closed = await verifier.nth("close", 0)
+    assert closed.sequence_id == opened.sequence_id
+    await running.until_idle()
+
+
+async def test_few_requests_are_read_before_the_one_is_answered(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(stream=False), connection="keep-alive"))
+        opened = await verifier.nth("open", 0)
+        writer.write(request_bytes("/health", connection="keep-alive") * 100_000)
+        await until(lambda: served_connection(running).flow.read_paused)
+        assert len(served_connection(running).conn.trailing_data[0]) < 1 << 20
+        verifier.send(verifier.decided(opened.sequence_id, 2, [*texts("first"), 0], finish=STOP))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"first")
+            for _ in range(1_000):
+                await reader.readuntil(b"serving")
+        writer.transport.abort()
+
+
+def served_connection(running: RunningGateway) -> Any:
+    """The server's side of the only connection."""
+    listener = running.gateway._http
+    assert listener is not None
+    (found,) = listener._server.server_state.connections
+    return found
 
 
 async def test_64_clients_that_vanish_free_everything(
