@@ -161,6 +161,43 @@ def test_a_long_prompt_is_hashed_little_further_than_it_is_cached(
     assert num_hashed < 100
 
 
+def test_a_sequence_without_room_is_looked_up_seldom_but_soon_finds_what_others_have_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look-up of a long prefix at each step would delay those that run."""
+    scheduler = make_scheduler(num_blocks=22, max_num_batched_tokens=256)
+    text = list(range(48))
+    # The first two take 18 blocks, and soon 20.
+    first, holder, second = (
+        make_sequence(token_ids=text),
+        make_sequence(token_ids=list(range(100, 124))),
+        make_sequence(token_ids=[*text, 7]),
+    )
+    for sequence in (first, holder, second):
+        scheduler.add(sequence)
+    scheduler.admit()
+    assert scheduler.waiting == [second]
+    num_found = 0
+    find = scheduler.block_pool.cache.find
+
+    def counted(digests: list[bytes]) -> list[int]:
+        nonlocal num_found
+        num_found += 1
+        return find(digests)
+
+    monkeypatch.setattr(scheduler.block_pool.cache, "find", counted)
+    for _ in range(32):
+        scheduler.admit()
+    assert num_found <= 2 * 2
+    assert scheduler.waiting == [second]
+    for item in scheduler.schedule():
+        item.sequence.num_computed_tokens = len(item.sequence.token_ids) - 1
+    for _ in range(16):
+        scheduler.admit()
+    assert not scheduler.waiting
+    assert second.num_cached_tokens == 44
+
+
 class TestEviction:
     def test_the_least_recently_used_prefix_goes_first(self) -> None:
         world = ScheduledWorld(num_blocks=9)

@@ -41,6 +41,10 @@ _MAX_TABLE_ID = (1 << 31) - 1
 # which no stream runs.
 _DIGESTS_AT_ONCE = 64
 
+# While the first waiting sequence has no room, the cache is asked for its prefix only so often:
+# that of a long prompt takes a millisecond, at each step. Others may have computed some of it.
+_CALLS_PER_LOOK_UP = 16
+
 
 class ScheduledSequence(NamedTuple):
     """A sequence's part in one step. One is made per sequence and step."""
@@ -55,6 +59,22 @@ class ScheduledSequence(NamedTuple):
     candidate: DraftCandidate | None = None
     # Whether its drafts are those that a grammar forces, not a hint's.
     is_forced: bool = False
+
+
+@dataclass(slots=True)
+class _FirstWaiting:
+    """A waiting sequence, and what the cache has of it.
+
+    Attributes:
+        num_found: the cached blocks of its prefix.
+        num_idle: those of them that no sequence holds.
+        num_calls: of `admit` since they were looked up.
+    """
+
+    sequence: Sequence
+    num_found: int
+    num_idle: int
+    num_calls: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +129,8 @@ class Scheduler:
         self._last_table_id = 0
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._num_arrivals = 0
+        # The first waiting sequence, when it had no room.
+        self._blocked: _FirstWaiting | None = None
         # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
 
@@ -136,9 +158,16 @@ class Scheduler:
                 self._enter_full_blocks(sequence)
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.current = self.waiting[0]
-            found = self._find_cached(sequence)
-            if not self._has_room(sequence, found):
+            if self._is_known_blocked(sequence):
                 break
+            found = self._find_cached(sequence)
+            first = _FirstWaiting(
+                sequence, len(found), sum(map(self.block_pool.cache.is_idle, found))
+            )
+            if not self._has_room(first):
+                self._blocked = first
+                break
+            self._blocked = None
             self._end_wait(sequence)
             self._start(sequence, found)
             if not sequence.is_preempted:
@@ -245,14 +274,25 @@ class Scheduler:
             found += cache.find(digests[len(found) :])
         return found
 
-    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+    def _is_known_blocked(self, sequence: Sequence) -> bool:
+        """Whether the first waiting sequence has no room by what was found in the cache last; that
+        is found anew now and then.
+        """
+        blocked = self._blocked
+        if blocked is None or blocked.sequence is not sequence:
+            return False
+        blocked.num_calls += 1
+        return blocked.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(blocked)
+
+    def _has_room(self, first: _FirstWaiting) -> bool:
         """Whether there are blocks for a waiting sequence's next chunk, beside those that running
         sequences need now.
 
         A preempted one needs blocks for all its tokens, and room for all sequences to grow, so that
         it makes progress before it is preempted again.
         """
-        num_found_tokens = len(found) * self.block_size
+        sequence = first.sequence
+        num_found_tokens = first.num_found * self.block_size
         if sequence.is_preempted:
             num_missing = len(sequence.token_ids) - num_found_tokens
             # While it is recomputed, the others grow by one token per step.
@@ -263,8 +303,7 @@ class Scheduler:
             chunk_end = num_found_tokens + self.max_num_batched_tokens
             num_required = self._num_blocks_with_growth(sequence, 1)
             num_required = min(num_required, self.num_blocks_for(chunk_end))
-        num_required -= len(found)
-        num_required += sum(map(self.block_pool.cache.is_idle, found))
+        num_required += first.num_idle - first.num_found
         for running in self.running:
             num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
             num_required += max(0, num_needed - len(running.block_table))
