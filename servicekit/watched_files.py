@@ -19,6 +19,9 @@ T = TypeVar("T")
 #: How often files are looked at, at most, in seconds.
 CHECK_INTERVAL_S = 1.0
 
+# The longest pause before files that failed are read again although they look the same.
+_LONGEST_PAUSE_S = 60.0
+
 # A file's device, inode, size and time of change; None: it cannot be found.
 _Stamp = tuple[int, int, int, int] | None
 
@@ -50,7 +53,9 @@ class WatchedFiles(Generic[T]):
         self._refreshing = threading.Lock()
         # Taken before reading, so that a change during it is noticed later.
         self._stamps = self._stamp()
-        self._has_failed = False
+        # After a failure, when files are read again that look the same, and the pause after that.
+        self._next_try_s: float | None = None
+        self._pause_s = CHECK_INTERVAL_S
         self._next_check_s = 0.0
         #: What the files held when they could last be read.
         self.value = read()
@@ -60,12 +65,16 @@ class WatchedFiles(Generic[T]):
         if time.monotonic() < self._next_check_s or not self._refreshing.acquire(blocking=False):
             return
         try:
-            self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
+            now_s = time.monotonic()
+            self._next_check_s = now_s + CHECK_INTERVAL_S
             stamps = self._stamp()
             is_change = stamps != self._stamps
             # What failed is read again even if it looks the same: a file may have been half
-            # written, and be completed within one tick of its clock.
-            if is_change or self._has_failed:
+            # written, and be completed within one tick of its clock; or it may be read now. Ever
+            # more seldom: a large file takes a second.
+            if is_change:
+                self._pause_s = CHECK_INTERVAL_S
+            if is_change or (self._next_try_s is not None and now_s >= self._next_try_s):
                 self._stamps = stamps
                 self._reload(is_change)
         finally:
@@ -81,13 +90,14 @@ class WatchedFiles(Generic[T]):
         try:
             self.value = self._read()
         except Exception as error:  # what nobody foresaw must not end the service either
-            self._has_failed = True
+            self._next_try_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             if is_change:
                 self._on_reload(
                     error if isinstance(error, ConfigError) else ConfigError("", repr(error))
                 )
             return
-        self._has_failed = False
+        self._next_try_s = None
         self._on_reload(None)
 
     def _stamp(self) -> tuple[_Stamp, ...]:

@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +105,33 @@ def test_an_error_that_nobody_foresaw_keeps_the_last_value_too(tmp_path: Path) -
     words.write("c", "d")
     words.watched.refresh()
     assert words.watched.value == ("c", "d")
+
+
+def test_what_goes_on_failing_is_read_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file takes a second of the interpreter."""
+    now_s = 0.0
+    monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 1.0)
+    monkeypatch.setattr(watched_files, "time", SimpleNamespace(monotonic=lambda: now_s))
+    words = Words(tmp_path)
+    words.write("a", "bad")
+
+    def refresh(seconds: int) -> int:
+        """How often the files are read in so many seconds."""
+        nonlocal now_s
+        before = words.num_reads
+        for _ in range(seconds):
+            now_s += 1.0
+            words.watched.refresh()
+        return words.num_reads - before
+
+    assert refresh(8) == 4
+    assert refresh(600) <= 15
+    assert refresh(60) == 1
+    words.write("a longer one", "bad")
+    assert refresh(8) == 4, "a change is a new beginning"
+    assert len(words.reports) == 2
 
 
 def test_what_failed_is_read_again_even_if_it_looks_the_same(tmp_path: Path) -> None:
