@@ -23,6 +23,8 @@ _SHED_REASONS = (
     "waiting_tokens",
     "tenant_concurrency",
     "tenant_waiting_tokens",
+    "bodies",
+    "tenant_bodies",
     "draining",
     "no_verifier",
 )

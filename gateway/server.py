@@ -133,6 +133,7 @@ class GatewayServer:
             threads=threads,
             body_timeout_s=config.server.request_timeout_s,
             max_connections=config.server.max_concurrent_calls,
+            on_shed=metrics.count_shed,
             logger=logger,
         )
         self._unread_watch = UnreadWatch(

@@ -7,7 +7,7 @@ share of these, and on how long one may take to come; once the server shuts down
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.types import Receive, Scope
 
@@ -27,13 +27,17 @@ class ClientGoneError(Exception):
 class BodyReader:
     """Receives the bodies of one listener's requests."""
 
-    def __init__(self, *, timeout_s: float, max_connections: int) -> None:
+    def __init__(
+        self, *, timeout_s: float, max_connections: int, on_shed: Callable[[str], None]
+    ) -> None:
         """Args:
         timeout_s: how long a body may take.
         max_connections: each body has one.
+        on_shed: called with the reason for each body that finds no room.
         """
         self._timeout_s = timeout_s
         self._max_connections = max_connections
+        self._on_shed = on_shed
         self._num_bytes = 0
         # By tenant; those without any are left out.
         self._num_bodies: Counter[str] = Counter()
@@ -67,6 +71,7 @@ class BodyReader:
         held = self._num_bodies[tenant]
         num_free = self._max_connections - self._num_bodies.total()
         if tenant and not leaves_room(held=held, added=1, num_free=num_free):
+            self._on_shed("tenant_bodies")
             raise _too_many(f"{held} other requests of this client are being received, its share")
         self._num_bodies[tenant] += 1
         parts: list[bytes] = []
@@ -111,6 +116,7 @@ class BodyReader:
                     if num_bytes > MAX_MESSAGE_BYTES:
                         raise _too_large()
                     if self._num_bytes > _MAX_RECEIVED_BYTES:
+                        self._on_shed("bodies")
                         raise _too_many(f"{before} bytes of other requests are there")
         except TimeoutError:
             if self._is_closed:

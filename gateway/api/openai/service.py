@@ -53,6 +53,7 @@ class OpenAiApi:
         threads: TokenizerThreads,
         body_timeout_s: float,
         max_connections: int,
+        on_shed: Callable[[str], None],
         logger: Logger,
     ) -> None:
         """Args:
@@ -62,6 +63,7 @@ class OpenAiApi:
         texts, threads: the frontend's.
         body_timeout_s: how long the body of a request may take.
         max_connections: of the listener.
+        on_shed: called with the reason for each request whose body finds no room.
         logger: for errors that callers do not see.
         """
         self._frontend = frontend
@@ -69,7 +71,9 @@ class OpenAiApi:
         self._allowed_clients = allowed_clients
         self._texts = texts
         self._delivery = Delivery(texts=texts, threads=threads)
-        self._bodies = BodyReader(timeout_s=body_timeout_s, max_connections=max_connections)
+        self._bodies = BodyReader(
+            timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
+        )
         self._long_bodies = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())

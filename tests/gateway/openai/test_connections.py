@@ -108,6 +108,11 @@ async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
                 pass
         assert answer.error["code"] == "rate_limit_exceeded"
         assert answer.headers["retry-after"] == "1"
+        # So the error budget does not count it as Tandem's.
+        num_refused = running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED")
+        assert num_refused >= 1
+        shed = running.sample("tandem_requests_shed_total", reason="tenant_bodies")
+        assert shed == num_refused
         other = {"authorization": "Bearer other"}
         assert (await post(running, "/v1/completions", BODY, **other)).status == 200
 

@@ -161,6 +161,7 @@ async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
         await until(lambda: bool(api._long_bodies._waiters))
         with pytest.raises(ApiError, match=f"{len(body)} bytes of other requests are there"):
             await parse()
+    assert running.sample("tandem_requests_shed_total", reason="bodies") == 1
     assert len((await first).prompt) == 50_000
     await parse()
     assert (api._bodies._num_bytes, api._bodies._num_bodies.total()) == (0, 0)
