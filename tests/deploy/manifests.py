@@ -83,7 +83,7 @@ def resolve_in_namespace(variant: str, namespace: str) -> tuple[Manifest, ...]:
         return kustomize(Path(scratch))
 
 
-def write_kustomization(folder: Path, *, namespace: str = "tandem", **fields: list[str]) -> None:
+def write_kustomization(folder: Path, *, namespace: str = "tandem", **fields: list[Any]) -> None:
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

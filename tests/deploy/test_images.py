@@ -1,6 +1,7 @@
 """The Dockerfiles, the build context and the compose file; test_pods.py tests built images."""
 
 import ast
+import asyncio
 import runpy
 import subprocess
 import sys
@@ -9,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import yaml
+from prometheus_client import CollectorRegistry
 
-from servicekit.config import parse_config
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from servicekit import probe
+from servicekit.config import ServerOptions, parse_config
+from servicekit.server import Server
 from servicekit.tls import channel_credentials
 from tests.deploy.manifests import DEPLOY, REPOSITORY, SERVICES, find_tool
 from tests.deploy.test_manifests_match_code import CODE, port_of
+from tests.integration.stack import running_stack
 
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -246,3 +254,39 @@ def test_the_compose_file_matches_the_services() -> None:
     # Without TLS, so reachable from this machine only.
     published = [port for entry in services.values() for port in entry.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+async def test_compose_waits_until_the_gateway_has_a_verifier() -> None:
+    """Runs the gateway's check against gateways without and with one."""
+    [start] = [
+        line
+        for line in (REPOSITORY / "docs" / "deploy.md").read_text().splitlines()
+        if "compose.yaml up" in line
+    ]
+    assert "--wait" in start.split("#")[0].split()
+    command, *check = compose()["services"]["gateway"]["healthcheck"]["test"]
+    assert command == "CMD"
+    assert check[:3] == ["python", "-m", "servicekit.probe"]
+    port = port_of(image_environment("gateway")["TANDEM_GATEWAY_HEALTH_LISTEN"])
+    assert check[3] == f"127.0.0.1:{port}"
+    server = ServerOptions(listen="127.0.0.1:0", health_listen="127.0.0.1:0")
+
+    async def exit_code(running: Server) -> int:
+        assert running.health_address is not None
+        arguments = [running.health_address, *check[4:], "--timeout-s", "20"]
+        return await asyncio.to_thread(probe.main, arguments)
+
+    async with running_stack(gateway={"server": server}) as stack:
+        assert await exit_code(stack.gateway.server) == 0
+    # Port 1 is nobody's.
+    config = {"server": server, "verifiers": ["127.0.0.1:1"]}
+    alone = GatewayServer(
+        GatewayConfig.model_validate(config),
+        registry=CollectorRegistry(),
+        logger=structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()]),
+    )
+    await alone.start()
+    try:
+        assert await exit_code(alone.server) == 1
+    finally:
+        await alone.stop()

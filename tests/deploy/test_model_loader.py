@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.manifests import REPOSITORY, environment, find_tool, named, of_kind, workloads
+from tests.deploy.manifests import (
+    DEPLOY,
+    REPOSITORY,
+    environment,
+    find_tool,
+    kustomize,
+    named,
+    of_kind,
+    workloads,
+    write_kustomization,
+)
 from tests.deploy.test_images import final_stage
 from tests.deploy.test_security import selects
 
@@ -146,6 +156,36 @@ def test_the_services_read_the_folder_that_it_fills(container: Any) -> None:
         config = environment(VARIANT, workload)
         for name in ("TANDEM_VERIFIER_MODEL", "TANDEM_GATEWAY_TOKENIZER"):
             assert config.get(name, folder) == folder
+
+
+def test_other_weights_are_loaded_while_no_service_restarts(tmp_path: Path) -> None:
+    """What docs/deploy.md has applied first: verifiers name the folder once it is there."""
+    root = os.path.relpath(DEPLOY, (tmp_path / "parts").resolve())
+    write_kustomization(
+        tmp_path / "parts",
+        resources=[f"{root}/overlays/gpu"],
+        components=[f"{root}/components/model-loader"],
+    )
+    found = {}
+    for folder in ("model", "other"):
+        write_kustomization(
+            tmp_path,
+            resources=["parts"],
+            configMapGenerator=[
+                {
+                    "name": "tandem-model-loader",
+                    "behavior": "merge",
+                    "literals": ["MODEL_REPOSITORY=someone/something", f"MODEL_FOLDER={folder}"],
+                }
+            ],
+        )
+        found[folder] = {(m["kind"], m["metadata"]["name"]): m for m in kustomize(tmp_path)}
+    before, after = found["model"], found["other"]
+    changed = [key for key in after if after[key] != before.get(key)]
+    assert sorted(kind for kind, _ in changed) == ["ConfigMap", "Job"]
+    # A Job's template cannot be changed, so the page has it deleted.
+    job = ("Job", "tandem-model-loader")
+    assert after[job]["spec"]["template"] != before[job]["spec"]["template"]
 
 
 class TestScript:

@@ -10,6 +10,7 @@ import pytest
 
 from drafter.config import DrafterConfig
 from gateway.config import GatewayConfig
+from gateway.errors import ERROR_CODES
 from servicekit.config_keys import list_options
 from tandem.cli.up import BUNDLED_MODEL
 from tests.repository.shown_commands import PAGES, REPOSITORY
@@ -78,6 +79,15 @@ def test_the_named_graphs_are_those_of_the_dashboards() -> None:
     assert len(rows) > 5
     for name in re.findall(r"\*([^*]+)\*", " ".join(rows)):
         assert f'"{name}"' in code or f'"Tandem / {name}"' in code, name
+
+
+def test_each_code_of_an_error_is_the_callers_or_one_to_look_at() -> None:
+    [callers] = re.findall(r"^\| \*Errors by code\* \| none but (.*?) \|", PAGE, re.MULTILINE)
+    recording = (REPOSITORY / "deploy" / "prometheus" / "recording.yml").read_text()
+    [budget] = set(re.findall(r'tandem_request_errors_total\{code=~"([A-Z_|]+)"', recording))
+    # FAILED_PRECONDITION: the model of a resumed request is gone, by a rollout.
+    others = {*budget.split("|"), "FAILED_PRECONDITION"}
+    assert set(re.findall(r"[A-Z_]{2,}", callers)) == set(ERROR_CODES) - others
 
 
 @functools.cache
