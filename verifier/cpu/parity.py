@@ -37,12 +37,12 @@ WINDOW_TOKENS = 16
 """Sliding windows are longer than a short text, so both sides shorten them for the check."""
 
 _BLOCK_SIZE = 16
-# Largest difference of any logit, relative to the largest logit. In float32 both sides differ by
-# the order of sums only; in the others, K/V is rounded. Wide, since a mixture of experts may route
-# a token differently.
+# Largest difference of any logit, relative to the largest logit. Both sides differ by the order of
+# sums; in bfloat16 and float16, that may round a value of K/V otherwise. Correct models had up to
+# 1e-3.
 _TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FLOAT16: 0.05}
 # Largest distance from the float32 logits, relative to that of transformers in the same dtype.
-# Computing in float32, the decoder has 0.1 to 0.5.
+# Correct models had up to 0.1.
 _ROUNDING_TOLERANCE = 1.0
 # Of one that transformers could not tell from zero.
 _SMALLEST_ROUNDING = 1e-5
@@ -222,8 +222,12 @@ class ParityCheck:
         finally:
             decoder.close()
         exact, rounding = self._reference()
-        check_difference(logits, exact, _TOLERANCES[weights.other_type])
-        if weights.other_type is not WeightType.FLOAT32:
+        is_rounded = weights.other_type is not WeightType.FLOAT32
+        # A value of K/V that is rounded otherwise may route a token to other experts, which changes
+        # its logits by any amount. The distance is a median over tokens.
+        if not (is_rounded and any(layer.experts for layer in weights.layers)):
+            check_difference(logits, exact, _TOLERANCES[weights.other_type])
+        if is_rounded:
             check_rounding(logits, exact, rounding, _ROUNDING_TOLERANCE)
         seconds = round(time.monotonic() - self._started, 2)
         logger.info("parity_checked", seconds=seconds)

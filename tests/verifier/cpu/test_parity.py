@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
-from tests.verifier.cpu.test_loader import save
+from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
 from verifier.cpu import parity
+from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights
-from verifier.model.parity_reference import rounding_distance
+from verifier.cpu.weights import DecoderWeights, FloatArray
+from verifier.model.parity_reference import reference, rounding_distance
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -44,6 +45,22 @@ def with_scaling(weights: DecoderWeights, factor: float) -> DecoderWeights:
     return dataclasses.replace(weights, attention_scaling=weights.attention_scaling * factor)
 
 
+def logits_of(weights: DecoderWeights) -> FloatArray:
+    """Of the check's text."""
+    decoder = CpuDecoder(
+        parity._with_short_windows(weights),
+        num_blocks=3,
+        block_size=16,
+        num_threads=1,
+        max_num_tokens=parity.NUM_TOKENS,
+    )
+    text = parity.probe_text(vocab_size=SMALL["vocab_size"], max_model_len=512)
+    try:
+        return parity.paged_logits(decoder, text, [], block_size=16)
+    finally:
+        decoder.close()
+
+
 def test_a_model_is_checked_once_and_again_when_it_differs(tmp_path: Path) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     save(model, "qwen2")  # with a sliding window
@@ -66,6 +83,44 @@ def test_rounded_models_are_held_to_their_rounding(quantization: str, tmp_path: 
             check.verify(with_scaling(weights, 1.05))
         check.verify(weights)
     assert is_known(told, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_correct_models_are_far_from_the_limits_of_rounding(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """The reference rounds K/V as the decoder does. Without that, a dense model differs by up to a
+    tenth, and a mixture of experts by any amount.
+    """
+    torch_dtype = getattr(torch, dtype)
+    save(tmp_path, name, torch_dtype)
+    told, rounding = reference(tmp_path, dtype=torch_dtype, quantization="none", rounds_kv=True)
+    exact = told.numpy()
+    logits = logits_of(load(tmp_path))
+    parity.check_difference(logits, exact, 0.01)
+    parity.check_rounding(logits, exact, rounding, 0.1)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "llama"])
+def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, name, torch.bfloat16)
+    weights = load(tmp_path)
+    logits = logits_of(weights)
+    told = logits.copy()
+    told[17] = -told[17]
+    with started(subject(tmp_path, "bfloat16"), tmp_path) as check:
+        monkeypatch.setattr(check, "_reference", lambda: (told, 0.01))
+        if name == "mixtral":
+            check.verify(weights)
+        else:
+            with pytest.raises(CheckpointError, match="logits differ by"):
+                check.verify(weights)
+        monkeypatch.setattr(check, "_reference", lambda: (told * 1.5, 0.01))
+        with pytest.raises(CheckpointError):
+            check.verify(weights)
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
