@@ -305,6 +305,16 @@ def test_experts_without_weights_are_refused_before_they_are_named(tmp_path: Pat
         describe_decoder(tmp_path)
 
 
+@pytest.mark.parametrize("dense", [{"decoder_sparse_step": 5}, {"mlp_only_layers": [0, 1, 2, 3]}])
+def test_most_layers_of_a_mixture_of_experts_may_be_dense(
+    dense: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {**SMALL, "num_hidden_layers": 5, "num_experts": 64, "moe_intermediate_size": 16}
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes, **dense)).save_pretrained(tmp_path)
+    layers = describe_decoder(tmp_path).config.layers
+    assert [layer.has_experts for layer in layers] == [False, False, False, False, True]
+
+
 def test_quantised_rows_that_are_not_finite_stay_so() -> None:
     rows = np.array([[1.0, -0.25], [np.inf, 1.0], [-np.inf, 1.0], [np.nan, 2.0]], dtype=np.float32)
     with np.errstate(invalid="ignore"):

@@ -72,7 +72,8 @@ def describe_decoder(folder: Path) -> DecoderDescription:
     config = read_model_config(folder)
     with TensorFiles(folder) as files:
         own_type = config.dtype or _find(files, _EMBEDDINGS).type
-        if len(config.layers) * config.num_experts > len(files.tensors):
+        num_sparse = sum(layer.has_experts for layer in config.layers)
+        if num_sparse * config.num_experts > len(files.tensors):
             raise CheckpointError(f"{folder}: weights of experts are missing")
         needed = _shapes(config)
         for name, shape in needed.items():
