@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,8 @@ class ParityCheck:
         self._verdict = cache / f"parity-{subject.key()}.json"
         self._started = time.monotonic()
         self._stack = contextlib.ExitStack()
-        self.is_known = _is_verdict(self._verdict)
+        fault = _fault_of(self._verdict)
+        self.is_known = fault is None
         if self.is_known:
             logger.info("parity_known", verdict=str(self._verdict))
             return
@@ -170,7 +172,7 @@ class ParityCheck:
             raise CheckpointError(
                 f"{subject.folder} was not checked yet: the check needs the packages torch and "
                 f"transformers, or a verdict of another machine, {self._verdict.name}, in "
-                f"{cache}"
+                f"{cache}: {fault}"
             )
         self._output = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         command = [
@@ -278,22 +280,31 @@ def _with_short_windows(weights: DecoderWeights) -> DecoderWeights:
     return dataclasses.replace(weights, layers=layers)
 
 
-def _is_verdict(path: Path) -> bool:
-    """Whether there is one, of the installed transformers or where none is installed."""
+def _fault_of(path: Path) -> str | None:
+    """Why there is no verdict of the installed transformers; None: there is one, or one of any
+    version, and none is installed.
+    """
     try:
         kept = json.loads(path.read_bytes())["transformers"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, LookupError, TypeError):
+        return "no verdict"
     try:
-        return bool(kept == metadata.version("transformers"))
+        installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        return True
+        return None
+    return None if kept == installed else f"of transformers {kept}, not {installed}"
 
 
 def _keep(path: Path, verdict: dict[str, Any]) -> None:
     """Writes it whole or not at all; a folder that is full or read-only is no error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(verdict, file)
-        Path(file.name).replace(path)
+        # Not a file of `tempfile`, which only its writer may read: an image is built by another.
+        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        try:
+            unfinished.write_text(json.dumps(verdict))
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import stat
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -130,6 +132,23 @@ def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     assert not is_known(subject(tmp_path), tmp_path / "file")
 
 
+def test_a_kept_verdict_may_be_read_by_those_that_the_umask_allows(tmp_path: Path) -> None:
+    """An image's build, or a pod of another user, may have kept it."""
+    before = os.umask(0o027)
+    try:
+        parity._keep(tmp_path / "new/verdict", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new/verdict").stat().st_mode) == 0o640
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_a_verdict_that_cannot_be_kept_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "verdict").mkdir()
+    parity._keep(tmp_path / "verdict", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
+
+
 def test_a_child_that_dies_is_told(tmp_path: Path) -> None:
     save(tmp_path, "llama")
     weights = load(tmp_path)
@@ -166,13 +185,18 @@ def test_without_transformers_a_verdict_is_needed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match="needs the packages torch and transformers"):
+    verdict = tmp_path / f"parity-{subject(tmp_path).key()}.json"
+    with pytest.raises(CheckpointError, match=f"torch and transformers.*{verdict.name}.*: No such"):
         started(subject(tmp_path), tmp_path)
+    verdict.mkdir()
+    with pytest.raises(CheckpointError, match=f"torch and transformers.*{verdict.name}.*: Is a"):
+        started(subject(tmp_path), tmp_path)
+    verdict.rmdir()
 
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError
 
-    (tmp_path / f"parity-{subject(tmp_path).key()}.json").write_text('{"transformers": "5.0"}')
+    verdict.write_text('{"transformers": "5.0"}')
     monkeypatch.setattr(metadata, "version", version)
     assert is_known(subject(tmp_path), tmp_path)
 
