@@ -17,7 +17,6 @@ import functools
 import gc
 import glob
 import hashlib
-import pickle
 import platform
 import re
 from collections.abc import Callable, Iterator
@@ -177,19 +176,20 @@ def _name_by_key(compiled: Any) -> None:
 
 
 def _tolerant_load(file: Any) -> Callable[[Any], Any]:
-    """The loading of a cache file, which gives nothing where it cannot be read. One that is torn is
-    removed, so that it is written anew.
+    """The loading of a cache file, which gives nothing where it cannot be read. One that is torn or
+    damaged is removed, so that it is written anew.
     """
     load = file.load
 
     def load_if_possible(key: Any) -> Any:
         try:
             return load(key)
-        except (EOFError, pickle.UnpicklingError):
-            with contextlib.suppress(OSError):
-                Path(file._index_path).unlink()
         except OSError:
             pass
+        except Exception:
+            # Damaged bytes make pickle raise anything.
+            with contextlib.suppress(OSError):
+                Path(file._index_path).unlink()
         return None
 
     return load_if_possible
@@ -200,7 +200,8 @@ def _tolerate_unwritable(compiled: Any) -> None:
     save = compiled._cache.save_overload
 
     def save_if_possible(signature: object, result: object) -> None:
-        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        # An index that is damaged and cannot be removed makes pickle raise anything.
+        with contextlib.suppress(Exception):
             save(signature, result)
 
     compiled._cache.save_overload = save_if_possible

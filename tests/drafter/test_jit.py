@@ -119,6 +119,16 @@ def test_kernels_work_where_nothing_can_be_written(
     assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
 
 
+KEEPS_FILES = """
+from pathlib import Path
+
+def refuse(*arguments, **keywords):
+    raise PermissionError("a file that only its owner may remove")
+
+Path.unlink = refuse
+"""
+
+
 def test_a_cache_that_is_torn_or_unreadable_only_costs_time(tmp_path: Path) -> None:
     package = tmp_path / "shipped"
     package.mkdir()
@@ -132,6 +142,11 @@ def test_a_cache_that_is_torn_or_unreadable_only_costs_time(tmp_path: Path) -> N
     index.write_bytes(b"")  # as after a loss of power
     assert load(tmp_path, None) == 0
     # It was written anew.
+    assert load(tmp_path, None) == 1
+    # A changed byte sends pickle to an unknown module.
+    index.write_bytes(index.read_bytes().replace(b"numba.core", b"bumba.core"))
+    assert load(tmp_path, None, before=KEEPS_FILES) == 0
+    assert load(tmp_path, None) == 0
     assert load(tmp_path, None) == 1
     index.unlink()
     index.mkdir()  # whoever may read all files cannot read this one

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -37,12 +38,12 @@ WINDOW_TOKENS = 16
 """Sliding windows are longer than a short text, so both sides shorten them for the check."""
 
 _BLOCK_SIZE = 16
-# Largest difference of any logit, relative to the largest logit. In float32 both sides differ by
-# the order of sums only; in the others, K/V is rounded. Wide, since a mixture of experts may route
-# a token differently.
+# Largest difference of any logit, relative to the largest logit. Both sides differ by the order of
+# sums; in bfloat16 and float16, that may round a value of K/V otherwise. Correct models had up to
+# 1e-3.
 _TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FLOAT16: 0.05}
 # Largest distance from the float32 logits, relative to that of transformers in the same dtype.
-# Computing in float32, the decoder has 0.1 to 0.5.
+# Correct models had up to 0.1.
 _ROUNDING_TOLERANCE = 1.0
 # Of one that transformers could not tell from zero.
 _SMALLEST_ROUNDING = 1e-5
@@ -61,9 +62,13 @@ def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
 def paged_logits(
     model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
 ) -> FloatArray:
-    """All logits [T, V] of a text, computed in pieces; writes to the first blocks."""
+    """All logits [T, V] of a text, computed in pieces, empty ones left out; writes to the first
+    blocks.
+    """
     rows: list[FloatArray] = []
     for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        if start == end:
+            continue
         layout = lay_out(
             [
                 ScheduledTokens(
@@ -162,7 +167,8 @@ class ParityCheck:
         self._verdict = cache / f"parity-{subject.key()}.json"
         self._started = time.monotonic()
         self._stack = contextlib.ExitStack()
-        self.is_known = _is_verdict(self._verdict)
+        fault = _fault_of(self._verdict)
+        self.is_known = fault is None
         if self.is_known:
             logger.info("parity_known", verdict=str(self._verdict))
             return
@@ -170,7 +176,7 @@ class ParityCheck:
             raise CheckpointError(
                 f"{subject.folder} was not checked yet: the check needs the packages torch and "
                 f"transformers, or a verdict of another machine, {self._verdict.name}, in "
-                f"{cache}"
+                f"{cache}: {fault}"
             )
         self._output = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         command = [
@@ -222,8 +228,12 @@ class ParityCheck:
         finally:
             decoder.close()
         exact, rounding = self._reference()
-        check_difference(logits, exact, _TOLERANCES[weights.other_type])
-        if weights.other_type is not WeightType.FLOAT32:
+        is_rounded = weights.other_type is not WeightType.FLOAT32
+        # A value of K/V that is rounded otherwise may route a token to other experts, which changes
+        # its logits by any amount. The distance is a median over tokens.
+        if not (is_rounded and any(layer.experts for layer in weights.layers)):
+            check_difference(logits, exact, _TOLERANCES[weights.other_type])
+        if is_rounded:
             check_rounding(logits, exact, rounding, _ROUNDING_TOLERANCE)
         seconds = round(time.monotonic() - self._started, 2)
         logger.info("parity_checked", seconds=seconds)
@@ -274,22 +284,31 @@ def _with_short_windows(weights: DecoderWeights) -> DecoderWeights:
     return dataclasses.replace(weights, layers=layers)
 
 
-def _is_verdict(path: Path) -> bool:
-    """Whether there is one, of the installed transformers or where none is installed."""
+def _fault_of(path: Path) -> str | None:
+    """Why there is no verdict of the installed transformers; None: there is one, or one of any
+    version, and none is installed.
+    """
     try:
         kept = json.loads(path.read_bytes())["transformers"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, LookupError, TypeError):
+        return "no verdict"
     try:
-        return bool(kept == metadata.version("transformers"))
+        installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        return True
+        return None
+    return None if kept == installed else f"of transformers {kept}, not {installed}"
 
 
 def _keep(path: Path, verdict: dict[str, Any]) -> None:
     """Writes it whole or not at all; a folder that is full or read-only is no error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(verdict, file)
-        Path(file.name).replace(path)
+        # Not a file of `tempfile`, which only its writer may read: an image is built by another.
+        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        try:
+            unfinished.write_text(json.dumps(verdict))
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)

@@ -3,7 +3,8 @@
 Runs as a child of the verifier; for the decoder for GPUs within it, on the GPU. The reference is
 computed in float32, with the values that the weights have in their dtype and after quantisation. In
 bfloat16 and float16 the text is computed a second time in that dtype: how far that lies from the
-reference is what rounding costs.
+reference is what rounding costs. For the decoder for CPUs, which rounds K/V and nothing else, the
+reference rounds K/V, too: otherwise that rounding alone would route tokens to other experts.
 
 OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
 """
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import WINDOW_TOKENS, probe_text
@@ -46,7 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     try:
         exact, rounding = reference(
-            options.folder, dtype=DTYPES[options.dtype], quantization=options.quantization
+            options.folder,
+            dtype=DTYPES[options.dtype],
+            quantization=options.quantization,
+            rounds_kv=True,
         )
     except CheckpointError as error:
         print(error, file=sys.stderr)
@@ -69,15 +73,19 @@ def reference(
     dtype: torch.dtype,
     quantization: str,
     device: torch.device = _CPU,
+    rounds_kv: bool = False,
 ) -> tuple[torch.Tensor, float]:
     """Logits [T, V] float32 of the probe's text, on the device, and the distance that `dtype`
     costs.
+
+    Args:
+        rounds_kv: whether the logits are of K and V rounded to `dtype`.
 
     Raises:
         CheckpointError: weights are missing.
     """
     model = _Model(folder, dtype=dtype, quantization=quantization, device=device)
-    exact = model.logits(torch.float32)
+    exact = model.logits(torch.float32, kv_dtype=dtype if rounds_kv else None)
     return exact, 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
 
 
@@ -107,6 +115,22 @@ def rounding_distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return float(finite.median()) if len(finite) else math.nan
 
 
+class _RoundingCache(DynamicCache):
+    """Gives attention K and V rounded to a dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *arguments: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            states.to(self._dtype).to(states.dtype) for states in (key_states, value_states)
+        )
+        return super().update(keys, values, *arguments, **options)
+
+
 class _Model:
     """transformers' model, and the probe's text.
 
@@ -123,6 +147,8 @@ class _Model:
             dtype=dtype,
             # The plainest code, and the only one that knows softcaps.
             attn_implementation="eager",
+            # Grouped products refuse rows that are no multiple of 16 bytes.
+            experts_implementation="eager",
             device_map={"": device},
             use_safetensors=True,
             local_files_only=True,
@@ -140,8 +166,18 @@ class _Model:
         self._input_ids = torch.tensor([text], device=device)
         self._quantization = quantization
 
-    def logits(self, dtype: torch.dtype, *, rounds_rows: bool = False) -> torch.Tensor:
-        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says."""
+    def logits(
+        self,
+        dtype: torch.dtype,
+        *,
+        rounds_rows: bool = False,
+        kv_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says.
+
+        Args:
+            kv_dtype: what K and V are rounded to; None: `dtype`.
+        """
         model: Any = self._model
         quantization = self._quantization
         with (
@@ -149,7 +185,10 @@ class _Model:
             computed_in(model, dtype, quantization=quantization, rounds_rows=rounds_rows),
             torch.inference_mode(),
         ):
-            output = model(input_ids=self._input_ids, use_cache=False)
+            cache = None if kv_dtype is None else _RoundingCache(kv_dtype)
+            output = model(
+                input_ids=self._input_ids, past_key_values=cache, use_cache=cache is not None
+            )
         logits: torch.Tensor = output.logits[0].float()
         return logits
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import stat
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -10,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
-from tests.verifier.cpu.test_loader import save
+from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
 from verifier.cpu import parity
+from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights
-from verifier.model.parity_reference import rounding_distance
+from verifier.cpu.weights import DecoderWeights, FloatArray
+from verifier.model.parity_reference import reference, rounding_distance
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -44,6 +48,22 @@ def with_scaling(weights: DecoderWeights, factor: float) -> DecoderWeights:
     return dataclasses.replace(weights, attention_scaling=weights.attention_scaling * factor)
 
 
+def logits_of(weights: DecoderWeights) -> FloatArray:
+    """Of the check's text."""
+    decoder = CpuDecoder(
+        parity._with_short_windows(weights),
+        num_blocks=3,
+        block_size=16,
+        num_threads=1,
+        max_num_tokens=parity.NUM_TOKENS,
+    )
+    text = parity.probe_text(vocab_size=SMALL["vocab_size"], max_model_len=512)
+    try:
+        return parity.paged_logits(decoder, text, [], block_size=16)
+    finally:
+        decoder.close()
+
+
 def test_a_model_is_checked_once_and_again_when_it_differs(tmp_path: Path) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     save(model, "qwen2")  # with a sliding window
@@ -68,11 +88,82 @@ def test_rounded_models_are_held_to_their_rounding(quantization: str, tmp_path: 
     assert is_known(told, tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_correct_models_are_far_from_the_limits_of_rounding(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """The reference rounds K/V as the decoder does. Without that, a dense model differs by up to a
+    tenth, and a mixture of experts by any amount.
+    """
+    torch_dtype = getattr(torch, dtype)
+    save(tmp_path, name, torch_dtype)
+    told, rounding = reference(tmp_path, dtype=torch_dtype, quantization="none", rounds_kv=True)
+    exact = told.numpy()
+    logits = logits_of(load(tmp_path))
+    parity.check_difference(logits, exact, 0.01)
+    parity.check_rounding(logits, exact, rounding, 0.1)
+
+
+def test_rows_of_experts_may_be_no_multiple_of_16_bytes(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    told, rounding = reference(tmp_path, dtype=torch.bfloat16, quantization="none", rounds_kv=True)
+    parity.check_rounding(logits_of(load(tmp_path)), told.numpy(), rounding, 0.1)
+
+
+def test_a_model_of_one_position_is_checked(tmp_path: Path) -> None:
+    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 1})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    told = dataclasses.replace(subject(tmp_path), max_position_embeddings=1)
+    with started(told, tmp_path) as check:
+        check.verify(load(tmp_path))
+    assert is_known(told, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "llama"])
+def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, name, torch.bfloat16)
+    weights = load(tmp_path)
+    logits = logits_of(weights)
+    told = logits.copy()
+    told[17] = -told[17]
+    with started(subject(tmp_path, "bfloat16"), tmp_path) as check:
+        monkeypatch.setattr(check, "_reference", lambda: (told, 0.01))
+        if name == "mixtral":
+            check.verify(weights)
+        else:
+            with pytest.raises(CheckpointError, match="logits differ by"):
+                check.verify(weights)
+        monkeypatch.setattr(check, "_reference", lambda: (told * 1.5, 0.01))
+        with pytest.raises(CheckpointError):
+            check.verify(weights)
+
+
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with started(subject(tmp_path), tmp_path / "file") as check:
         parity._keep(check._verdict, {"transformers": metadata.version("transformers")})
     assert not is_known(subject(tmp_path), tmp_path / "file")
+
+
+def test_a_kept_verdict_may_be_read_by_those_that_the_umask_allows(tmp_path: Path) -> None:
+    """An image's build, or a pod of another user, may have kept it."""
+    before = os.umask(0o027)
+    try:
+        parity._keep(tmp_path / "new/verdict", {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new/verdict").stat().st_mode) == 0o640
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_a_verdict_that_cannot_be_kept_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "verdict").mkdir()
+    parity._keep(tmp_path / "verdict", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
 
 
 def test_a_child_that_dies_is_told(tmp_path: Path) -> None:
@@ -111,13 +202,18 @@ def test_without_transformers_a_verdict_is_needed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match="needs the packages torch and transformers"):
+    verdict = tmp_path / f"parity-{subject(tmp_path).key()}.json"
+    with pytest.raises(CheckpointError, match=f"torch and transformers.*{verdict.name}.*: No such"):
         started(subject(tmp_path), tmp_path)
+    verdict.mkdir()
+    with pytest.raises(CheckpointError, match=f"torch and transformers.*{verdict.name}.*: Is a"):
+        started(subject(tmp_path), tmp_path)
+    verdict.rmdir()
 
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError
 
-    (tmp_path / f"parity-{subject(tmp_path).key()}.json").write_text('{"transformers": "5.0"}')
+    verdict.write_text('{"transformers": "5.0"}')
     monkeypatch.setattr(metadata, "version", version)
     assert is_known(subject(tmp_path), tmp_path)
 
