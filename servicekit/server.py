@@ -326,6 +326,9 @@ def _arguments(max_concurrent_streams: int, max_receive_bytes: int) -> list[tupl
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", max_receive_bytes),
+        # Otherwise gRPC widens the windows of all streams of a fast client to megabytes, also of
+        # those that nothing is read from yet.
+        ("grpc.http2.bdp_probe", 0),
     ]
 
 

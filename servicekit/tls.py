@@ -236,6 +236,8 @@ def _make_context(options: ServerOptions) -> ssl.SSLContext:
     if options.tls_client_ca is not None:
         context.load_verify_locations(options.tls_client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+        # The cache of TLS 1.2's sessions cannot be switched off from here.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
     # A resumed session would not show the client's certificate to new authorities.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET

@@ -9,10 +9,10 @@ import contextlib
 import struct
 from collections import deque
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
-_ACK = _END_STREAM = 1
-_END_HEADERS = 4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, _RST_STREAM, SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
+ACK = _END_STREAM = 1
+END_HEADERS = 4
 _CANCEL = 8
 
 
@@ -26,20 +26,13 @@ class Flood:
         """
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._headers = _encode(
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", method),
-            (":authority", address),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        )
+        self._headers = call_headers(address, method)
         self._next_stream = 1
         self.is_cut_off = False
 
     async def __aenter__(self) -> "Flood":
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        self._writer.write(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+        self._writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
         self._reading = asyncio.ensure_future(self._answer())
         return self
 
@@ -68,13 +61,13 @@ class Flood:
                 return done
             stream = self._next_stream
             self._next_stream += 2
-            self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, self._headers))
+            self._writer.write(frame(HEADERS, END_HEADERS, stream, self._headers))
             if body:
-                self._writer.write(_frame(_DATA, _END_STREAM, stream, body))
+                self._writer.write(frame(DATA, _END_STREAM, stream, body))
             opened.append(stream)
             while len(opened) > (num_open if done + 1 < num_streams else 0):
                 reset = struct.pack(">I", _CANCEL)
-                self._writer.write(_frame(_RST_STREAM, 0, opened.popleft(), reset))
+                self._writer.write(frame(_RST_STREAM, 0, opened.popleft(), reset))
             try:
                 await self._writer.drain()
             except OSError:
@@ -91,18 +84,31 @@ class Flood:
                 num_bytes = int.from_bytes(header[:3])
                 kind, flags = header[3], header[4]
                 payload = await self._reader.readexactly(num_bytes)
-                if kind == _SETTINGS and not flags & _ACK:
-                    self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
-                elif kind == _PING and not flags & _ACK:
-                    self._writer.write(_frame(_PING, _ACK, 0, payload))
+                if kind == SETTINGS and not flags & ACK:
+                    self._writer.write(frame(SETTINGS, ACK, 0, b""))
+                elif kind == _PING and not flags & ACK:
+                    self._writer.write(frame(_PING, ACK, 0, payload))
                 elif kind == _GOAWAY:
                     self.is_cut_off = True
         except (asyncio.IncompleteReadError, OSError):
             self.is_cut_off = True
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """An HTTP/2 frame."""
     return len(payload).to_bytes(3) + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def call_headers(address: str, method: str) -> bytes:
+    """Of a gRPC call."""
+    return _encode(
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", address),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
 
 
 def _encode(*headers: tuple[str, str]) -> bytes:

@@ -3,7 +3,10 @@
 At most `max_concurrent_calls` run at a time, without health checks. A call of one request is
 answered once the request has arrived, which may take `request_timeout_s`. At most
 `MAX_RECEIVED_AT_ONCE` requests are received at a time, `MAX_RECEIVED_PER_CONNECTION` of them over
-one connection.
+one connection. So are the requests of reflection's stream, which any caller may send.
+
+Health checks have bounds of their own: they are answered when the server is overloaded, and anybody
+may call them.
 
 A caller who is known, by token or certificate, gets a share of both (`servicekit.shares`), however
 many connections it has: one that opens calls and sends nothing delays nobody else.
@@ -12,7 +15,8 @@ many connections it has: one that opens calls and sends nothing delays nobody el
 import asyncio
 import weakref
 from collections import Counter
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
 import grpc
 
@@ -43,9 +47,18 @@ MAX_RECEIVED_PER_CONNECTION = 8
 # When a caller that was refused may retry.
 _RETRY_AFTER_MS = 1_000
 
-# Health must be answered above all when the server is overloaded.
-_UNBOUNDED_SERVICE = "/grpc.health.v1.Health/"
+_HEALTH_SERVICE = "/grpc.health.v1.Health/"
+_REFLECTION_PREFIX = "/grpc.reflection."
 
+#: Watches of health at a time: some 26 KB each.
+MAX_WATCHES = 1_024
+
+#: Health checks and watches whose requests are received at a time, and how long these may take.
+MAX_HEALTH_RECEIVED_AT_ONCE = 16
+HEALTH_TIMEOUT_S = 2.0
+
+
+_Request = TypeVar("_Request")
 
 # Names of a certificate, a token, or a connection, after what it is.
 _Caller = tuple[str, ...]
@@ -88,6 +101,8 @@ class BoundsInterceptor(CallInterceptor):
         # By caller; those without any are left out.
         self._num_calls_of: Counter[_Caller] = Counter()
         self._receiving = asyncio.Semaphore(MAX_RECEIVED_AT_ONCE)
+        self._num_watches = 0
+        self._receiving_health = asyncio.Semaphore(MAX_HEALTH_RECEIVED_AT_ONCE)
         self._knows_tokens = knows_tokens
         # By connection and by caller, while a call holds the semaphore or waits for it.
         self._receiving_of: weakref.WeakValueDictionary[_Caller, asyncio.Semaphore] = (
@@ -95,10 +110,9 @@ class BoundsInterceptor(CallInterceptor):
         )
 
     def wrap(self, handler: Handler, method: str) -> Handler:
-        if method.startswith(_UNBOUNDED_SERVICE):
-            return handler
         inner = behaviour_of(handler)
         has_one_request = not handler.request_streaming
+        is_reflection = method.startswith(_REFLECTION_PREFIX)
 
         async def with_bounds(request: Any, context: Context) -> Any:
             caller = self._caller(context)
@@ -106,17 +120,31 @@ class BoundsInterceptor(CallInterceptor):
             self._num_calls += 1
             self._num_calls_of[caller] += 1
             try:
+                if is_reflection and not has_one_request:
+                    request = self._received(context, caller)
                 if not has_one_request:
                     return await inner(request, context)
                 # No variable holds the request, so that a long answer does not keep it in memory.
-                return await inner(await self._receive(context, caller, method), context)
+                return await inner(await self._receive_one(context, caller, method), context)
             finally:
                 self._num_calls -= 1
                 self._num_calls_of[caller] -= 1
                 if not self._num_calls_of[caller]:
                     del self._num_calls_of[caller]
 
-        return rebuild(handler, with_bounds, handler.request_deserializer, request_streaming=True)
+        async def with_bounds_of_health(request: Any, context: Context) -> Any:
+            if not handler.response_streaming:
+                return await inner(await self._receive_health_check(context, method), context)
+            if self._num_watches >= MAX_WATCHES:
+                raise _too_many(f"{self._num_watches} watches are in flight, the maximum")
+            self._num_watches += 1
+            try:
+                return await inner(await self._receive_health_check(context, method), context)
+            finally:
+                self._num_watches -= 1
+
+        behaviour = with_bounds_of_health if method.startswith(_HEALTH_SERVICE) else with_bounds
+        return rebuild(handler, behaviour, handler.request_deserializer, request_streaming=True)
 
     def _check_room(self, caller: _Caller) -> None:
         num_free = self._max_concurrent_calls - self._num_calls
@@ -126,7 +154,21 @@ class BoundsInterceptor(CallInterceptor):
         if caller != _ANYBODY and not leaves_room(held=held, added=1, num_free=num_free):
             raise _too_many(f"{held} calls of this caller are in flight, its share")
 
-    async def _receive(self, context: Context, caller: _Caller, method: str) -> Any:
+    async def _receive_one(self, context: Context, caller: _Caller, method: str) -> Any:
+        return _checked(await self._receive(context, caller), method)
+
+    async def _received(self, context: Context, caller: _Caller) -> AsyncIterator[Any]:
+        """The requests of a stream."""
+        while (request := await self._receive(context, caller)) is not grpc.aio.EOF:
+            yield request
+
+    async def _receive_health_check(self, context: Context, method: str) -> Any:
+        over_connection = self._share_of(("health", context.peer()), MAX_RECEIVED_PER_CONNECTION)
+        async with over_connection, self._receiving_health:
+            return _checked(await _in_time(context.read(), HEALTH_TIMEOUT_S), method)
+
+    async def _receive(self, context: Context, caller: _Caller) -> Any:
+        """The next request; EOF: there is none."""
         over_connection = self._share_of(
             ("connection", context.peer()), MAX_RECEIVED_PER_CONNECTION
         )
@@ -134,18 +176,7 @@ class BoundsInterceptor(CallInterceptor):
             caller, MAX_RECEIVED_AT_ONCE if caller == _ANYBODY else MAX_RECEIVED_PER_CALLER
         )
         async with over_connection, from_caller, self._receiving:
-            limit = asyncio.timeout(self._request_timeout_s)
-            try:
-                async with limit:
-                    request = await context.read()
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                message = f"the request did not come within {self._request_timeout_s} s"
-                raise _call_failed(_LateRequestError(message)) from None
-        if request is grpc.aio.EOF:
-            raise _call_failed(MalformedRequestError(method))
-        return request
+            return await _in_time(context.read(), self._request_timeout_s)
 
     def _share_of(self, key: _Caller, size: int) -> asyncio.Semaphore:
         share = self._receiving_of.get(key)
@@ -160,6 +191,24 @@ class BoundsInterceptor(CallInterceptor):
         if caller.certificate_names:
             return ("certificate", *caller.certificate_names)
         return _ANYBODY
+
+
+async def _in_time(request: Awaitable[_Request], timeout_s: float) -> _Request:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            return await request
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        message = f"the request did not come within {timeout_s} s"
+        raise _call_failed(_LateRequestError(message)) from None
+
+
+def _checked(request: _Request, method: str) -> _Request:
+    if request is grpc.aio.EOF:
+        raise _call_failed(MalformedRequestError(method))
+    return request
 
 
 def _too_many(message: str) -> CallFailedError:

@@ -90,6 +90,13 @@ async def test_it_speaks_tls_where_grpc_does(
     assert await status_of(address, known) == "HTTP/1.1 200 OK"
     assert await status_of(address, anonymous) == ("" if is_mutual else "HTTP/1.1 200 OK")
     assert await status_of(address, None) == ""
+    # A session of TLS 1.2 can be resumed without the client's certificate being looked at.
+    known.maximum_version = ssl.TLSVersion.TLSv1_2
+    if is_mutual:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await status_of(address, known)
+    else:
+        assert await status_of(address, known) == "HTTP/1.1 200 OK"
 
 
 async def test_it_uses_new_certificates_and_authorities_without_a_restart(

@@ -13,11 +13,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import retry_after_ms
+from servicekit.interceptors import bounds
 from servicekit.interceptors.bounds import (
+    MAX_HEALTH_RECEIVED_AT_ONCE,
     MAX_RECEIVED_AT_ONCE,
     MAX_RECEIVED_PER_CALLER,
     MAX_RECEIVED_PER_CONNECTION,
 )
+from tests.servicekit.window_filler import bytes_taken
 
 ONE_REQUEST = ["unary_unary", "unary_stream"]
 
@@ -272,6 +275,78 @@ async def test_a_request_that_does_not_come_ends_its_call(start_server: Any, sha
         await answer_of(empty)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert method.num_begun == 0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/test.v1.EchoService/Echo",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_of_requests_that_are_not_read_a_window_is_taken(
+    start_server: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None of them is late before the end.
+    monkeypatch.setattr(bounds, "HEALTH_TIMEOUT_S", 60.0)
+    echo = WaitingMethod()
+    running = await start_server({"unary_unary": echo.unary_unary})
+    num_calls, message_bytes = 64, 4 << 20
+    # A server whose windows grew took all of it.
+    bound = MAX_RECEIVED_PER_CONNECTION * message_bytes + num_calls * (64 << 10)
+    taken = await bytes_taken(
+        running.server.address,
+        method,
+        num_calls=num_calls,
+        message_bytes=message_bytes,
+        enough=bound,
+        quiet_s=0.5,
+    )
+    assert taken <= bound
+    assert taken >= message_bytes, "what is read is taken"
+
+
+async def test_health_checks_that_do_not_come_end_and_hold_up_no_others(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "HEALTH_TIMEOUT_S", 0.3)
+    running = await start_server({})
+    async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
+        silent: list[Any] = []
+        for index in range(MAX_HEALTH_RECEIVED_AT_ONCE // MAX_RECEIVED_PER_CONNECTION):
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(running.server.address, options=[("test.channel", index)])
+            )
+            begin: Any = channel.stream_unary("/grpc.health.v1.Health/Check")
+            silent += [begin() for _ in range(MAX_RECEIVED_PER_CONNECTION)]
+        await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        stub = health_pb2_grpc.HealthStub(running.channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status
+        for each in silent:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await each
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_there_are_so_many_watches(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MAX_WATCHES", 2)
+    running = await start_server({})
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    request = health_pb2.HealthCheckRequest()
+    async with asyncio.timeout(20):
+        watches = [stub.Watch(request) for _ in range(2)]
+        for watch in watches:
+            assert (await watch.read()).status
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Watch(request).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Check(request)).status, "checks are answered"
+        for watch in watches:
+            watch.cancel()
 
 
 async def test_reflection_can_be_switched_off(start_server: Any) -> None:
