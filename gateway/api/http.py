@@ -150,7 +150,7 @@ def make_application(
             return JSONResponse({"status": "serving"})
         return JSONResponse({"status": "not_serving"}, status_code=503)
 
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/metrics", metrics),
             Route("/health", health),
@@ -159,6 +159,10 @@ def make_application(
         ],
         exception_handlers={HTTPException: http_error},
     )
+    # Such a redirection leads to http:// where a proxy ends TLS, and clients repeat their prompts
+    # and tokens in plaintext.
+    application.router.redirect_slashes = False
+    return application
 
 
 class _Guard:

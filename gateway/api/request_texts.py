@@ -11,7 +11,7 @@ from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequ
 from gateway.messages.response import Model
 from gateway.requests import acceptance
 from gateway.requests.acceptance import RequestDefaults
-from gateway.text.chat_template import ChatTemplateError
+from gateway.text.chat_template import ChatTemplateError, RenderedTooLongError
 from gateway.text.model_text import ModelText
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
@@ -108,6 +108,8 @@ class RequestTexts:
                 tools=conversation.tools or None,
                 variables=conversation.variables,
             )
+        except RenderedTooLongError as error:
+            raise PromptTooLongError(str(error), field="messages") from None
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), field="messages") from None
 

@@ -1,14 +1,14 @@
 """The chat template of the model's folder: from a conversation to a prompt's text.
 
 Renders as transformers does (`utils/chat_template_utils.py`): the same sandbox, functions and
-variables, without transformers. Owns where templates are found and how they are rendered. Read-only
-once loaded. Templates are the operator's, and trusted as the weights are; the sandbox limits what a
-bad one can do.
+variables, without transformers. Owns where templates are found, how they are rendered, and how long
+a rendered text may be. Read-only once loaded. Templates are the operator's, and trusted as the
+weights are; the sandbox limits what a bad one can do.
 """
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from servicekit.limits import MAX_MESSAGE_BYTES
+
+#: The most characters of a conversation's text. Good templates can make much more of a small
+#: request: each number of nested lists becomes an indented line, or the tools are repeated.
+MAX_RENDERED_CHARACTERS = 2 * MAX_MESSAGE_BYTES
+
 _DEFAULT = "default"
 _WITH_TOOLS = "tool_use"
 
@@ -28,6 +34,10 @@ RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generatio
 
 class ChatTemplateError(Exception):
     """A template cannot be loaded, or does not accept a conversation."""
+
+
+class RenderedTooLongError(ChatTemplateError):
+    """A template makes more than `MAX_RENDERED_CHARACTERS` of a conversation."""
 
 
 class ChatTemplate:
@@ -94,6 +104,7 @@ class ChatTemplate:
             variables: more variables of the template; none of `RESERVED_VARIABLES`.
 
         Raises:
+            RenderedTooLongError: the text would be too long; no more of it was made.
             ChatTemplateError: the template does not accept them; its text is for the caller.
         """
         name = _WITH_TOOLS if tools and _WITH_TOOLS in self._templates else _DEFAULT
@@ -108,6 +119,8 @@ class ChatTemplate:
                     "add_generation_prompt": True,
                 }
             )
+        except RenderedTooLongError:
+            raise
         # A template may stumble over any value: an operation of a wrong type, a missing key.
         except Exception as error:
             raise ChatTemplateError(f"the chat template does not accept this: {error}") from None
@@ -136,6 +149,8 @@ def _make_environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
+    # Joins the whole text, and what each macro and block makes of it.
+    environment.concat = _join  # type: ignore[method-assign]
     # jinja's own filter escapes for HTML.
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -151,9 +166,29 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if indent is None:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys
+        )
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _join(encoder.iterencode(value))
+
+
+def _join(parts: Iterable[str]) -> str:
+    """The parts as one text; none is made that would be too long."""
+    taken: list[str] = []
+    num_characters = 0
+    for part in parts:
+        num_characters += len(part)
+        if num_characters > MAX_RENDERED_CHARACTERS:
+            raise RenderedTooLongError(
+                f"with the chat template the prompt has more than {MAX_RENDERED_CHARACTERS} "
+                "characters"
+            )
+        taken.append(part)
+    return "".join(taken)
 
 
 def _raise_exception(message: str) -> None:

@@ -9,7 +9,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from gateway.text.chat_template import (
+    MAX_RENDERED_CHARACTERS,
+    ChatTemplate,
+    ChatTemplateError,
+    RenderedTooLongError,
+)
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
 
@@ -94,6 +99,55 @@ def test_it_renders_as_transformers_does(
 def test_what_a_template_does_not_accept_is_an_error(template: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         ChatTemplate({"default": template}, {}).render(CONVERSATION)
+
+
+# 60 bytes for each number of the innermost list.
+NESTED = json.loads("[" * 15 + "0" + ",0" * 199_999 + "]" * 15)
+HALF = "x" * (MAX_RENDERED_CHARACTERS // 2)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "variables"),
+    [
+        ("{{ tools | tojson(indent=4) | length }}", [{"parameters": NESTED}], {}),
+        (
+            "{% for message in messages if message == messages[0] %}"
+            "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endfor %}"
+            "{{ raise_exception('too late') }}",
+            [{"description": HALF}],
+            {},
+        ),
+        (
+            "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}"
+            "{{ raise_exception('too late') }}",
+            None,
+            {"eos_token": HALF},
+        ),
+        (
+            "{% macro twice(text) %}{{ text }}{{ text }}.{% endmacro %}{{ twice(half) | length }}",
+            None,
+            {"half": HALF},
+        ),
+        (
+            "{% set text %}{{ half }}{{ half }}.{% endset %}{{ text | length }}",
+            None,
+            {"half": HALF},
+        ),
+    ],
+    ids=["indents", "tools per message", "variable per message", "macro", "block"],
+)
+def test_a_text_that_a_template_makes_too_long_is_refused_before_it_is_whole(
+    template: str, tools: list[dict[str, Any]] | None, variables: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": "hi"}] * 3
+    with pytest.raises(RenderedTooLongError):
+        ChatTemplate({"default": template}, {}).render(messages, tools=tools, variables=variables)
+
+
+def test_the_longest_text_is_rendered() -> None:
+    template = ChatTemplate({"default": "{{ half }}{{ messages[0].content }}"}, {})
+    text = template.render([{"content": HALF}], variables={"half": HALF})
+    assert len(text) == MAX_RENDERED_CHARACTERS
 
 
 def write(folder: Path, config: dict[str, Any], **files: str) -> Path:

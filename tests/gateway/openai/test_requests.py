@@ -9,6 +9,7 @@ from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import (
     connection,
+    exchange,
     get,
     official_client,
     post,
@@ -425,6 +426,14 @@ async def test_unknown_paths_and_methods_have_errors_in_openais_form(start_api: 
     assert (unknown.status, unknown.error["code"]) == (404, "not_found")
     method = await get(running, "/v1/completions")
     assert (method.status, method.error["code"]) == (405, "method_not_allowed")
+
+
+async def test_no_request_is_redirected_to_another_path(start_api: StartApi) -> None:
+    running = await start_api()
+    for path, body in (("/v1/chat/completions/", {}), ("/v1/completions/", {}), ("/health/", None)):
+        answer = await exchange(running, request_bytes(path, body))
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert "location" not in answer.headers
 
 
 async def test_models_are_listed(start_api: StartApi) -> None:
