@@ -293,15 +293,16 @@ class _Threads:
         self._threads = []
 
     def _run(self, index: int) -> None:
-        known = 0
-        while True:
-            known = await_round(self._address, known)
-            if self._is_stopping:
-                return
-            linear, other, models, layers, steps = self._arguments
-            try:
+        try:
+            known = 0
+            while True:
+                # Compiled or loaded at its first call, as all kernels are: it may fail.
+                known = await_round(self._address, known)
+                if self._is_stopping:
+                    return
+                linear, other, models, layers, steps = self._arguments
                 forward(linear, other, models, layers, steps, index)
-            except BaseException:
-                # The other threads wait for this one, in a kernel that nobody can interrupt.
-                logger.exception("decoder_thread_failed", thread=index)
-                os._exit(1)
+        except BaseException:
+            # The other threads wait for this one, in a kernel that nobody can interrupt.
+            logger.exception("decoder_thread_failed", thread=index)
+            os._exit(1)

@@ -99,3 +99,25 @@ def test_an_interpreter_exits_that_did_not_close_its_decoder() -> None:
         [sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=100, check=False
     )
     assert (result.returncode, result.stdout) == (0, "computed\n"), result.stderr
+
+
+BROKEN = """
+import verifier.cpu.decoder
+from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
+
+def fail(*arguments):
+    raise MemoryError("machine code cannot be loaded")
+
+verifier.cpu.decoder.await_round = fail
+with RunningDecoder(weights_of("bundled"), num_threads=2) as running:
+    running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
+"""
+
+
+def test_a_thread_that_cannot_wait_for_a_round_ends_the_process() -> None:
+    """The caller's would wait for it without end."""
+    result = subprocess.run(
+        [sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 1
+    assert "decoder_thread_failed" in result.stdout + result.stderr
