@@ -315,6 +315,33 @@ def test_most_layers_of_a_mixture_of_experts_may_be_dense(
     assert [layer.has_experts for layer in layers] == [False, False, False, False, True]
 
 
+def test_files_that_changed_since_they_were_described_are_refused(tmp_path: Path) -> None:
+    """Packing rows that are longer would write past the matrix."""
+    save(tmp_path, "llama")
+    described = describe_decoder(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+
+    def change(**changed: torch.Tensor) -> None:
+        save_file({**tensors, **changed}, file, {"format": "pt"})
+
+    def is_refused(match: str) -> None:
+        with pytest.raises(CheckpointError, match=match):
+            load_weights(described, dtype="auto", quantization="none")
+
+    down, embeddings = "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"
+    change(**{down: torch.zeros(64, 4000)})
+    is_refused(rf"{down}: has shape \[64, 4000\]")
+    change(**{embeddings: tensors[embeddings][:90].clone()})
+    is_refused(rf"{embeddings}: has shape")
+    change(**{down: tensors[down].to(torch.int8)})
+    is_refused(f"has changed: {down} is stored as I8")
+    file.unlink()
+    is_refused("has changed: .* holds neither")
+    change()
+    load_weights(described, dtype="auto", quantization="none")
+
+
 def test_quantised_rows_that_are_not_finite_stay_so() -> None:
     rows = np.array([[1.0, -0.25], [np.inf, 1.0], [-np.inf, 1.0], [np.nan, 2.0]], dtype=np.float32)
     with np.errstate(invalid="ignore"):

@@ -5,6 +5,7 @@ weights = load_weights(described, dtype="auto", quantization="none")
 """
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,14 +77,7 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         if num_sparse * config.num_experts > len(files.tensors):
             raise CheckpointError(f"{folder}: weights of experts are missing")
         needed = _shapes(config)
-        for name, shape in needed.items():
-            tensor = _find(files, name)
-            assert tensor.type  # refuses other types
-            if tensor.shape != shape:
-                raise CheckpointError(
-                    f"{tensor.file}: {name}: has shape {list(tensor.shape)} where config.json "
-                    f"tells {list(shape)}"
-                )
+        _check(files, needed)
         allowed = {*needed, _HEAD} if config.ties_embeddings else needed.keys()
         unknown = sorted(
             name for name in files.tensors.keys() - allowed if not name.endswith(_IGNORED_SUFFIX)
@@ -93,6 +87,21 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         if config.ties_embeddings and not _has_tied_head(files):
             raise NotServedError(f"{_HEAD} differs from the embeddings that it is tied to")
     return DecoderDescription(folder=folder, config=config, own_type=own_type)
+
+
+def _check(files: TensorFiles, needed: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises:
+    CheckpointError: a tensor is missing, or has another shape.
+    NotServedError: a tensor has a type that is not read.
+    """
+    for name, shape in needed.items():
+        tensor = _find(files, name)
+        assert tensor.type  # refuses other types
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.file}: {name}: has shape {list(tensor.shape)} where config.json tells "
+                f"{list(shape)}"
+            )
 
 
 def _has_tied_head(files: TensorFiles) -> bool:
@@ -119,7 +128,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     config = described.config
     other_type = described.other_type(dtype)
     linear_type = described.linear_type(dtype, quantization)
-    with TensorFiles(described.folder, ProgressLog("weights", logger)) as files:
+    with _reopened(described) as files:
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
         embeddings = None
         if not config.ties_embeddings:
@@ -149,6 +158,24 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
             linear_type=linear_type,
             other_type=other_type,
         )
+
+
+def _reopened(described: DecoderDescription) -> TensorFiles:
+    """The files, checked again: packing writes where the shapes say.
+
+    Raises:
+        CheckpointError: they are not what they were.
+    """
+    try:
+        files = TensorFiles(described.folder, ProgressLog("weights", logger))
+        try:
+            _check(files, _shapes(described.config))
+        except BaseException:
+            files.close()
+            raise
+    except NotServedError as error:
+        raise CheckpointError(f"{described.folder} has changed: {error}") from error
+    return files
 
 
 class _Loader:
