@@ -62,9 +62,13 @@ def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
 def paged_logits(
     model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
 ) -> FloatArray:
-    """All logits [T, V] of a text, computed in pieces; writes to the first blocks."""
+    """All logits [T, V] of a text, computed in pieces, empty ones left out; writes to the first
+    blocks.
+    """
     rows: list[FloatArray] = []
     for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        if start == end:
+            continue
         layout = lay_out(
             [
                 ScheduledTokens(

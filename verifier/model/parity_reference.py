@@ -147,6 +147,8 @@ class _Model:
             dtype=dtype,
             # The plainest code, and the only one that knows softcaps.
             attn_implementation="eager",
+            # Grouped products refuse rows that are no multiple of 16 bytes.
+            experts_implementation="eager",
             device_map={"": device},
             use_safetensors=True,
             local_files_only=True,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
@@ -102,6 +103,22 @@ def test_correct_models_are_far_from_the_limits_of_rounding(
     logits = logits_of(load(tmp_path))
     parity.check_difference(logits, exact, 0.01)
     parity.check_rounding(logits, exact, rounding, 0.1)
+
+
+def test_rows_of_experts_may_be_no_multiple_of_16_bytes(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    told, rounding = reference(tmp_path, dtype=torch.bfloat16, quantization="none", rounds_kv=True)
+    parity.check_rounding(logits_of(load(tmp_path)), told.numpy(), rounding, 0.1)
+
+
+def test_a_model_of_one_position_is_checked(tmp_path: Path) -> None:
+    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 1})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    told = dataclasses.replace(subject(tmp_path), max_position_embeddings=1)
+    with started(told, tmp_path) as check:
+        check.verify(load(tmp_path))
+    assert is_known(told, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "llama"])
