@@ -3,7 +3,10 @@
 import shutil
 from pathlib import Path
 
-from verifier.model.digests import digest_of
+import pytest
+
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.model.digests import digest_of, tokenizer_digest_of
 
 
 def test_the_index_of_shards_counts(tmp_path: Path) -> None:
@@ -19,3 +22,13 @@ def test_the_index_of_shards_counts(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "d")
     (tmp_path / "d" / "config.json").write_text("another")
     assert digest_of(tmp_path / "d") != first
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "tokenizer.json"])
+def test_a_file_that_cannot_be_read_is_told(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()  # whoever may read all files cannot read this one
+    with pytest.raises(CheckpointError, match=name):
+        digest_of(tmp_path)
+    if name == "tokenizer.json":
+        with pytest.raises(CheckpointError, match=name):
+            tokenizer_digest_of(tmp_path)

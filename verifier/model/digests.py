@@ -5,18 +5,22 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+from verifier.cpu.loading.refusals import CheckpointError
+
 
 def digest_of(folder: Path) -> str:
-    """SHA-256 over weights, configuration and tokenizer, by file name and content."""
+    """SHA-256 over weights, configuration and tokenizer, by file name and content.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
     digest = hashlib.sha256()
     # The index says which shard's weights count, where several have them.
     names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
     files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
     for path in files:
         if path.exists():
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {content}\n".encode())
+            digest.update(f"{path.name} {_digest_of_file(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -40,6 +44,18 @@ def begin_digest(folder: Path) -> Future[str]:
 
 
 def tokenizer_digest_of(folder: Path) -> str:
-    """SHA-256 of the folder's tokenizer.json; "" if there is none."""
+    """SHA-256 of the folder's tokenizer.json; "" if there is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     path = folder / "tokenizer.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return _digest_of_file(path) if path.exists() else ""
+
+
+def _digest_of_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error

@@ -126,6 +126,12 @@ def test_an_index_that_leads_astray_is_refused(index: Any, told: str, tmp_path: 
         TensorFiles(tmp_path)
 
 
+def test_an_index_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").mkdir()  # whoever reads all files can't read this
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: .*Is a directory"):
+        TensorFiles(tmp_path)
+
+
 def test_types_that_are_not_known_are_left_to_transformers(tmp_path: Path) -> None:
     write(tmp_path, {"w": {**F32, "dtype": "F4"}})
     with pytest.raises(NotServedError, match="w is stored as F4"):

@@ -131,7 +131,11 @@ class TensorFiles:
 
     def _open_sharded(self, folder: Path) -> None:
         index = folder / _INDEX
-        content = _json_object(index.read_bytes(), str(index))
+        try:
+            text = index.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{index}: {error}") from error
+        content = _json_object(text, str(index))
         placed = content.get("weight_map")
         if not isinstance(placed, dict):
             raise CheckpointError(f"{index}: has no weight_map")
