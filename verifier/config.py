@@ -69,7 +69,7 @@ class VerifierConfig(
     triton, flash_attn and torch_varlen that is installed and can serve the model in blocks of
     --block-size, else sdpa."""
 
-    threads: int = pydantic.Field(default=0, ge=0)
+    threads: int = pydantic.Field(default=0, ge=0, le=1024)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
     process's affinity allow, less one for the services beside it."""
 
@@ -86,7 +86,7 @@ class VerifierConfig(
     """Largest number of tokens of all waiting sequences, unless only one waits; a token takes some
     40 bytes. Further sequences are refused with RESOURCE_EXHAUSTED."""
 
-    max_num_batched_tokens: int = pydantic.Field(default=512, ge=1)
+    max_num_batched_tokens: int = pydantic.Field(default=512, ge=1, le=1 << 20)
     """Largest number of tokens in a step: prefill chunks, decodes and drafts together."""
 
     max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0)

@@ -5,8 +5,9 @@ Machine code is cached on disk: beside the source, where an image has it from it
 A disk that is full or read-only only means that kernels are compiled at every start.
 
 A kernel's machine code contains that of the kernels it calls, in other files too. So it is valid
-only as long as no file of its package that has kernels changes, and no file of this package;
-kernels take their constants from such files only.
+only as long as no file of its package that has kernels changes, and no file of this package.
+Kernels take their constants from such files, or from ones that say so with a line
+`# Kernels take constants from here.`
 
 On x86-64, code is generated for a level (with AVX2, or with AVX-512), not for this processor alone,
 so an image's kernels run on all nodes of a cluster (`ship.py`).
@@ -58,8 +59,8 @@ def _target_level() -> None:
             return
 
 
-# What files with kernels contain.
-_MARK = re.compile(rb"@kernel\n|@intrinsic\n|intrinsic\(")
+# What files with kernels contain, or with their constants.
+_MARK = re.compile(rb"@kernel\n|@intrinsic\n|intrinsic\(|# Kernels take constants from here\.\n")
 
 # Before anything is compiled.
 _target_level()
@@ -116,15 +117,20 @@ def _package_of(source: Path) -> Path:
     return folder
 
 
+def stamped_sources(package: Path) -> dict[Path, bytes]:
+    """The files, and what they hold, that a package's machine code depends on: those of it that
+    have kernels or their constants, and this package's.
+    """
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    sources = {path: path.read_bytes() for path in [*sorted(package.rglob("*.py")), *own]}
+    return {path: source for path, source in sources.items() if path in own or _MARK.search(source)}
+
+
 @functools.cache
 def _digest_of(package: Path) -> str:
-    """Returns the digest of a package's source files that have kernels, and of this package's."""
     digest = hashlib.sha256()
-    own = Path(__file__).parent
-    for path in [*sorted(package.rglob("*.py")), *sorted(own.glob("*.py"))]:
-        source = path.read_bytes()
-        if path.parent == own or _MARK.search(source):
-            digest.update(f"{path.name} {len(source)}\n".encode() + source)
+    for path, source in stamped_sources(package).items():
+        digest.update(f"{path.name} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 

@@ -74,7 +74,9 @@ def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
         "from shipped.deeper.constants import TIMES\n\n\n"
         "@kernel\ndef double(x):\n    return TIMES * x\n"
     )
-    (built / "deeper" / "constants.py").write_text("TIMES = 2\n# with a kernel:\n# @kernel\n")
+    (built / "deeper" / "constants.py").write_text(
+        "# Kernels take constants from here.\nTIMES = 2\n"
+    )
     assert load(tmp_path / "built", None) == 0
     image = tmp_path / "image"
     shutil.copytree(tmp_path / "built", image, copy_function=shutil.copyfile)

@@ -38,7 +38,7 @@ GPU = torch.device("cuda")
 NODE = {"meminfo": "MemTotal: 9999999 kB\nMemAvailable:   1048576 kB\n"}
 
 
-def free(folder: Path, membership: str, files: dict[str, str]) -> int:
+def free(folder: Path, membership: str, files: dict[str, str], **options: bool) -> int:
     """`free_memory_bytes` where /proc and the control groups have these files."""
     for name, text in {
         "proc/meminfo": NODE["meminfo"],
@@ -47,7 +47,7 @@ def free(folder: Path, membership: str, files: dict[str, str]) -> int:
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return free_memory_bytes(folder / "proc", folder / "groups")
+    return free_memory_bytes(folder / "proc", folder / "groups", **options)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,34 @@ def test_the_containers_limit_counts_and_not_the_nodes_memory(
     membership: str, files: dict[str, str], expected_mib: int, tmp_path: Path
 ) -> None:
     assert free(tmp_path, membership, files) == expected_mib * MIB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_pages_of_a_file_that_was_just_read_may_be_counted(version: int, tmp_path: Path) -> None:
+    names = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+    prefix, membership = "total_", "4:memory:/\n"
+    if version == 2:
+        names = ("memory.max", "memory.current", "memory.stat")
+        prefix, membership = "", "0::/\n"
+    stat = f"{prefix}inactive_file {10 * MIB}\n{prefix}active_file {20 * MIB}\n"
+    files = dict(zip(names, (str(300 * MIB), str(100 * MIB), stat), strict=True))
+    assert free(tmp_path, membership, files) == 210 * MIB
+    assert free(tmp_path, membership, files, keeps_used_files=False) == 230 * MIB
+
+
+def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
+    def choose(num_kv_blocks: int) -> int:
+        return choose_num_kv_blocks(
+            config_with(num_kv_blocks=num_kv_blocks),
+            model_limit=1 << 20,
+            block_size=16,
+            block_bytes=MIB,
+            free_bytes=100 * MIB,
+        )
+
+    assert choose(100) == 100
+    with pytest.raises(ConfigError, match="--num-kv-blocks: 101 blocks take 101 MiB; 100 MiB are"):
+        choose(101)
 
 
 def test_unknown_memory_is_named_with_the_flag_that_replaces_it(tmp_path: Path) -> None:

@@ -300,7 +300,8 @@ class _Threads:
                 known = await_round(self._address, known)
                 if self._is_stopping:
                     return
-                forward(*self._arguments, index)
+                linear, other, models, layers, steps = self._arguments
+                forward(linear, other, models, layers, steps, index)
         except BaseException:
             # The other threads wait for this one, in a kernel that nobody can interrupt.
             logger.exception("decoder_thread_failed", thread=index)

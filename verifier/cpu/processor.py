@@ -30,6 +30,8 @@ class Tiles:
         return self.blocks[rows - 1]
 
 
+# Kernels take constants from here.
+
 # 32 registers of 16 floats.
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2))
 # 16 registers of 8 floats.

@@ -34,9 +34,16 @@ def choose_num_kv_blocks(
         default_fraction: of them for K/V, unless the flag says so.
 
     Raises:
-        ConfigError: there is no room for one.
+        ConfigError: there is no room for one, or for as many as the flag says.
     """
     if config.num_kv_blocks is not None:
+        num_bytes = config.num_kv_blocks * block_bytes
+        if num_bytes > free_bytes:
+            raise ConfigError(
+                "--num-kv-blocks",
+                f"{config.num_kv_blocks} blocks take {num_bytes >> 20} MiB; "
+                f"{int(free_bytes) >> 20} MiB are free",
+            )
         return config.num_kv_blocks
     longest = config.max_model_len or model_limit
     num_usable = config.max_num_seqs * -(-longest // block_size)
@@ -46,17 +53,23 @@ def choose_num_kv_blocks(
     return min(num_usable, affordable)
 
 
-def free_memory_bytes(proc: Path = PROC, groups: Path = ROOT) -> int:
+def free_memory_bytes(
+    proc: Path = PROC, groups: Path = ROOT, *, keeps_used_files: bool = True
+) -> int:
     """Of the machine, and no more than the container's limit leaves.
 
     Pages of files that were not used lately count as free: they are given back when needed.
+
+    Args:
+        keeps_used_files: False: pages of files that were used lately count, too. Those of a
+            checkpoint that was just read are among them.
 
     Raises:
         ConfigError: it is unknown.
     """
     limits = [_available_bytes(proc)]
     for version, group in limiting_groups("memory", proc=proc, root=groups):
-        limits.append(_left_bytes(group, version))
+        limits.append(_left_bytes(group, version, keeps_used_files=keeps_used_files))
     known = [limit for limit in limits if limit is not None]
     if not known:
         raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")
@@ -71,19 +84,20 @@ def _available_bytes(proc: Path) -> int | None:
     return int(found[found.index("MemAvailable:") + 1]) * 1024
 
 
-def _left_bytes(group: Path, version: int) -> int | None:
+def _left_bytes(group: Path, version: int, *, keeps_used_files: bool) -> int | None:
     """What a control group's limit leaves; None: it has none.
 
     Version 1 knows no word for that: a group without a limit has a huge one.
     """
-    limit_file, usage_file, idle_name = (
-        ("memory.max", "memory.current", "inactive_file")
+    limit_file, usage_file, prefix = (
+        ("memory.max", "memory.current", "")
         if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     )
+    kinds = ("inactive_file",) if keeps_used_files else ("inactive_file", "active_file")
     match words(group / limit_file), words(group / usage_file):
         case [[limit], [usage]] if limit != "max":
             stat = words(group / "memory.stat")
-            idle = int(stat[stat.index(idle_name) + 1]) if idle_name in stat else 0
-            return int(limit) - int(usage) + idle
+            names = [prefix + kind for kind in kinds if prefix + kind in stat]
+            return int(limit) - int(usage) + sum(int(stat[stat.index(n) + 1]) for n in names)
     return None

@@ -95,18 +95,26 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         model_limit=shape.max_position_embeddings,
         block_size=block_size,
         block_bytes=block_bytes(described, other_type, block_size),
-        free_bytes=free_memory_bytes(),
+        # What the flag says is refused only where it can never fit.
+        free_bytes=free_memory_bytes(keeps_used_files=config.num_kv_blocks is None),
     )
     max_model_len = choose_max_model_len(
         config, model_limit=shape.max_position_embeddings, room=num_kv_blocks * block_size
     )
-    model = CpuDecoder(
-        weights,
-        num_blocks=num_kv_blocks,
-        block_size=block_size,
-        num_threads=num_threads,
-        max_num_tokens=config.max_num_batched_tokens,
-    )
+    try:
+        model = CpuDecoder(
+            weights,
+            num_blocks=num_kv_blocks,
+            block_size=block_size,
+            num_threads=num_threads,
+            max_num_tokens=config.max_num_batched_tokens,
+        )
+    except MemoryError as error:
+        raise ConfigError(
+            "--max-num-batched-tokens",
+            f"{config.max_num_batched_tokens}, with --num-kv-blocks {num_kv_blocks} and --threads "
+            f"{num_threads}: {error}",
+        ) from error
     compute_chunk(model, min(model.row_tile, config.max_num_batched_tokens))
     logger.info("own_decoder", tiles=TILES.name, threads=num_threads)
     return ReadyModel(

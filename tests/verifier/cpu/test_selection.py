@@ -1,5 +1,7 @@
 """Which models the own decoder serves, by flags and checkpoint; and that torch stays out."""
 
+import mmap
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
 from verifier.config import VerifierConfig
 from verifier.model import own_model
+from verifier.model.memory import choose_num_kv_blocks
 from verifier.model.own_model import find_own, load_own
 
 _LOAD = """
@@ -82,6 +85,32 @@ def test_strict_where_there_is_a_gpu_goes_to_the_decoder_for_gpus(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     for device in ("auto", "cuda"):
         assert find_own(config_for(device=device, numerics="strict")) is None
+
+
+def test_flags_that_ask_for_more_memory_than_there_is_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described = find_own(config_for())
+    assert described is not None
+    with pytest.raises(ConfigError, match="--num-kv-blocks: 1000000000 blocks take"):
+        load_own(config_for(num_kv_blocks=10**9), described)
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+
+    def choose_and_limit(*arguments: Any, **options: Any) -> int:
+        # Only what the decoder itself allocates fails.
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (1 << 30), limits[1]))
+        return choose_num_kv_blocks(*arguments, **options)
+
+    monkeypatch.setattr(own_model, "choose_num_kv_blocks", choose_and_limit)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"--max-num-batched-tokens: 1048576, with .*allocate"
+        ):
+            load_own(config_for(max_num_batched_tokens=1 << 20), described)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_block_sizes_must_be_multiples_of_16() -> None:
