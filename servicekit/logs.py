@@ -7,8 +7,12 @@ identifiers and numbers, never the content of a request.
 
 import contextlib
 import logging
+import os
 import secrets
+import select
+import stat
 import sys
+import threading
 from typing import TextIO, cast
 
 import structlog
@@ -19,21 +23,50 @@ Logger = structlog.typing.FilteringBoundLogger
 LEVELS = ("debug", "info", "warning", "error")
 
 
+# How long a line waits for the reader of a pipe that is full; the next ones then do not.
+_PATIENCE_S = 0.1
+
+
 class _LossyStream:
-    """A stream whose lines are lost where it cannot be written: a full disk, a reader that is gone.
-    No request may fail for that.
+    """A stream whose lines are lost where it cannot be written: a full disk, a reader that is gone,
+    or one that does not read. No request may fail or wait for that.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._lock = threading.Lock()
+        # Of a pipe: its descriptor, whether its reader has stopped reading, and whether the end of
+        # a line was lost.
+        self._pipe: int | None = None
+        self._is_stuck = self._is_cut = False
+        with contextlib.suppress(OSError, ValueError):
+            number = stream.fileno()
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                self._pipe = number
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
+        with contextlib.suppress(OSError, ValueError), self._lock:
+            if self._pipe is None:
+                self._stream.write(text)
+            else:
+                self._write_to_pipe(self._pipe, text.encode("utf-8", "backslashreplace"))
 
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
+
+    def _write_to_pipe(self, pipe: int, line: bytes) -> None:
+        if self._is_cut:
+            line = b"\n" + line
+        for start in range(0, len(line), select.PIPE_BUF):
+            patience_s = 0.0 if self._is_stuck else _PATIENCE_S
+            # Then as many bytes can be written without waiting.
+            self._is_stuck = not select.select([], [pipe], [], patience_s)[1]
+            if self._is_stuck:
+                self._is_cut |= start > 0
+                return
+            os.write(pipe, line[start : start + select.PIPE_BUF])
+        self._is_cut = False
 
 
 def configure_logs(level: str, service: str) -> None:

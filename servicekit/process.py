@@ -81,7 +81,9 @@ async def serve_until_signalled(
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
         server.set_serving()
-        print(ready_line() if ready_line else f"ready grpc={server.address}", flush=True)
+        # Standard output may be a file on a full disk, or a pipe that nobody reads any more.
+        with contextlib.suppress(OSError):
+            print(ready_line() if ready_line else f"ready grpc={server.address}", flush=True)
         await _first_of(signals.get(), failed)
         server.retire()
         await _first_of(_drain_and_stop(server, drain), signals.get(), failed)

@@ -316,7 +316,9 @@ async def _print_when_ready(drafters: _Starting, verifiers: _Starting, gateways:
     await verifiers
     [gateway] = await gateways
     await asyncio.wait([drafters], timeout=_DRAFTER_PATIENCE_S)
-    print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
+    # The services serve, whether or not the line can be written.
+    with contextlib.suppress(OSError):
+        print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

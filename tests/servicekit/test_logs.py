@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,29 @@ def test_a_line_that_cannot_be_written_is_lost_and_fails_nobody(
         get_logger("thing.part").exception("failed")
     monkeypatch.setattr(logging, "raiseExceptions", True)
     logging.getLogger("library").error("said")
+
+
+def test_lines_are_lost_while_the_reader_of_a_pipe_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as taken, os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure_logs("info", "thing")
+        # More than a pipe holds; a write that waits for its reader would never end.
+        for number in range(300):
+            get_logger("thing.part").info("opened", number=number, text="x" * 10_000)
+        os.set_blocking(reader, False)
+        got = b""
+        while chunk := taken.read(1 << 20):
+            got += chunk
+        get_logger("thing.part").info("read again")
+        got += taken.read(1 << 20) or b""
+    *whole, cut, last = got.decode().splitlines()
+    assert [json.loads(line)["number"] for line in whole] == list(range(len(whole)))
+    assert len(whole) >= 5
+    assert cut.startswith('{"ts"')
+    assert json.loads(last)["event"] == "read again"
 
 
 def test_a_line_is_one_json_object_that_says_when_what_and_who(

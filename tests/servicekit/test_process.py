@@ -3,6 +3,7 @@
 On uvloop, and on asyncio's own loop where that may make a difference.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -41,7 +42,7 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions, load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import run, serve_until_signalled
+from servicekit.process import end, run, serve_until_signalled
 from servicekit.server import Server
 
 
@@ -99,7 +100,7 @@ async def main(options):
 if __name__ == "__main__":
     options = load_config(ScriptOptions, service="script")
     configure_logs(options.server.log_level, "script")
-    sys.exit(run(lambda: main(options)))
+    end(run(lambda: main(options)))
 '''
 
 
@@ -139,7 +140,7 @@ def start(tmp_path: Path, loop_module: str) -> Iterator[Any]:
     script.write_text(SCRIPT)
     with contextlib.ExitStack() as stack:
 
-        def start(*argv: str, **environ: str) -> Script:
+        def start(*argv: str, stdout: Any = subprocess.PIPE, **environ: str) -> Script:
             root = Path(servicekit.__file__).parents[1]
             environ = {**os.environ, "PYTHONPATH": str(root), **environ}
             environ.pop("PYTHONUNBUFFERED", None)  # it would flush the ready line in any case
@@ -149,7 +150,7 @@ def start(tmp_path: Path, loop_module: str) -> Iterator[Any]:
                 subprocess.Popen(
                     [sys.executable, str(script), *argv],
                     env=environ,
-                    stdout=subprocess.PIPE,
+                    stdout=stdout,
                     stderr=subprocess.PIPE,
                     text=True,
                 )
@@ -187,6 +188,31 @@ async def test_sigterm_drains_finishes_calls_in_flight_and_exits_with_0(
     assert events(log) == ["loop", "draining"]
     assert log[0]["name"].partition(".")[0] == loop_module
     assert {line["service"] for line in log} == {"script"}
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Any]:
+    with Path("/dev/full").open("w") as full:
+        yield full
+
+
+async def test_it_serves_although_its_ready_line_cannot_be_written(
+    start: Any, full_disk: Any
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    script = start(stdout=full_disk, TANDEM_SCRIPT_LISTEN=address)
+    async with open_channel(address, ChannelOptions()) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        request = health_pb2.HealthCheckRequest()
+        async with asyncio.timeout(60):
+            while (
+                await check(request, wait_for_ready=True)
+            ).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+    script.process.send_signal(signal.SIGTERM)
+    code, _, log = script.end()
+    assert code == 0
+    assert "process_failed" not in events(log)
 
 
 @on_both_loops
