@@ -15,8 +15,10 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from http.server import ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, MetricsHandler
 from prometheus_client.exposition import choose_encoder
@@ -33,6 +35,8 @@ _ODD_VERSION = re.compile(r"application/openmetrics-text; version=(?!(0\.0\.1|1\
 # How long a silent connection may keep its thread, and how soon a stop is noticed.
 _IDLE_TIMEOUT_S = 10.0
 _POLL_INTERVAL_S = 0.05
+# How long no connection is accepted after one that could not be.
+_PAUSE_S = 0.1
 
 
 def choose_format(accept: str) -> tuple[Callable[[Collector], bytes], str]:
@@ -89,6 +93,15 @@ class _Server(ThreadingHTTPServer):
     """The base class prints tracebacks, of clients that go away too."""
 
     logger: Logger
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection; the base class tries again at once after an error."""
+        try:
+            return super().get_request()
+        except OSError:
+            # Without descriptors, the connection goes on waiting: the thread would take a core.
+            time.sleep(_PAUSE_S)
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         error = sys.exception()

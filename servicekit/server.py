@@ -251,7 +251,7 @@ class Server:
                     self._metrics = MetricsServer(
                         self._registry, options.metrics_listen, self.logger
                     )
-                except OSError as error:
+                except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
                     raise _cannot_listen(
                         "--metrics-listen", options.metrics_listen, error
                     ) from None

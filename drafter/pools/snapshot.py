@@ -13,6 +13,7 @@ taken (`snapshotter.py`).
 Texts are in the order of feeding; numbers are little-endian.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -78,17 +79,23 @@ def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = 
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     # It may contain prompts: only this user may read it.
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
-        # Not copied, which would hold the interpreter's lock.
-        arrays = (np.ascontiguousarray(text.token_ids, dtype="<u4") for text in texts)
-        for part in itertools.chain(parts, arrays):
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
+            # Not copied, which would hold the interpreter's lock.
+            arrays = (np.ascontiguousarray(text.token_ids, dtype="<u4") for text in texts)
+            for part in itertools.chain(parts, arrays):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        # What is half-written would take the room of the next try.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
     return path
 
 

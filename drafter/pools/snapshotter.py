@@ -75,8 +75,8 @@ class Snapshotter:
         self._turn = asyncio.Lock()
         # Files that could not be restored; they are never changed.
         self._skipped: set[Path] = set()
-        # Files that were restored, until the first snapshot replaces them.
-        self._restored: set[Path] = set()
+        # Files that were restored, and of which pool, until the first snapshot replaces them.
+        self._restored: dict[Path, str] = {}
         self._written: dict[str, _Written] = {}
 
     def restore(self) -> None:
@@ -84,13 +84,14 @@ class Snapshotter:
         texts: list[PoolText] = []
         for path in snapshots_in(self._folder):
             try:
-                texts += read_pool(path)
+                pool = read_pool(path)
             except Exception as error:  # each file fails alone
                 self._skipped.add(path)
                 self._logger.warning("snapshot_skipped", path=str(path), reason=str(error))
                 self._on_failure(Failure.SNAPSHOT)
             else:
-                self._restored.add(path)
+                texts += pool
+                self._restored[path] = pool[0].pool_id if pool else ""
         # The oldest first, over all pools. Sorting keeps a pool's own order where ages are equal.
         texts.sort(key=lambda text: -text.age_s)
         num_kept = 0
@@ -106,7 +107,7 @@ class Snapshotter:
             self._logger.exception("restore_failed", num_texts=len(texts))
             self._on_failure(Failure.SNAPSHOT)
             self._store.forget_all()
-            self._skipped |= self._restored
+            self._skipped |= self._restored.keys()
             self._restored.clear()
             return
         if texts:
@@ -139,17 +140,23 @@ class Snapshotter:
             await self.write()
 
     async def _write(self) -> tuple[int, Exception | None]:
-        """Writes pools that changed; returns how many failed, and the first reason."""
+        """Writes pools that changed; returns how many steps failed, and the first reason."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
         num_failed, first_error = 0, None
-        for pool_id in self._store.pool_ids():
+        pool_ids = self._store.pool_ids()
+        try:
+            # First, and whatever fails later: it makes room on a full disk.
+            await asyncio.to_thread(self._remove_gone, set(pool_ids))
+        except Exception as error:
+            num_failed, first_error = 1, error
+        for pool_id in pool_ids:
             try:
                 await self._write_pool(pool_id)
             except Exception as error:  # the others are written nevertheless
                 num_failed += 1
                 first_error = first_error or error
         if first_error is None:
-            await asyncio.to_thread(self._remove_obsolete, set(self._store.pool_ids()))
+            await asyncio.to_thread(self._remove_restored)
         await asyncio.to_thread(sync_folder, self._folder)
         return num_failed, first_error
 
@@ -174,12 +181,18 @@ class Snapshotter:
             path = await asyncio.to_thread(write_pool, self._folder, texts, self._skipped)
             self._written[pool_id] = _Written(path=path, version=version, at_s=now_s)
 
-    def _remove_obsolete(self, pool_ids: set[str]) -> None:
+    def _remove_gone(self, pool_ids: set[str]) -> None:
         """Removes the files of pools that are gone, and files left half-written."""
         gone = [pool_id for pool_id in self._written if pool_id not in pool_ids]
-        obsolete = {self._written[pool_id].path for pool_id in gone}
-        obsolete |= self._restored - {written.path for written in self._written.values()}
-        remove(self._folder, obsolete)
+        restored = [path for path, pool_id in self._restored.items() if pool_id not in pool_ids]
+        remove(self._folder, [*restored, *(self._written[pool_id].path for pool_id in gone)])
         for pool_id in gone:
             del self._written[pool_id]
+        for path in restored:
+            del self._restored[path]
+
+    def _remove_restored(self) -> None:
+        """Removes the files that were restored, where others hold their pools now."""
+        written = {each.path for each in self._written.values()}
+        remove(self._folder, self._restored.keys() - written)
         self._restored.clear()

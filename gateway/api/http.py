@@ -268,9 +268,8 @@ def _bind(address: Address) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
         listener.listen()
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
         listener.close()
-        raise ConfigError(
-            "--http-listen", f"cannot listen on {address}: {error.strerror or error}"
-        ) from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError("--http-listen", f"cannot listen on {address}: {reason}") from None
     return listener

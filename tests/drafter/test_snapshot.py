@@ -95,6 +95,7 @@ def test_a_failing_write_leaves_the_former_snapshot(
     with pytest.raises(OSError, match="no space"):
         write_pool(tmp_path, [text([3, 4])])
     assert read_pool(path)[0].token_ids.tolist() == [1, 2]
+    assert names_in(tmp_path) == {path.name}, "the disk may be full: nothing half-written stays"
 
 
 def test_a_pool_may_change_while_its_texts_are_copied() -> None:
@@ -333,6 +334,51 @@ async def test_the_file_of_an_expired_pool_is_removed(
     await running.drafter.pool_keeper.settle()
     await running.drafter.snapshotter.write()
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_files_of_expired_pools_are_removed_where_no_pool_can_be_written(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    """Their texts go, and a full disk has room again."""
+    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
+    await keep_in_pool(running, [1, 2, 3], pool_id="old")
+    running.clock.now_s += 6
+    await keep_in_pool(running, [1, 2, 3], pool_id="new")
+    assert running.drafter.snapshotter is not None
+    await running.drafter.snapshotter.write()
+    if is_restarted:
+        running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
+    snapshotter = running.drafter.snapshotter
+    assert snapshotter is not None
+    (tmp_path / "half-written.partial").write_bytes(b"x")
+    running.clock.now_s += 6
+    await running.drafter.pool_keeper.settle()
+    await keep_in_pool(running, [1, 2, 4], pool_id="new")
+    seen: list[set[str]] = []
+
+    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
+        seen.append(names_in(folder))
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
+    await snapshotter.write()
+    assert seen == [{path_of(tmp_path, "new").name}], "the room is there before it is needed"
+    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
+    monkeypatch.undo()
+    await snapshotter.write()
+    assert len(read_pool(path_of(tmp_path, "new"))) == 2
+
+
+async def test_a_file_that_cannot_be_removed_keeps_no_pool_from_being_written(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path)
+    (tmp_path / "folder.partial").mkdir()
+    await keep_in_pool(running, [1, 2, 3], pool_id="a")
+    await running.drafter.drain()
+    assert snapshots_in(tmp_path) == [path_of(tmp_path, "a")]
+    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
 
 
 async def test_an_unwritable_folder_is_logged_and_drafting_goes_on(

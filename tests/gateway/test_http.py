@@ -123,3 +123,17 @@ async def test_an_address_in_use_is_named(
     with pytest.raises(ConfigError, match="in use") as caught:
         await second.start()
     assert caught.value.key == "--http-listen"
+
+
+async def test_a_name_that_no_host_can_have_is_named(
+    verifier: ScriptedVerifier, registry: CollectorRegistry, logger: Logger
+) -> None:
+    config = GatewayConfig(
+        server=ServerOptions(listen="127.0.0.1:0", allow_plaintext=True),
+        http_listen=f"{'ä' * 60}.example:0",
+        verifiers=[verifier.address],
+    )
+    gateway = GatewayServer(config, registry=registry, logger=logger)
+    with pytest.raises(ConfigError, match=r"cannot listen on .*: encoding") as caught:
+        await gateway.start()
+    assert caught.value.key == "--http-listen"

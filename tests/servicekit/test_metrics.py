@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import http.client
+import resource
 import socket
 import struct
 import time
@@ -167,6 +168,34 @@ def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20):
         assert fetch(server)[0] == 200
+        server.stop()
+
+
+def test_a_process_without_descriptors_does_not_spin_and_answers_later(
+    registry: CollectorRegistry,
+) -> None:
+    server = MetricsServer(registry, "127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    thread_id = server._thread.ident
+    assert thread_id is not None
+    clock = time.pthread_getcpuclockid(thread_id)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connection = socket.socket()
+    connection.settimeout(20)
+    try:
+        # No new descriptor is below it.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        connection.connect((host, int(port)))
+        before_s = time.clock_gettime(clock)
+        time.sleep(0.5)
+        used_s = time.clock_gettime(clock) - before_s
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert used_s < 0.05
+        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert b" 200 " in connection.recv(100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        connection.close()
         server.stop()
 
 

@@ -101,6 +101,15 @@ async def test_an_address_that_is_not_ours_is_an_error_that_names_the_flag() -> 
         await server.start()
 
 
+@pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
+async def test_a_name_that_no_host_can_have_is_an_error_that_names_the_flag(key: str) -> None:
+    listen: dict[str, Any] = {key: f"{'ä' * 60}.example:0"}
+    server = make_server(allow_plaintext=True, **listen)
+    with pytest.raises(ConfigError, match=r"cannot listen on ä+\.example:0: encoding") as caught:
+        await server.start()
+    assert caught.value.key == "--" + key.replace("_", "-")
+
+
 async def test_a_start_that_fails_leaves_nothing_behind() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
