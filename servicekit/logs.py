@@ -35,8 +35,8 @@ class _LossyStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
-        # Of a pipe: its descriptor, whether its reader has stopped reading, and whether the end of
-        # a line was lost.
+        # Of a pipe, with the lock: its descriptor, whether its reader has stopped reading, and
+        # whether the end of a line was lost.
         self._pipe: int | None = None
         self._is_stuck = self._is_cut = False
         with contextlib.suppress(OSError, ValueError):
@@ -45,11 +45,15 @@ class _LossyStream:
                 self._pipe = number
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError), self._lock:
+        with contextlib.suppress(OSError, ValueError):
             if self._pipe is None:
                 self._stream.write(text)
-            else:
-                self._write_to_pipe(self._pipe, text.encode("utf-8", "backslashreplace"))
+            # A collection of garbage in the midst of a line may log, too: that line is lost.
+            elif self._lock.acquire(timeout=_PATIENCE_S):
+                try:
+                    self._write_to_pipe(self._pipe, text.encode("utf-8", "backslashreplace"))
+                finally:
+                    self._lock.release()
 
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):

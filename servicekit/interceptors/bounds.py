@@ -14,7 +14,7 @@ many connections it has: one that opens calls and sends nothing delays nobody el
 
 import asyncio
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
@@ -54,8 +54,9 @@ _REFLECTION_PREFIX = "/grpc.reflection."
 MAX_WATCHES = 1_024
 
 #: Health checks and watches whose requests are received at a time, and how long these may take.
+#: One more ends the one that has been silent longest.
 MAX_HEALTH_RECEIVED_AT_ONCE = 16
-HEALTH_TIMEOUT_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
 
 
 _Request = TypeVar("_Request")
@@ -102,7 +103,8 @@ class BoundsInterceptor(CallInterceptor):
         self._num_calls_of: Counter[_Caller] = Counter()
         self._receiving = asyncio.Semaphore(MAX_RECEIVED_AT_ONCE)
         self._num_watches = 0
-        self._receiving_health = asyncio.Semaphore(MAX_HEALTH_RECEIVED_AT_ONCE)
+        # In the order in which they began.
+        self._receiving_health: OrderedDict[asyncio.Timeout, None] = OrderedDict()
         self._knows_tokens = knows_tokens
         # By connection and by caller, while a call holds the semaphore or waits for it.
         self._receiving_of: weakref.WeakValueDictionary[_Caller, asyncio.Semaphore] = (
@@ -164,8 +166,18 @@ class BoundsInterceptor(CallInterceptor):
 
     async def _receive_health_check(self, context: Context, method: str) -> Any:
         over_connection = self._share_of(("health", context.peer()), MAX_RECEIVED_PER_CONNECTION)
-        async with over_connection, self._receiving_health:
-            return _checked(await _in_time(context.read(), HEALTH_TIMEOUT_S), method)
+        async with over_connection:
+            limit = asyncio.timeout(HEALTH_TIMEOUT_S)
+            if len(self._receiving_health) >= MAX_HEALTH_RECEIVED_AT_ONCE:
+                # The one that has been silent longest: others' requests come at once.
+                longest, _ = self._receiving_health.popitem(last=False)
+                if not longest.expired():
+                    longest.reschedule(0.0)
+            self._receiving_health[limit] = None
+            try:
+                return _checked(await _in_time(context.read(), limit, "in time"), method)
+            finally:
+                self._receiving_health.pop(limit, None)
 
     async def _receive(self, context: Context, caller: _Caller) -> Any:
         """The next request; EOF: there is none."""
@@ -176,7 +188,8 @@ class BoundsInterceptor(CallInterceptor):
             caller, MAX_RECEIVED_AT_ONCE if caller == _ANYBODY else MAX_RECEIVED_PER_CALLER
         )
         async with over_connection, from_caller, self._receiving:
-            return await _in_time(context.read(), self._request_timeout_s)
+            limit_s = self._request_timeout_s
+            return await _in_time(context.read(), asyncio.timeout(limit_s), f"within {limit_s} s")
 
     def _share_of(self, key: _Caller, size: int) -> asyncio.Semaphore:
         share = self._receiving_of.get(key)
@@ -193,15 +206,14 @@ class BoundsInterceptor(CallInterceptor):
         return _ANYBODY
 
 
-async def _in_time(request: Awaitable[_Request], timeout_s: float) -> _Request:
-    limit = asyncio.timeout(timeout_s)
+async def _in_time(request: Awaitable[_Request], limit: asyncio.Timeout, when: str) -> _Request:
     try:
         async with limit:
             return await request
     except TimeoutError:
         if not limit.expired():
             raise
-        message = f"the request did not come within {timeout_s} s"
+        message = f"the request did not come {when}"
         raise _call_failed(_LateRequestError(message)) from None
 
 

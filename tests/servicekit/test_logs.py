@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import os
+import select
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +81,34 @@ def test_lines_are_lost_while_the_reader_of_a_pipe_does_not_read(
     assert len(whole) >= 5
     assert cut.startswith('{"ts"')
     assert json.loads(last)["event"] == "read again"
+
+
+def test_what_logs_in_the_midst_of_a_line_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a collection of garbage may, that finds a task whose exception nobody took."""
+    reader, writer = os.pipe()
+    choose = select.select
+    has_logged = threading.Event()
+
+    def log_and_select(*arguments: Any) -> Any:
+        if not has_logged.is_set():
+            has_logged.set()
+            logging.getLogger("asyncio").error("never retrieved")
+            other.start()
+        return choose(*arguments)
+
+    with os.fdopen(reader, "rb") as taken, os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure_logs("info", "thing")
+        other = threading.Thread(target=lambda: logging.getLogger("other").error("beside"))
+        monkeypatch.setattr(select, "select", log_and_select)
+        get_logger("thing.part").info("opened")
+        other.join()
+        get_logger("thing.part").info("closed")
+        os.set_blocking(reader, False)
+        events = [json.loads(line)["event"] for line in taken.read(1 << 20).splitlines()]
+    assert set(events) >= {"opened", "beside", "closed"}
 
 
 def test_a_line_is_one_json_object_that_says_when_what_and_who(

@@ -95,7 +95,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         model_limit=shape.max_position_embeddings,
         block_size=block_size,
         block_bytes=block_bytes(described, other_type, block_size),
-        # What the flag says is refused only where it can never fit.
+        # What the flag says may take the memory of files that are not used just now, too.
         free_bytes=free_memory_bytes(keeps_used_files=config.num_kv_blocks is None),
     )
     max_model_len = choose_max_model_len(
