@@ -650,13 +650,16 @@ class TestSessions:
         # Each of them is answered, with more bytes than it has. The transport buffers several
         # times the bound before it blocks the server's writes.
         bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 2500
-        ended = asyncio.wrap_future(running.engine.when_idle())
-        async with asyncio.timeout(PATIENCE_S):
-            # A write may fail once the session has ended.
+
+        async def flood() -> None:
+            # A write waits once nobody reads it, and fails once the stream has ended.
             with contextlib.suppress(grpc.aio.AioRpcError):
-                while not ended.done():
+                while True:
                     await session.send(*bad)
-            await ended
+
+        flooding = asyncio.create_task(flood())
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wrap_future(running.engine.when_idle())
         assert (await running.load()).num_kv_blocks_used == 0
         await other.open(make_open())
         assert await other.wait_finished("a") == greedy_output, "others go on"
@@ -666,6 +669,8 @@ class TestSessions:
         # grpc.aio says INTERNAL instead if a write was under way when the session ended.
         statuses = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL
         assert await session.read_to_end() in statuses
+        async with asyncio.timeout(PATIENCE_S):
+            await flooding
         size = sum(response.ByteSize() for response in session.responses)
         assert size < 16 << 20, "what was kept for it is not bounded"
 
