@@ -22,6 +22,7 @@ import grpc
 
 from servicekit.errors import ErrorTable, MalformedRequestError, RequestError, to_status
 from servicekit.interceptors.base import (
+    Behaviour,
     CallFailedError,
     CallInterceptor,
     Context,
@@ -112,41 +113,51 @@ class BoundsInterceptor(CallInterceptor):
         )
 
     def wrap(self, handler: Handler, method: str) -> Handler:
+        is_health = method.startswith(_HEALTH_SERVICE)
+        behaviour = (self._bounded_health if is_health else self._bounded)(handler, method)
+        return rebuild(handler, behaviour, handler.request_deserializer, request_streaming=True)
+
+    def _bounded(self, handler: Handler, method: str) -> Behaviour:
         inner = behaviour_of(handler)
         has_one_request = not handler.request_streaming
         is_reflection = method.startswith(_REFLECTION_PREFIX)
 
-        async def with_bounds(request: Any, context: Context) -> Any:
+        async def with_bounds(requests: Any, context: Context) -> Any:
             caller = self._caller(context)
             self._check_room(caller)
             self._num_calls += 1
             self._num_calls_of[caller] += 1
             try:
-                if is_reflection and not has_one_request:
-                    request = self._received(context, caller)
-                if not has_one_request:
-                    return await inner(request, context)
-                # No variable holds the request, so that a long answer does not keep it in memory.
-                return await inner(await self._receive_one(context, caller, method), context)
+                if has_one_request:
+                    # No variable holds it, so that a long answer does not keep it in memory.
+                    return await inner(await self._receive_one(context, caller, method), context)
+                if is_reflection:
+                    requests = self._received(context, caller)
+                return await inner(requests, context)
             finally:
                 self._num_calls -= 1
                 self._num_calls_of[caller] -= 1
                 if not self._num_calls_of[caller]:
                     del self._num_calls_of[caller]
 
-        async def with_bounds_of_health(request: Any, context: Context) -> Any:
-            if not handler.response_streaming:
-                return await inner(await self._receive_health_check(context, method), context)
+        return with_bounds
+
+    def _bounded_health(self, handler: Handler, method: str) -> Behaviour:
+        inner = behaviour_of(handler)
+
+        async def check(_requests: Any, context: Context) -> Any:
+            return await inner(await self._receive_health_check(context, method), context)
+
+        async def watch(requests: Any, context: Context) -> Any:
             if self._num_watches >= MAX_WATCHES:
                 raise _too_many(f"{self._num_watches} watches are in flight, the maximum")
             self._num_watches += 1
             try:
-                return await inner(await self._receive_health_check(context, method), context)
+                return await check(requests, context)
             finally:
                 self._num_watches -= 1
 
-        behaviour = with_bounds_of_health if method.startswith(_HEALTH_SERVICE) else with_bounds
-        return rebuild(handler, behaviour, handler.request_deserializer, request_streaming=True)
+        return watch if handler.response_streaming else check
 
     def _check_room(self, caller: _Caller) -> None:
         num_free = self._max_concurrent_calls - self._num_calls

@@ -27,7 +27,7 @@ from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.drafter_process import drafter_process, read_line
 from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
-from tests.drafter.running_drafter import StartDrafter
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter
 
 
 def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> PoolText:
@@ -318,20 +318,27 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
     assert len(snapshots_in(tmp_path)) == 2
 
 
-async def test_the_file_of_an_expired_pool_is_removed(
-    start_drafter: StartDrafter, tmp_path: Path
-) -> None:
-    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
+async def with_an_old_and_a_new_pool(start_drafter: StartDrafter, folder: Path) -> RunningDrafter:
+    """A drafter whose pools "old" and "new" are written; the first expires in 4 s."""
+    running = await start_drafter(snapshot_dir=folder, pool_ttl_s=10)
     await keep_in_pool(running, [1, 2, 3], pool_id="old")
     running.clock.now_s += 6
     await keep_in_pool(running, [1, 2, 3], pool_id="new")
     assert running.drafter.snapshotter is not None
     await running.drafter.snapshotter.write()
-    assert len(snapshots_in(tmp_path)) == 2
+    assert len(snapshots_in(folder)) == 2
+    return running
+
+
+async def test_the_file_of_an_expired_pool_is_removed(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    running = await with_an_old_and_a_new_pool(start_drafter, tmp_path)
     (tmp_path / "half-written.partial").write_bytes(b"x")
     (tmp_path / "README").write_bytes(b"a file of another program")
     running.clock.now_s += 6
     await running.drafter.pool_keeper.settle()
+    assert running.drafter.snapshotter is not None
     await running.drafter.snapshotter.write()
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
 
@@ -341,12 +348,7 @@ async def test_files_of_expired_pools_are_removed_where_no_pool_can_be_written(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
 ) -> None:
     """Their texts go, and a full disk has room again."""
-    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
-    await keep_in_pool(running, [1, 2, 3], pool_id="old")
-    running.clock.now_s += 6
-    await keep_in_pool(running, [1, 2, 3], pool_id="new")
-    assert running.drafter.snapshotter is not None
-    await running.drafter.snapshotter.write()
+    running = await with_an_old_and_a_new_pool(start_drafter, tmp_path)
     if is_restarted:
         running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
     snapshotter = running.drafter.snapshotter

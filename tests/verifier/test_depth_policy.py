@@ -375,10 +375,13 @@ def test_a_step_may_be_learned_from_after_the_next_choice() -> None:
     outputs = [[1, 1, 0], [0]]
     records = SequenceDepth(), SequenceDepth()
     in_turns, late = make_policy(), make_policy()
+    variances = [records[0].variance]
     for output in outputs:
         candidate = candidate_of(records[0])
         choose_one(in_turns, candidate)
         learn_one(in_turns, candidate, output)
+        variances.append(records[0].variance)
+    assert variances == sorted(variances, reverse=True), "each builds on the one before"
     candidates = [candidate_of(records[1]) for _ in outputs]
     for candidate in candidates:
         choose_one(late, candidate)

@@ -421,6 +421,17 @@ class HeldMasks(WatchedGrammar):
         return super().allowed(draft_token_ids)
 
 
+def open_with(session: EngineSession, grammar: WatchedGrammar) -> str:
+    """Opens a sequence of three tokens that follow the grammar; returns its id."""
+    return session.open(
+        [3, 5, 8],
+        sampling=Sampling(is_constrained=True),
+        grammar=grammar,
+        max_new_tokens=3,
+        num_speculative_tokens=0,
+    )
+
+
 def test_messages_are_sent_before_the_next_steps_masks_are_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -442,13 +453,7 @@ def test_messages_are_sent_before_the_next_steps_masks_are_computed(
         monkeypatch.setattr(world.twins, "launch", noted_launch)
         monkeypatch.setattr(world.engine._drafters, "flush", noted_flush)
         session, masks = EngineSession(world.engine), HeldMasks(97)
-        sequence_id = session.open(
-            [3, 5, 8],
-            sampling=Sampling(is_constrained=True),
-            grammar=masks,
-            max_new_tokens=3,
-            num_speculative_tokens=0,
-        )
+        sequence_id = open_with(session, masks)
         for count in (1, 2):
             masks.may_compute.release()
             # The next step is under way, and its masks are not there.
@@ -466,13 +471,7 @@ def test_a_sequence_that_has_ended_leaves_its_grammar() -> None:
     with running("qwen3") as world:
         session, grammar = EngineSession(world.engine), WatchedGrammar(97)
         left = weakref.ref(grammar)
-        sequence_id = session.open(
-            [3, 5, 8],
-            sampling=Sampling(is_constrained=True),
-            grammar=grammar,
-            max_new_tokens=3,
-            num_speculative_tokens=0,
-        )
+        sequence_id = open_with(session, grammar)
         session.wait_end(sequence_id)
         assert len(session.output(sequence_id)) == 3
         session.detach()
