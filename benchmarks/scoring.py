@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -167,7 +168,7 @@ def _sequences(
             scoring=Scoring(method=method, num_top=0),
             rows_to_score=range(num_tokens - 1, num_tokens + NUM_DRAFTS),
             num_computed_tokens=num_tokens - 1,
-            block_table=list(range(index * num_blocks, (index + 1) * num_blocks)),
+            block_table=array("i", range(index * num_blocks, (index + 1) * num_blocks)),
         )
         for index, task in enumerate(tasks)
     ]

@@ -7,6 +7,7 @@ position or a rejected draft that is still counted shows up as a wrong next toke
 
 import hashlib
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class ScriptedModel(SampledOnHost):
                 logits[row, next_token_id] = 1.0
         return logits
 
-    def _read(self, block_table: list[int], num_tokens: int) -> list[int]:
+    def _read(self, block_table: SequenceOf[int], num_tokens: int) -> list[int]:
         slots = [
             block_table[position // self._block_size] * self._block_size
             + position % self._block_size

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.verifier.test_batch_layout import steps
 from verifier.batch.batch_expansion import expand
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, BlockTable, ScheduledTokens, lay_out
 
 Step = tuple[list[ScheduledTokens], int]
 
@@ -50,7 +50,7 @@ def expanded_steps(draw: st.DrawFn) -> Step:
     ], block_size
 
 
-def visible_tokens(layout: BatchLayout) -> list[tuple[int, list[int]]]:
+def visible_tokens(layout: BatchLayout) -> list[tuple[int, BlockTable]]:
     """For each token: how many tokens it attends to, and through which block table."""
     seen = []
     for i, table in enumerate(layout.block_tables):

@@ -93,6 +93,6 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
     assert (tables.longest_q, tables.longest_k) == (9, 31)
     assert tables.block_table.shape == (3, 8)
     for row, item in zip(tables.block_table.tolist(), scheduled, strict=True):
-        assert row == item.block_table + [0] * (8 - len(item.block_table))
+        assert row == [*item.block_table, *[0] * (8 - len(item.block_table))]
     for field in ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table"):
         assert getattr(tables, field).dtype is torch.int32

@@ -1,6 +1,7 @@
 """A step's layout is the same after encoding and decoding."""
 
 import dataclasses
+from array import array
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def scheduled_tokens(draw: st.DrawFn) -> ScheduledTokens:
         token_ids=token_ids,
         draft_token_ids=draft_token_ids,
         num_computed_tokens=num_computed_tokens,
-        block_table=block_table,
+        block_table=array("i", block_table),
     )
 
 

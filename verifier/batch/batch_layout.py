@@ -35,6 +35,10 @@ from servicekit.kernels.jit import kernel
 
 IntArray = npt.NDArray[np.int64]
 
+# Physical blocks, in the order of a sequence's tokens. The engine's are of type array("i"): numpy
+# copies such a table at once, but a list number by number, and tables may be long.
+BlockTable = SequenceOf[int]
+
 # Of each sequence, as `_fill` reads them.
 _NUM_NUMBERS = 7
 
@@ -47,7 +51,7 @@ class ScheduledTokens(NamedTuple):
     token_ids: list[int]
     draft_token_ids: list[int]
     num_computed_tokens: int
-    block_table: list[int]
+    block_table: BlockTable
     # As in `BatchLayout`.
     table_id: int = 0
     # False: a prefill chunk that does not end the prompt, or a sequence that is only scored.
@@ -71,7 +75,7 @@ class BatchLayout:
     slot_mapping: IntArray  # [T], where each token's K/V is written
     cu_seqlens_q: IntArray  # [B + 1], query offsets
     seq_lens: IntArray  # [B], tokens attended to after this step
-    block_tables: list[list[int]]  # [B], logical block -> physical block
+    block_tables: SequenceOf[BlockTable]  # [B]
     # [B]: while a table has the same id, it only grows. 0: nothing is known of it.
     table_ids: IntArray
     logits_indices: IntArray  # [R], hidden rows that need logits

@@ -68,13 +68,15 @@ def describe_step(
         ValueError: a kernel would leave its buffers.
     """
     block_size, pieces = limits.block_size, limits.pieces_per_block
-    blocks: list[int] = []
-    for table, length in zip(layout.block_tables, layout.seq_lens.tolist(), strict=True):
-        blocks += table[: -(-length // block_size)]
-    tables = np.array(blocks, dtype=np.int32)
+    tables = np.concatenate(
+        [
+            np.asarray(table[: -(-length // block_size)], dtype=np.int32)
+            for table, length in zip(layout.block_tables, layout.seq_lens.tolist(), strict=True)
+        ]
+    )
     if pieces > 1:
         tables = np.repeat(tables * pieces, pieces)
-        tables += np.tile(np.arange(pieces, dtype=np.int32), len(blocks))
+        tables += np.tile(np.arange(pieces, dtype=np.int32), len(tables) // pieces)
     table_offsets = np.empty(len(layout.seq_lens), dtype=np.int64)
     token_ids, positions, slots, rows, query_offsets, lengths = arrays = [
         np.ascontiguousarray(array, dtype=np.int64)

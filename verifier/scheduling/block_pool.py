@@ -10,6 +10,8 @@ A block is in one of three states:
 """
 
 import collections
+from collections.abc import MutableSequence
+from collections.abc import Sequence as SequenceOf
 
 from verifier.scheduling.prefix_cache import PrefixCache
 
@@ -51,7 +53,7 @@ class BlockPool:
         """Blocks that are held."""
         return self.num_blocks - self.num_available
 
-    def extend(self, block_table: list[int], num_blocks: int) -> None:
+    def extend(self, block_table: MutableSequence[int], num_blocks: int) -> None:
         """Appends blocks to `block_table` until it holds `num_blocks`, evicting idle ones if need
         be.
 
@@ -70,15 +72,15 @@ class BlockPool:
             self._num_holders[block] = 1
             block_table.append(block)
 
-    def share(self, block_table: list[int], blocks: list[int]) -> None:
+    def share(self, block_table: MutableSequence[int], blocks: list[int]) -> None:
         """Appends cached blocks to a table, which holds them from now on."""
         for block in blocks:
             if self._num_holders[block] == 0:
                 self.cache.revive(block)
             self._num_holders[block] += 1
-        block_table += blocks
+        block_table.extend(blocks)
 
-    def release(self, block_table: list[int]) -> None:
+    def release(self, block_table: MutableSequence[int]) -> None:
         """Releases all blocks of a table and empties it. Cached ones that no other table holds
         become idle, the last first, so that a prefix is evicted from its end.
         """
@@ -91,9 +93,9 @@ class BlockPool:
                 self.cache.retire(block)
             else:
                 self._free.append(block)
-        block_table.clear()
+        del block_table[:]
 
-    def check_integrity(self, block_tables: list[list[int]]) -> None:
+    def check_integrity(self, block_tables: SequenceOf[SequenceOf[int]]) -> None:
         """Asserts the invariants; `block_tables` are all existing tables."""
         held = collections.Counter(block for table in block_tables for block in table)
         for block, num_holders in held.items():

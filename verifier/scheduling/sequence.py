@@ -2,6 +2,7 @@
 
 import collections
 import enum
+from array import array
 from dataclasses import dataclass, field
 
 from verifier.drafts.depth_policy import SequenceDepth
@@ -134,7 +135,8 @@ class Sequence:
     num_computed_tokens: int = 0
     # Tokens whose K/V was found in the prefix cache at the first admission.
     num_cached_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
+    # int32, see `BlockTable` in `batch_layout.py`.
+    block_table: "array[int]" = field(default_factory=lambda: array("i"))
     # Of the block table since its last admission; see `BatchLayout`.
     table_id: int = 0
     # Digests of the first whole blocks of `token_ids`, computed when needed.

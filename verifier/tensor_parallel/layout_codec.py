@@ -1,24 +1,27 @@
 """A step's layout as one flat int32 array, and back. Pure.
 
 The array holds, for every field in the order of the dataclass, its length and its values. The
-values of a list of lists are the number of lists, their lengths, and then all their values. New
-fields of `BatchLayout` of these two kinds need no change here.
+values of `block_tables` are the number of tables, their lengths, and then all their blocks. New
+arrays in `BatchLayout` need no change here.
 
 Worked example: `seq_lens = [4, 9]` is `2 4 9`; `block_tables = [[7], [3, 5]]` is `6 2 1 2 7 3 5`.
 """
 
 import dataclasses
+import itertools
+from array import array
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from verifier.batch.batch_layout import BatchLayout, IntArray
+from verifier.batch.batch_layout import BatchLayout, BlockTable
 
 # Tokens, positions and slots are far below 2^31: a cache of that many slots would take terabytes.
 WireArray = npt.NDArray[np.int32]
 
 _FIELDS = dataclasses.fields(BatchLayout)
+_TABLES = "block_tables"
 
 
 def encode(layout: BatchLayout) -> WireArray:
@@ -26,14 +29,13 @@ def encode(layout: BatchLayout) -> WireArray:
     parts: list[Any] = []
     for field in _FIELDS:
         value = getattr(layout, field.name)
-        if _holds_lists(field):
-            flat = [len(value), *map(len, value)]
-            for items in value:
-                flat += items
-            value = flat
-        elif not isinstance(value, np.ndarray):
+        if field.name == _TABLES:
+            lengths = [len(table) for table in value]
+            parts += ((1 + len(value) + sum(lengths), len(value)), lengths, *value)
+        elif isinstance(value, np.ndarray):
+            parts += ((len(value),), value)
+        else:
             raise TypeError(f"BatchLayout.{field.name} has no form in a message: {field.type}")
-        parts += ((len(value),), value)
     return np.concatenate(parts, dtype=np.int32, casting="unsafe")
 
 
@@ -43,29 +45,24 @@ def decode(encoded: WireArray) -> BatchLayout:
     Raises:
         ValueError: the array is not a whole layout.
     """
-    wide = encoded.astype(np.int64)
     values: dict[str, Any] = {}
     start = 0
     for field in _FIELDS:
-        length = int(wide[start]) if start < len(wide) else -1
-        value = wide[start + 1 : start + 1 + length]
+        length = int(encoded[start]) if start < len(encoded) else -1
+        value = encoded[start + 1 : start + 1 + length]
         if len(value) != length:
             raise ValueError(f"the message ends before {field.name} does")
-        values[field.name] = _lists(value) if _holds_lists(field) else value
+        values[field.name] = _tables(value) if field.name == _TABLES else value.astype(np.int64)
         start += 1 + length
-    if start != len(wide):
+    if start != len(encoded):
         raise ValueError("the message holds more than a layout")
     return BatchLayout(**values)
 
 
-def _holds_lists(field: "dataclasses.Field[Any]") -> bool:
-    return field.type == list[list[int]]
-
-
-def _lists(flat: IntArray) -> list[list[int]]:
-    count, *rest = flat.tolist()
-    lists, start = [], count
-    for length in rest[:count]:
-        lists.append(rest[start : start + length])
-        start += length
-    return lists
+def _tables(flat: WireArray) -> list[BlockTable]:
+    count = int(flat[0])
+    # The first table begins behind the lengths; each ends where the next one begins.
+    borders = 1 + np.cumsum(flat[: count + 1], dtype=np.int64)
+    return [
+        array("i", flat[start:end].tobytes()) for start, end in itertools.pairwise(borders.tolist())
+    ]

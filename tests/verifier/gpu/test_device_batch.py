@@ -59,7 +59,7 @@ def check(
     assert all(each.dtype == torch.int32 for each in arrays)
     for entry, table in enumerate(layout.block_tables):
         row = arrays.block_tables[arrays.table_rows[entry]]
-        assert row[: len(table)].tolist() == table, "another block table"
+        assert row[: len(table)].tolist() == list(table), "another block table"
 
 
 class WatchedWorld(ScheduledWorld):
