@@ -14,7 +14,7 @@ from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.api.unread_watch import UnreadWatch
 from gateway.requests.authenticator import Authenticator
-from servicekit.interceptors.base import end_of_call_s
+from servicekit.interceptors.base import time_left_s
 from servicekit.interceptors.callers import caller_of
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
@@ -79,5 +79,5 @@ def _trace_parent(context: _GenerateContext) -> str:
 
 def _expires_at_s(context: _GenerateContext) -> float:
     """From when on the call's end is due to its deadline, by the event loop's clock."""
-    end_s = end_of_call_s(context)
-    return math.inf if end_s is None else asyncio.get_running_loop().time() + end_s
+    left_s = time_left_s(context)
+    return math.inf if left_s is None else asyncio.get_running_loop().time() + left_s
