@@ -75,7 +75,8 @@ class NgramParams:
     pool_id: str = ""
     """The pool of texts that is drafted from too, and that this sequence may feed; empty: none."""
     pool_min_ngram: int = 0
-    """The pool is searched when the sequence's own match is shorter; 0: when there is none."""
+    """With `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the sequence's own match is
+    shorter than this; 0: only when there is none. With `Tie.LONGEST` it is always searched."""
     pool_feed_tokens: int = 0
     """The sequence feeds its pool each time it has grown by so many tokens; 0: only when it is
     released."""
