@@ -3,6 +3,7 @@
 Knows nothing of what the services do: it could be its own project.
 
     process         signals, drain and exit code of a server process
+    client_waits    ends calls whose clients do not read; at a drain, those that await a message
     server          its listening ports; grpc_stop stops one of them
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
     message_limits  limits that .proto files state, enforced

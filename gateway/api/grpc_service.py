@@ -12,8 +12,8 @@ import grpc
 
 from gateway.api import wire
 from gateway.api.frontend import Frontend
-from gateway.api.unread_watch import UnreadWatch
 from gateway.requests.authenticator import Authenticator
+from servicekit.client_waits import ClientWaits
 from servicekit.interceptors.base import time_left_s
 from servicekit.interceptors.callers import caller_of
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
@@ -33,11 +33,11 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
 
     def __init__(
-        self, frontend: Frontend, unread_watch: UnreadWatch, authenticator: Authenticator
+        self, frontend: Frontend, client_waits: ClientWaits, authenticator: Authenticator
     ) -> None:
         self._frontend = frontend
         self._authenticator = authenticator
-        self._unread_watch = unread_watch
+        self._client_waits = client_waits
 
     # Not a generator: it writes its responses itself, to know how long each waits.
     async def Generate(  # type: ignore[override]
@@ -55,12 +55,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
             expires_at_s=_expires_at_s(context),
         )
         # If the client goes away or stops reading, everything the request holds is freed at once.
-        async with self._unread_watch.watch() as call, contextlib.aclosing(events):
+        async with self._client_waits.open() as call, contextlib.aclosing(events):
             async for event in events:
                 message = wire.event_to_proto(event)
                 call.begin_write()
                 await context.write(message)
-                call.end_write()
+                call.go_on()
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
