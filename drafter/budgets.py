@@ -70,5 +70,8 @@ POOL_NGRAMS_PER_PIECE = 256
 POOL_TOKENS_PER_PIECE = 958
 """The most of one piece of work: each takes about a hundred microseconds."""
 
+SNAPSHOT_SLICE_S = 0.0005
+"""How long copying texts for a snapshot keeps the event loop before others get a turn."""
+
 SWEEP_INTERVAL_S = 1.0
 """How often expired sequences are looked for when no request does it."""

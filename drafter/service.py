@@ -15,10 +15,10 @@ from drafter.batch import wire
 from drafter.batch.batch import Batch
 from drafter.batch.engine import DraftEngine
 from drafter.budgets import FORGOTTEN_AT_ONCE, SWEEP_INTERVAL_S
-from drafter.errors import NotServingError, UnsupportedFieldError
+from drafter.errors import NotServingError, UnreadAnswersError, UnsupportedFieldError
 from drafter.metrics import DrafterMetrics
-from drafter.open_streams import OpenStreams
 from drafter.refusals import Failure
+from servicekit.client_waits import ClientWaits
 from servicekit.errors import MalformedRequestError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
@@ -68,7 +68,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """
         self.engine = engine
         self._store = engine.store
-        self.streams = OpenStreams(unread_timeout_s=unread_timeout_s)
+        self.streams = ClientWaits(
+            unread_timeout_s=unread_timeout_s,
+            make_unread_error=lambda: UnreadAnswersError(unread_timeout_s),
+        )
         self._instance_id = instance_id
         self._metrics = metrics
         self._logger = logger
@@ -81,7 +84,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     async def drain(self) -> None:
         """Answers requests that were read, then ends all streams and the background work."""
         self._state = _State.DRAINING
-        self.streams.end_waits()
+        self.streams.end_reads(lambda: NotServingError(self._state.value))
         await self.streams.all_closed.wait()
         await self.engine.indexer.close()
 
@@ -145,7 +148,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             try:
                 while True:
                     self._check_serving()
-                    stream.begin_wait()
+                    stream.begin_read()
                     payload: object = await context.read()
                     stream.go_on()
                     if not isinstance(payload, bytes):  # the client has ended the stream

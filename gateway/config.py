@@ -104,8 +104,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Whether a draft continues past the end of the known text by matching again."""
 
     pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
-    """A request's pool is searched when its own match is shorter than this; 0: when there is
-    none."""
+    """With --tie earliest or latest: a request's pool is searched when its own match is shorter
+    than this; 0: only when there is none. With --tie longest it is always searched."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
     """Longest prompt accepted, in tokens; the model's limit if empty."""

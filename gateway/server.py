@@ -13,10 +13,9 @@ from gateway.api.frontend import Frontend
 from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
 from gateway.api.http import HttpListener
 from gateway.api.openai.service import OpenAiApi
-from gateway.api.unread_watch import UnreadWatch
 from gateway.config import SERVICE, GatewayConfig
 from gateway.coordinator import Coordinator
-from gateway.errors import ERROR_TABLE
+from gateway.errors import ERROR_TABLE, OverloadedError
 from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.page.routes import page_routes
@@ -31,6 +30,7 @@ from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
 from gateway.text.tokenizer import TokenizerLoadError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.channel import open_channel
+from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError
 from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
 from servicekit.interceptors.callers import Caller
@@ -136,11 +136,11 @@ class GatewayServer:
             on_shed=metrics.count_shed,
             logger=logger,
         )
-        self._unread_watch = UnreadWatch(
-            unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread
+        self._client_waits = ClientWaits(
+            unread_timeout_s=config.unread_timeout_s, make_unread_error=self._unread_error
         )
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self.frontend, self._unread_watch, self._authenticator),
+            GenerationServicer(self.frontend, self._client_waits, self._authenticator),
             self.server.grpc,
         )
         self._progress_watch = ProgressWatch(
@@ -203,7 +203,7 @@ class GatewayServer:
                     ],
                     refuse_metrics=self._openai.refuse if self._config.metrics_need_token else None,
                     is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
-                    unread_watch=self._unread_watch,
+                    client_waits=self._client_waits,
                 )
             await self.server.start()
         except BaseException:
@@ -260,6 +260,13 @@ class GatewayServer:
     def _known_clients(self) -> KnownClients:
         assert self._clients is not None, "the gateway has a file of clients"
         return self._clients.value
+
+    def _unread_error(self) -> OverloadedError:
+        """Counts a request that ends because its client does not read, and says why it ends."""
+        timeout_s = self._config.unread_timeout_s
+        error = OverloadedError(f"output was left unread for {timeout_s} s")
+        self._metrics.count_unread(error)
+        return error
 
     async def _await_availability(self) -> None:
         self._availability_changed.clear()

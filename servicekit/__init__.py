@@ -3,6 +3,7 @@
 Knows nothing of what the services do: it could be its own project.
 
     process         signals, drain and exit code of a server process
+    client_waits    ends calls whose clients do not read; at a drain, those that await a message
     server          its listening ports; grpc_stop stops one of them
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
     message_limits  limits that .proto files state, enforced
@@ -18,7 +19,8 @@ Knows nothing of what the services do: it could be its own project.
     config          flags, environment and YAML into one validated model
     errors          domain exceptions to gRPC statuses and back
     shares          how much of a room one of several parties may take
-    address, limits, logs; progress_log says how far what takes long is
+    cores           how many this process may use; control_groups finds the groups that limit it
+    address, limits, logs; progress_log has log lines that say how far a long start is
 """
 
 import os

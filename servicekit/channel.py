@@ -4,13 +4,15 @@ Owns the channel arguments that all clients of services share. Knows no service.
 Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 """
 
+import functools
+
 import grpc
 
 from servicekit.address import Address, parse_address
 from servicekit.config import ChannelOptions
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES
 from servicekit.renewed_channel import RenewedChannel
-from servicekit.tls import channel_credentials, peer_files
+from servicekit.tls import check_peer_plaintext, peer_files, tls_credentials
 from servicekit.watched_files import WatchedFiles
 
 # How long one attempt to connect may take, and how the pauses between attempts grow: a restarted
@@ -39,7 +41,6 @@ def open_channel(
     Raises:
         ConfigError: see `tls.channel_credentials`.
     """
-    credentials = channel_credentials(target, options)
     arguments: list[tuple[str, int | str]] = [
         *KEEPALIVE,
         ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
@@ -57,17 +58,12 @@ def open_channel(
         arguments.append(("grpc.default_authority", str(authority)))
     if user_agent is not None:
         arguments.append(("grpc.primary_user_agent", user_agent))
-    if credentials is None:
+    if options.peer_tls_ca is None:
+        check_peer_plaintext(target, options)
         return grpc.aio.insecure_channel(target, options=arguments)
-
-    def read() -> grpc.ChannelCredentials:
-        credentials = channel_credentials(target, options)
-        assert credentials is not None, "the options do not change"
-        return credentials
-
     files = WatchedFiles(
         peer_files(options),
-        read,
+        functools.partial(tls_credentials, options),
         # The process reports it once, for all its channels: `Server.watch_peer_certificate`.
         on_reload=lambda _error: None,
     )

@@ -63,7 +63,7 @@ class Server:
     only, without interceptors.
 
     Raises:
-        ConfigError: see `tls.read_server_certificate`.
+        ConfigError: see `tls.watch_server_certificate`.
     """
 
     def __init__(

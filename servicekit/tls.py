@@ -8,6 +8,7 @@ one machine speak plaintext.
 """
 
 import dataclasses
+import functools
 import math
 import ssl
 import time
@@ -55,12 +56,14 @@ class ChannelCertificate:
     expires_s: float = math.inf
 
 
-def read_server_certificate(options: ServerOptions) -> ServerCertificate | None:
-    """The main port's certificate: TLS, mTLS with `--tls-client-ca`, or None for plaintext.
+def watch_server_certificate(
+    options: ServerOptions, *, on_reload: Callable[[ConfigError | None], None]
+) -> WatchedFiles[ServerCertificate] | None:
+    """The main port's certificate, read again when its files change; None for plaintext.
 
     Raises:
-        ConfigError: a file is missing or invalid, the certificate has expired, half of a pair is
-            missing, or the address is not loopback and `--allow-plaintext` is not given.
+        ConfigError: an option lacks another one that it needs, or the address is not loopback and
+            `--allow-plaintext` is not given; or see `read_server_certificate`.
     """
     if options.tls_cert is None and options.tls_key is None:
         if options.tls_client_ca is not None:
@@ -69,6 +72,18 @@ def read_server_certificate(options: ServerOptions) -> ServerCertificate | None:
             raise ConfigError("--allowed-clients", "needs --tls-client-ca")
         check_plaintext(options, "--listen", options.listen)
         return None
+    paths = (options.tls_cert, options.tls_key, options.tls_client_ca)
+    read = functools.partial(read_server_certificate, options)
+    return WatchedFiles([path for path in paths if path], read, on_reload=on_reload)
+
+
+def read_server_certificate(options: ServerOptions) -> ServerCertificate:
+    """The files of the main port over TLS, or over mTLS with `--tls-client-ca`.
+
+    Raises:
+        ConfigError: a file is missing or invalid, the certificate has expired, half of a pair is
+            missing, or there are `--allowed-clients` without `--tls-client-ca`.
+    """
     chain, key = _key_pair(options.tls_cert, "--tls-cert", options.tls_key, "--tls-key")
     client_ca = None
     if options.tls_client_ca is not None:
@@ -82,26 +97,6 @@ def read_server_certificate(options: ServerOptions) -> ServerCertificate | None:
         expires_s=first_expiry(chain),
         context=_make_context(options),
     )
-
-
-def watch_server_certificate(
-    options: ServerOptions, *, on_reload: Callable[[ConfigError | None], None]
-) -> WatchedFiles[ServerCertificate] | None:
-    """The main port's certificate, read again when its files change; None for plaintext.
-
-    Raises:
-        ConfigError: see `read_server_certificate`.
-    """
-    if read_server_certificate(options) is None:
-        return None
-
-    def read() -> ServerCertificate:
-        certificate = read_server_certificate(options)
-        assert certificate is not None, "the options do not change"
-        return certificate
-
-    paths = (options.tls_cert, options.tls_key, options.tls_client_ca)
-    return WatchedFiles([path for path in paths if path], read, on_reload=on_reload)
 
 
 def server_credentials(certificate: WatchedFiles[ServerCertificate]) -> grpc.ServerCredentials:
@@ -158,21 +153,40 @@ def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCre
     """The credentials of a channel: TLS with `--peer-tls-ca`, or None for plaintext.
 
     Raises:
-        ConfigError: as `read_server_certificate`, for the target.
+        ConfigError: see `check_peer_plaintext` and `read_channel_certificate`.
     """
     if options.peer_tls_ca is None:
-        for path, flag in (
-            (options.peer_tls_cert, "--peer-tls-cert"),
-            (options.peer_tls_key, "--peer-tls-key"),
-        ):
-            if path is not None:
-                raise ConfigError(flag, "needs --peer-tls-ca")
-        if not options.peer_allow_plaintext and not is_loopback_target(target):
-            raise ConfigError(
-                "--peer-tls-ca",
-                f"{target} is not loopback: give --peer-tls-ca, or --peer-allow-plaintext",
-            )
+        check_peer_plaintext(target, options)
         return None
+    return tls_credentials(options)
+
+
+def check_peer_plaintext(target: str, options: ChannelOptions) -> None:
+    """Checks that a channel without `--peer-tls-ca` may speak plaintext.
+
+    Raises:
+        ConfigError: there is a certificate for TLS, or the target is not loopback and
+            `--peer-allow-plaintext` is not given.
+    """
+    for path, flag in (
+        (options.peer_tls_cert, "--peer-tls-cert"),
+        (options.peer_tls_key, "--peer-tls-key"),
+    ):
+        if path is not None:
+            raise ConfigError(flag, "needs --peer-tls-ca")
+    if not options.peer_allow_plaintext and not is_loopback_target(target):
+        raise ConfigError(
+            "--peer-tls-ca",
+            f"{target} is not loopback: give --peer-tls-ca, or --peer-allow-plaintext",
+        )
+
+
+def tls_credentials(options: ChannelOptions) -> grpc.ChannelCredentials:
+    """The credentials of channels over TLS: `--peer-tls-ca` is given.
+
+    Raises:
+        ConfigError: see `read_channel_certificate`.
+    """
     held = read_channel_certificate(options)
     return grpc.ssl_channel_credentials(
         root_certificates=held.authorities, private_key=held.key, certificate_chain=held.chain

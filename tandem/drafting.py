@@ -43,7 +43,8 @@ class NgramParams:
     pool_id: str = ""
     """Drafts from this shared pool of text too; "" is none."""
     pool_min_ngram: int = 0
-    """Asks the pool when the match in the sequence's own text is shorter; 0: if there is none."""
+    """With tie "earliest" or "latest": asks the pool when the match in the sequence's own text is
+    shorter than this; 0: only when there is none. With "longest" it is always asked."""
     pool_feed_tokens: int = 0
     """Feeds the pool every so many tokens while the sequence grows; 0 feeds it at release only."""
     pool_keep: Literal["output", "all"] | None = None

@@ -111,7 +111,8 @@ class SpeculationParams:
     pool: str = ""
     """Drafts from this shared pool of text too, and feeds it; "" is none."""
     pool_min_ngram: int | None = None
-    """Asks the pool when the match in the request's own text is shorter than this."""
+    """With tie "earliest" or "latest": asks the pool when the match in the request's own text is
+    shorter than this; 0: only when there is none. With "longest" it is always asked."""
     pool_keep: Literal["nothing", "output", "all"] | None = None
     """Which part of the request's text its pool gets."""
     pool_feed_tokens: int = 0

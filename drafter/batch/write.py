@@ -20,9 +20,6 @@ from servicekit.kernels.memory import (
     store_unaligned_u64,
 )
 
-PROPOSAL_BYTES = 40
-"""Of a proposal without its id and tokens: every number at its longest, all tags and lengths."""
-
 
 @kernel
 def _put_varint(out: int, value: int) -> int:
@@ -100,7 +97,7 @@ def put_proposal(
     """Writes a field of a ProposeResponse: what became of one sequence, unless it was refused.
 
     Args:
-        out: address to write to; with room for `PROPOSAL_BYTES`, the id, and 5 bytes per token.
+        out: address to write to, with as much room as `wire.max_draft_tokens` counts on.
         sequence_id: address of the id.
         id_bytes: its length.
         outcome: see `scan.OPEN`; neither that nor a refusal.
@@ -166,7 +163,7 @@ def write_response(
         drafts: tokens; a row's are at its `DRAFT_START`.
         refusals: the proposals of refused rows, each as a field of the response, where its row's
             `TEXT` and `TEXT_LENGTH` say.
-        response: is written to; see `RESPONSE_BYTES`.
+        response: is written to; `batch.py` makes it large enough.
         tally: takes how many rows came to each outcome, [NUM_OUTCOMES].
         backlog: takes (slot, remaining work) of the texts that have some, see
             `scan.SHORT_TAIL`, [>= num_rows, 2].

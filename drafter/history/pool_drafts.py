@@ -21,8 +21,7 @@ class PoolDrafts:
 
     def start_work(self) -> None:
         """Starts the store's work, eviction of expired texts included; returns at once."""
-        if self.store.has_work:
-            self._on_work()
+        self._on_work()
 
     def feed(self, history: History) -> None:
         """Feeds its pool the new tokens of a sequence, if there are enough."""

@@ -26,7 +26,7 @@ from drafter.ngram.table import (
     CHAINED,
     DISJOINT,
     DRAFT_DISTANCE,
-    DRAFT_LENGTH,
+    DRAFTED_AT,
     LATEST,
     LENGTH,
     LONGEST,
@@ -79,7 +79,7 @@ def begin_draft(
     copy_distance = 0
     if tie == LONGEST:
         copy_distance = load_i64(header + 8 * ACCEPTED_DISTANCE)
-        drafted_at = load_i64(header + 8 * DRAFT_LENGTH)
+        drafted_at = load_i64(header + 8 * DRAFTED_AT)
         distance = load_i64(header + 8 * DRAFT_DISTANCE)
         if distance != 0 and drafted_at < length:
             accepted = load_u32(tokens + 4 * drafted_at)
@@ -92,7 +92,7 @@ def begin_draft(
     place, match_length = choose(header, draft, length, size, first, second, copy_distance)
     if tie == LONGEST:
         store_i64(header + 8 * DRAFT_DISTANCE, length - place)
-        store_i64(header + 8 * DRAFT_LENGTH, length)
+        store_i64(header + 8 * DRAFTED_AT, length)
         tokens_per_match = load_i64(header + 8 * TOKENS_PER_MATCH)
         if tokens_per_match > 0:
             room = min(room, tokens_per_match * match_length)

@@ -16,6 +16,7 @@ from drafter.ngram.table import (
     LENGTH,
     LONGEST,
     MAX_NGRAM,
+    MAX_NGRAM_TOKENS,
     MIN_NGRAM,
     TABLE_WORDS,
     TABLES,
@@ -29,8 +30,6 @@ from servicekit.kernels.memory import address_of, load_i64, load_u32
 
 MAX_MATCH_LENGTH = 64
 """How far back a match is followed; a longer one counts as this long."""
-
-_MAX_SIZES = 32
 
 
 @kernel
@@ -105,8 +104,8 @@ def match(
         base: of the polynomial.
         draft: address of the draft.
         end: length of the text and the draft so far.
-        pattern: scratch, [32].
-        candidates: scratch, [2, number of tokens that are not indexed + 32].
+        pattern: scratch, [MAX_NGRAM_TOKENS].
+        candidates: scratch, [2, number of tokens that are not indexed + MAX_NGRAM_TOKENS].
 
     Returns:
         (n, end, latest end); n = 0: there is none.
@@ -168,7 +167,7 @@ def match_sizes(
     known, known_size = 0, 0
     for n in range(1, longest + 1):
         token = token_at(tokens, length, draft, end - n)
-        pattern[_MAX_SIZES - n] = token
+        pattern[MAX_NGRAM_TOKENS - n] = token
         hash_ += np.uint64(token) * power
         power *= base
         if n < min_ngram:
@@ -177,7 +176,7 @@ def match_sizes(
         earliest, latest = 0, 0
         if looks_up:
             table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-            suffix = address_of(pattern) + 4 * (_MAX_SIZES - n) if confirms else 0
+            suffix = address_of(pattern) + 4 * (MAX_NGRAM_TOKENS - n) if confirms else 0
             earliest, latest, looks_up = find(table, slot_words, mix(hash_), tokens, suffix, n)
             alone = earliest
         elif alone != 0:

@@ -6,9 +6,9 @@ Does not know how matches are found (`index.py`, `kmp.py`), nor the wire.
 from dataclasses import dataclass
 from enum import Enum
 
+from drafter.ngram.table import MAX_NGRAM_TOKENS
 from drafter.refusals import InvalidDeltaError
 
-MAX_NGRAM = 32
 MAX_POOL_ID_BYTES = 256
 MIN_POOL_FEED_TOKENS = 16
 """With fewer tokens per feeding, a pool's work would go mostly into the overlap between pieces."""
@@ -75,7 +75,8 @@ class NgramParams:
     pool_id: str = ""
     """The pool of texts that is drafted from too, and that this sequence may feed; empty: none."""
     pool_min_ngram: int = 0
-    """The pool is searched when the sequence's own match is shorter; 0: when there is none."""
+    """With `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the sequence's own match is
+    shorter than this; 0: only when there is none. With `Tie.LONGEST` it is always searched."""
     pool_feed_tokens: int = 0
     """The sequence feeds its pool each time it has grown by so many tokens; 0: only when it is
     released."""
@@ -85,8 +86,10 @@ class NgramParams:
     def __post_init__(self) -> None:
         if self.min_ngram < 1:
             raise InvalidDeltaError("params.min_ngram", f"{self.min_ngram} is under 1")
-        if self.max_ngram > MAX_NGRAM:
-            raise InvalidDeltaError("params.max_ngram", f"{self.max_ngram} is over {MAX_NGRAM}")
+        if self.max_ngram > MAX_NGRAM_TOKENS:
+            raise InvalidDeltaError(
+                "params.max_ngram", f"{self.max_ngram} is over {MAX_NGRAM_TOKENS}"
+            )
         if self.max_ngram < self.min_ngram:
             raise InvalidDeltaError(
                 "params.max_ngram", f"{self.max_ngram} is under min_ngram, {self.min_ngram}"

@@ -17,7 +17,7 @@ from drafter.ngram.index import (
     count_unindexed,
 )
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
-from drafter.ngram.table import CHAINED, INDEXED, LENGTH
+from drafter.ngram.table import CHAINED, INDEXED, LENGTH, MAX_NGRAM_TOKENS
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of, load_i64
 
@@ -25,7 +25,6 @@ SCANNED_PER_ENTRY = 16
 """So many tokens are scanned in the time that it takes to enter one n-gram."""
 
 _GROUP = 32
-_MAX_SIZES = 32
 
 
 @kernel
@@ -67,17 +66,17 @@ def propose_all(
         How much of the budget was used.
     """
     spent = 0
-    mixed = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.uint64)
+    mixed = np.empty((_GROUP, MAX_NGRAM_TOKENS + 1), dtype=np.uint64)
     slots = np.empty(_GROUP, dtype=np.int64)
     is_looked_up = np.zeros(_GROUP, dtype=np.bool_)
     scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
     progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
-    pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
+    pattern = np.empty(MAX_NGRAM_TOKENS, dtype=np.uint32)
     # A chained draft is matched again on up to all of its tokens.
     longest = 0
     for room in rooms:
         longest = max(longest, room)
-    candidates = np.empty((2, max_unindexed + longest + _MAX_SIZES), dtype=np.int64)
+    candidates = np.empty((2, max_unindexed + longest + MAX_NGRAM_TOKENS), dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])

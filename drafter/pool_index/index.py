@@ -17,6 +17,7 @@ occurrence that this sequence does not own: a sequence that must not draft from 
 one step.
 """
 
+from drafter.ngram.table import MAX_NGRAM_TOKENS
 from drafter.pool_index.arena import (
     BLOCK_BITS,
     CURSOR_INDICES,
@@ -46,7 +47,6 @@ from drafter.pool_index.table import (
 from drafter.pool_index.tokens import (
     JOINTS,
     LINKS,
-    LONGEST_NGRAM,
     OWNERS,
     begins_at,
     position_after,
@@ -63,7 +63,7 @@ _MODULUS = 0xFFFFFFFF
 def index_ngrams_of(arena: Arena, pool: int, ngram_mask: int) -> None:
     """Adds n-gram sizes to the pool's index; `index` does the work later."""
     header = pool << BLOCK_BITS
-    for n in range(1, LONGEST_NGRAM + 1):
+    for n in range(1, MAX_NGRAM_TOKENS + 1):
         bit = 1 << (n - 1)
         if ngram_mask & bit and not word(arena, header + NGRAM_MASK) & bit:
             arena[header + NGRAM_MASK] = word(arena, header + NGRAM_MASK) | bit
@@ -82,7 +82,7 @@ def index(arena: Arena, pool: int, max_ngrams: int) -> int:
     num_indexed = 0
     ngram_mask = word(arena, header + NGRAM_MASK)
     tail = word(arena, header + TAIL)
-    for n in range(1, LONGEST_NGRAM + 1):
+    for n in range(1, MAX_NGRAM_TOKENS + 1):
         if not (ngram_mask >> (n - 1)) & 1:
             continue
         position = word(arena, header + CURSORS + n - 1)
@@ -113,7 +113,7 @@ def index(arena: Arena, pool: int, max_ngrams: int) -> int:
 def move_cursors(arena: Arena, pool: int, position: int, to: int) -> None:
     """Moves the cursors at a position to another position that names the same place."""
     header = pool << BLOCK_BITS
-    for at in range(header + CURSORS, header + CURSORS + LONGEST_NGRAM):
+    for at in range(header + CURSORS, header + CURSORS + MAX_NGRAM_TOKENS):
         if arena[at] == position:
             arena[at] = to
 
@@ -130,14 +130,14 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
     head_index = word(arena, header + HEAD_INDEX)
     num_overlapping = word(arena, header + HEAD_OVERLAP)
     position = head
-    for n in range(1, min(LONGEST_NGRAM, num_text_tokens - 1) + 1):
+    for n in range(1, min(MAX_NGRAM_TOKENS, num_text_tokens - 1) + 1):
         position = position_after(arena, position)
         if (ngram_mask >> (n - 1)) & 1 and n >= num_overlapping:
             cursor_index = word(arena, header + CURSOR_INDICES + n - 1)
             # With the cursor at most n tokens past the head it is not indexed yet.
             if (cursor_index - head_index) & _MODULUS > n:
                 _remove(arena, pool, position, n)
-    for k in range(LONGEST_NGRAM):
+    for k in range(MAX_NGRAM_TOKENS):
         if (ngram_mask >> k) & 1 and arena[header + CURSORS + k] == head:
             arena[header + CURSORS + k] = position_after(arena, head)
             arena[header + CURSOR_INDICES + k] += 1

@@ -138,7 +138,7 @@ def find_in_pool(
     max_ngram: int,
     tie: int,
     max_length: int,
-    own: int,
+    own_tag: int,
 ) -> tuple[int, int]:
     """Finds the place in a pool's texts that a context may be continued from.
 
@@ -153,8 +153,8 @@ def find_in_pool(
         tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if
             they are equal.
         max_length: how far back the match is followed, >= max_ngram.
-        own: the owner whose tokens do not count as occurrences; 0: none. If the earliest does not
-            count, the latest that does takes its place.
+        own_tag: tag of the asking sequence: occurrences in text that it fed itself are skipped; 0:
+            it fed none. If the earliest is its own, the latest foreign one is used for both.
 
     Returns:
         (position of the draft's first token, length of the match); (0, 0): nothing matches.
@@ -175,12 +175,12 @@ def find_in_pool(
         if arena[at + 2] == 0:
             break
         last = word(arena, at + 2)
-        if own != 0 and side_word(arena, last, OWNERS) == own:
+        if own_tag != 0 and side_word(arena, last, OWNERS) == own_tag:
             last = side_word(arena, last, LINKS + n - 1)
             if last == 0:
                 break
         earliest, latest = word(arena, at + 1), last
-        if own != 0 and side_word(arena, earliest, OWNERS) == own:
+        if own_tag != 0 and side_word(arena, earliest, OWNERS) == own_tag:
             earliest = last
     if latest == 0:
         return 0, 0

@@ -24,8 +24,6 @@ from drafter.pool_index.arena import (
 )
 from servicekit.kernels.jit import kernel
 
-LONGEST_NGRAM = 32
-
 LINKS = 0
 """The side of the links of n is `LINKS + n - 1`."""
 OWNERS = 32

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from drafter.budgets import SNAPSHOT_SLICE_S
 from drafter.pool_index.records import FeedOutcome, PoolText
 from drafter.pools.snapshot import (
     read_pool,
@@ -25,9 +26,6 @@ from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
 from servicekit.logs import Logger
 from servicekit.progress_log import ProgressLog
-
-SLICE_S = 0.0005
-"""How long copying runs before others get the event loop."""
 
 REWRITES_PER_TTL = 16
 """How often an unchanged pool is written within the lifetime of a text: the ages in its file are
@@ -171,12 +169,12 @@ class Snapshotter:
         ):
             return
         texts: list[PoolText] = []
-        slice_end_s = time.perf_counter() + SLICE_S
+        slice_end_s = time.perf_counter() + SNAPSHOT_SLICE_S
         for text in self._store.texts_of(pool_id):
             texts.append(text)
             if time.perf_counter() > slice_end_s:
                 await asyncio.sleep(0)
-                slice_end_s = time.perf_counter() + SLICE_S
+                slice_end_s = time.perf_counter() + SNAPSHOT_SLICE_S
         if texts:
             path = await asyncio.to_thread(write_pool, self._folder, texts, self._skipped)
             self._written[pool_id] = _Written(path=path, version=version, at_s=now_s)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
-from gateway.api.unread_watch import is_left_unread
 from gateway.coordinator import Coordinator, new_sequence_id
 from gateway.errors import PreconditionError, UnavailableError, code_name
 from gateway.generation.generation import Generation
@@ -28,6 +27,7 @@ from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
+from servicekit.client_waits import is_left_unread
 from servicekit.logs import Logger, adopt_request_id
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import grpc
 
 from gateway.api import wire
 from gateway.api.frontend import Frontend
-from gateway.api.unread_watch import UnreadWatch
 from gateway.requests.authenticator import Authenticator
-from servicekit.interceptors.base import end_of_call_s
+from servicekit.client_waits import ClientWaits
+from servicekit.interceptors.base import time_left_s
 from servicekit.interceptors.callers import caller_of
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
@@ -33,11 +33,11 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
 
     def __init__(
-        self, frontend: Frontend, unread_watch: UnreadWatch, authenticator: Authenticator
+        self, frontend: Frontend, client_waits: ClientWaits, authenticator: Authenticator
     ) -> None:
         self._frontend = frontend
         self._authenticator = authenticator
-        self._unread_watch = unread_watch
+        self._client_waits = client_waits
 
     # Not a generator: it writes its responses itself, to know how long each waits.
     async def Generate(  # type: ignore[override]
@@ -55,12 +55,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
             expires_at_s=_expires_at_s(context),
         )
         # If the client goes away or stops reading, everything the request holds is freed at once.
-        async with self._unread_watch.watch() as call, contextlib.aclosing(events):
+        async with self._client_waits.open() as call, contextlib.aclosing(events):
             async for event in events:
                 message = wire.event_to_proto(event)
                 call.begin_write()
                 await context.write(message)
-                call.end_write()
+                call.go_on()
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
@@ -79,5 +79,5 @@ def _trace_parent(context: _GenerateContext) -> str:
 
 def _expires_at_s(context: _GenerateContext) -> float:
     """From when on the call's end is due to its deadline, by the event loop's clock."""
-    end_s = end_of_call_s(context)
-    return math.inf if end_s is None else asyncio.get_running_loop().time() + end_s
+    left_s = time_left_s(context)
+    return math.inf if left_s is None else asyncio.get_running_loop().time() + left_s

@@ -26,9 +26,9 @@ from gateway.api.http_connection import ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
 from gateway.api.tls_acceptor import TlsAcceptor
-from gateway.api.unread_watch import UnreadWatch
 from gateway.errors import OverloadedError
 from servicekit.address import Address, parse_address
+from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.interceptors.request_id import valid_request_id
 from servicekit.metrics import Exposition
@@ -68,7 +68,7 @@ class HttpListener:
         routes: Sequence[BaseRoute],
         refuse_metrics: RefuseMetrics | None,
         is_ready: Callable[[], bool],
-        unread_watch: UnreadWatch,
+        client_waits: ClientWaits,
     ) -> None:
         """Binds and listens; requests are answered once `run` has begun.
 
@@ -80,7 +80,7 @@ class HttpListener:
             routes: those of the APIs.
             refuse_metrics: the answer to one who may not see the metrics; None: everybody may.
             is_ready: whether requests that come now would be run.
-            unread_watch: ends the requests of clients that do not read.
+            client_waits: ends the requests of clients that do not read.
 
         Raises:
             ConfigError: the address cannot be bound, or plaintext is not allowed on it.
@@ -95,7 +95,7 @@ class HttpListener:
         )
         config = uvicorn.Config(
             _Guard(
-                make_application(registry, routes, is_ready, refuse_metrics), is_ready, unread_watch
+                make_application(registry, routes, is_ready, refuse_metrics), is_ready, client_waits
             ),
             http=bounded(limits),
             ws="none",
@@ -169,11 +169,11 @@ class _Guard:
     """What holds for every request, around the application."""
 
     def __init__(
-        self, application: ASGIApp, is_ready: Callable[[], bool], unread_watch: UnreadWatch
+        self, application: ASGIApp, is_ready: Callable[[], bool], client_waits: ClientWaits
     ) -> None:
         self._application = application
         self._is_ready = is_ready
-        self._unread_watch = unread_watch
+        self._client_waits = client_waits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an ASGI application."""
@@ -182,7 +182,7 @@ class _Guard:
         structlog.contextvars.bind_contextvars(request_id=request_id)
         bind_trace_parent(headers.get(_TRACE_PARENT, b"").decode("latin-1"))
         try:
-            async with self._unread_watch.watch() as call:
+            async with self._client_waits.open() as call:
 
                 async def watched_send(message: Message) -> None:
                     if message["type"] == "http.response.start":
@@ -190,7 +190,7 @@ class _Guard:
                     for part in _parts(message):
                         call.begin_write()
                         await send(part)
-                        call.end_write()
+                        call.go_on()
 
                 await self._application(scope, receive, watched_send)
         except OverloadedError:

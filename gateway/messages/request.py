@@ -161,8 +161,9 @@ class NgramParams:
     Attributes:
         tokens_per_match: drafts verified per token of match length; 0: no such limit.
         chained: whether a draft continues past the end of the known text by matching again.
-        pool_min_ngram: the pool is searched when the sequence's own match is shorter than this;
-            0: when there is none.
+        pool_min_ngram: with `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the
+            sequence's own match is shorter than this; 0: only when there is none. With
+            `Tie.LONGEST` it is always searched.
         pool_id: the pool to draft from and to leave text in; "": none.
         pool_keep: which part of the text the pool keeps.
         pool_feed_tokens: how often the pool gets text while the request runs; 0: at its end only.

@@ -36,7 +36,9 @@ class DraftingPolicy:
         mirrors_ngrams: whether an override of one n-gram size sets the other, too.
         tokens_per_match: with `Tie.LONGEST`: drafts verified per token of match length; 0: no such
             limit.
-        pool_min_ngram: the pool is searched when the sequence's own match is shorter than this.
+        pool_min_ngram: with `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the
+            sequence's own match is shorter than this; 0: only when there is none. With
+            `Tie.LONGEST` it is always searched.
         num_speculative_tokens: the most drafts verified per step. None: the verifier's limit if the
             number of drafts follows the match; else `FIXED_NUM_SPECULATIVE_TOKENS`.
         runs_ahead: whether a proposal may be longer than one step's drafts, so that the next step

@@ -72,7 +72,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         raise NotImplementedError
 
 
-def end_of_call_s(context: Context) -> float | None:
+def time_left_s(context: Context) -> float | None:
     """How long the call may still take until its client's deadline passes; None: it has none.
 
     The client's clock began earlier than ours and ends the call first, and gRPC sends it a rounded

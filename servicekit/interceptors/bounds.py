@@ -3,7 +3,8 @@
 At most `max_concurrent_calls` run at a time, without health checks. A call of one request is
 answered once the request has arrived, which may take `request_timeout_s`. At most
 `MAX_RECEIVED_AT_ONCE` requests are received at a time, `MAX_RECEIVED_PER_CONNECTION` of them over
-one connection. So are the requests of reflection's stream, which any caller may send.
+one connection. The same bounds hold for each request of reflection's stream, since any caller may
+open one.
 
 Health checks have bounds of their own: they are answered when the server is overloaded, and anybody
 may call them.

@@ -16,8 +16,8 @@ from servicekit.interceptors.base import (
     Context,
     Handler,
     behaviour_of,
-    end_of_call_s,
     rebuild,
+    time_left_s,
 )
 
 # From a cheap unary call to a stream that lives as long as its peer.
@@ -58,7 +58,7 @@ class MetricsInterceptor(CallInterceptor):
 
         async def with_metrics(request: Any, context: Context) -> Any:
             start_s = time.perf_counter()
-            end_s = end_of_call_s(context)
+            left_s = time_left_s(context)
             code = grpc.StatusCode.UNKNOWN
             try:
                 response = await inner(request, context)
@@ -72,7 +72,7 @@ class MetricsInterceptor(CallInterceptor):
                 raise
             except (asyncio.CancelledError, grpc.aio.BaseError):
                 # The caller went away; BaseError: while a response was being written.
-                is_late = end_s is not None and time.perf_counter() - start_s >= end_s
+                is_late = left_s is not None and time.perf_counter() - start_s >= left_s
                 code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
                 raise
             finally:

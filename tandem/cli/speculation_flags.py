@@ -70,7 +70,12 @@ class SpeculationFlags:
     ] = None
     pool: Annotated[str, _flag(metavar="NAME", help="draft from this pool, and feed it")] = ""
     pool_min_ngram: Annotated[
-        int | None, _flag(metavar="N", help="ask the pool when the request's own match is shorter")
+        int | None,
+        _flag(
+            metavar="N",
+            help="ask the pool when the request's own match is shorter; 0: when there is none;"
+            " with --tie longest: always",
+        ),
     ] = None
     pool_keep: Annotated[
         Literal["nothing", "output", "all"] | None,

@@ -226,8 +226,8 @@ class NgramParams(_message.Message):
     tenant into the id; a drafter does not know tenants.
     """
     pool_min_ngram: _builtins.int
-    """The pool is searched when the sequence's own match is shorter than this. 0: only when
-    there is none.
+    """With TIE_EARLIEST or TIE_LATEST: the pool is searched when the sequence's own match is shorter
+    than this; 0: only when there is none. With TIE_LONGEST it is always searched.
     """
     pool_feed_tokens: _builtins.int
     """Feed the pool while the sequence grows, every so many tokens, at least 16. 0: only when it

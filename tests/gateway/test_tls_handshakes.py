@@ -19,7 +19,8 @@ from structlog.testing import capture_logs
 
 from gateway.api import tls_acceptor
 from gateway.api.http import HttpListener
-from gateway.api.unread_watch import UnreadWatch
+from gateway.errors import OverloadedError
+from servicekit.client_waits import ClientWaits
 from servicekit.config import ServerOptions
 from servicekit.tls import watch_server_certificate
 from tests.gateway.scripted_server import PATIENCE_S
@@ -92,6 +93,11 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         async def main() -> None:
             errors: list[Any] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, each: errors.append(each))
+
+            def unread_error() -> Exception:
+                errors.append("an answer was left unread")
+                return OverloadedError(errors[-1])
+
             listener = HttpListener(
                 listen="127.0.0.1:0",
                 options=options,
@@ -100,7 +106,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                 routes=[],
                 refuse_metrics=None,
                 is_ready=lambda: True,
-                unread_watch=UnreadWatch(unread_timeout_s=PATIENCE_S, on_unread=errors.append),
+                client_waits=ClientWaits(
+                    unread_timeout_s=PATIENCE_S, make_unread_error=unread_error
+                ),
             )
             serving = asyncio.ensure_future(listener.run())
             try:

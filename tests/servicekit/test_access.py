@@ -11,7 +11,7 @@ from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
 from servicekit.interceptors.callers import Caller
-from servicekit.tls import read_server_certificate
+from servicekit.tls import watch_server_certificate
 from tests.servicekit.factories import SERVICE, call, check_health, make_server
 
 
@@ -99,5 +99,7 @@ def test_names_need_client_certificates(tmp_path: Path, has_tls: bool) -> None:
         certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert")
         options = {"tls_cert": tmp_path / "cert", "tls_key": tmp_path / "key"}
     with pytest.raises(ConfigError, match="needs --tls-client-ca") as caught:
-        read_server_certificate(ServerOptions(allowed_clients=["a.test"], **options))
+        watch_server_certificate(
+            ServerOptions(allowed_clients=["a.test"], **options), on_reload=lambda _: None
+        )
     assert caught.value.key == "--allowed-clients"

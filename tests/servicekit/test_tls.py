@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
-from servicekit.tls import channel_credentials, read_server_certificate
+from servicekit.tls import ServerCertificate, channel_credentials, watch_server_certificate
 from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 
@@ -62,6 +62,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "damaged.pem").write_bytes(intact[:100] + b"\xff" + intact[100:])
     (folder / "missing.pem").unlink(missing_ok=True)
     return {name: folder / name for name in [*(p.name for p in folder.iterdir()), "missing.pem"]}
+
+
+def certificate_of(**options: Any) -> ServerCertificate | None:
+    watched = watch_server_certificate(ServerOptions(**options), on_reload=lambda _: None)
+    return None if watched is None else watched.value
 
 
 def self_signed(key: rsa.RSAPrivateKey) -> bytes:
@@ -203,7 +208,7 @@ def test_a_wrong_file_of_a_server_is_named_with_its_flag(
 ) -> None:
     paths: dict[str, Any] = {key: files[name] for key, name in options.items()}
     with pytest.raises(ConfigError) as caught:
-        read_server_certificate(ServerOptions(**paths))
+        certificate_of(**paths)
     assert caught.value.key == key
     assert message in caught.value.message
     if not caught.value.message.startswith("needs"):
@@ -243,14 +248,14 @@ def test_a_wrong_file_of_a_client_is_named_with_its_flag(
 
 def test_a_server_speaks_plaintext_on_loopback_or_where_a_flag_allows_it() -> None:
     for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
-        assert read_server_certificate(ServerOptions(listen=listen)) is None
+        assert certificate_of(listen=listen) is None
     for listen in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0", "example.org:0"):
         with pytest.raises(ConfigError, match="is not loopback") as caught:
-            read_server_certificate(ServerOptions(listen=listen))
+            certificate_of(listen=listen)
         assert caught.value.key == "--listen"
         assert listen in caught.value.message
         assert "--allow-plaintext" in caught.value.message
-        assert read_server_certificate(ServerOptions(listen=listen, allow_plaintext=True)) is None
+        assert certificate_of(listen=listen, allow_plaintext=True) is None
 
 
 def test_a_client_speaks_plaintext_to_loopback_or_where_a_flag_allows_it(

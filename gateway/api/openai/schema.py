@@ -143,7 +143,8 @@ class Speculation(_Part):
     """The tenant's pool to draft from, and to feed."""
 
     pool_min_ngram: _Uint32 | None = None
-    """The pool is searched when the request's own match is shorter."""
+    """With the tie earliest or latest: the pool is searched when the request's own match is shorter
+    than this; 0: only when there is none. With longest it is always searched."""
 
     preset: (
         Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None

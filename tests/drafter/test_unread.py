@@ -1,47 +1,12 @@
-"""Waits of streams: which of them end, and clients that leave their answers unread."""
+"""Clients that leave the answers on their streams unread."""
 
 import asyncio
 
 import grpc
-import pytest
 
-from drafter.errors import NotServingError
-from drafter.open_streams import OpenStreams
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import live_batch, replay
 from tests.drafter.running_drafter import ProposeCall, RunningDrafter, StartDrafter, exchange
-
-
-async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -> None:
-    streams = OpenStreams(unread_timeout_s=1.0)
-    async with streams.open() as stream:
-        stream.begin_wait()
-        streams.end_waits()
-        stream.go_on()
-        # Enough turns of the loop for a wait to end.
-        for _ in range(10):
-            await asyncio.sleep(0)
-    assert streams.all_closed.is_set()
-
-
-async def wait_until_ended(streams: OpenStreams) -> None:
-    async with streams.open() as stream:
-        stream.begin_wait()
-        streams.end_waits()
-        streams.end_waits()
-        await asyncio.Event().wait()
-
-
-async def test_only_waits_for_the_next_message_are_ended() -> None:
-    streams = OpenStreams(unread_timeout_s=1.0)
-    async with streams.open() as working:
-        with pytest.raises(NotServingError):
-            await wait_until_ended(streams)
-        working.begin_write()
-        for _ in range(10):
-            await asyncio.sleep(0)
-    assert streams.all_closed.is_set()
-
 
 NUM_UNREAD = 100
 

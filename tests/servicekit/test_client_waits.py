@@ -1,0 +1,96 @@
+"""Waits for clients: which of them end, with which error, and what cancels their end."""
+
+import asyncio
+
+import pytest
+
+from servicekit.client_waits import ClientWaits, is_left_unread
+
+
+class UnreadError(Exception):
+    pass
+
+
+class DrainedError(Exception):
+    pass
+
+
+def waits_with(*, unread_timeout_s: float = 60.0) -> ClientWaits:
+    return ClientWaits(unread_timeout_s=unread_timeout_s, make_unread_error=UnreadError)
+
+
+async def enough_turns_for_a_wait_to_end() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -> None:
+    waits = waits_with()
+    async with waits.open() as call:
+        call.begin_read()
+        waits.end_reads(DrainedError)
+        call.go_on()
+        await enough_turns_for_a_wait_to_end()
+    assert waits.all_closed.is_set()
+
+
+async def wait_until_drained(waits: ClientWaits) -> None:
+    async with waits.open() as call:
+        call.begin_read()
+        waits.end_reads(DrainedError)
+        waits.end_reads(DrainedError)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert not is_left_unread()
+
+
+async def test_only_waits_for_the_next_message_end_when_reads_are_ended() -> None:
+    waits = waits_with()
+    async with waits.open() as working:
+        with pytest.raises(DrainedError):
+            await wait_until_drained(waits)
+        assert len(waits) == 1
+        working.begin_write()
+        waits.end_reads(DrainedError)
+        await enough_turns_for_a_wait_to_end()
+    assert waits.all_closed.is_set()
+
+
+async def test_a_message_that_is_not_accepted_in_time_ends_its_call_alone() -> None:
+    waits = waits_with(unread_timeout_s=0.05)
+    seen = []
+
+    async def write_unread() -> None:
+        async with waits.open() as call:
+            call.begin_write()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append(is_left_unread())
+
+    async with waits.open() as reading:
+        reading.begin_read()
+        with pytest.raises(UnreadError):
+            await asyncio.wait_for(write_unread(), 30)
+        assert seen == [True]
+        assert not is_left_unread()
+        await enough_turns_for_a_wait_to_end()
+    assert waits.all_closed.is_set()
+
+
+async def test_a_message_that_is_accepted_late_is_kept() -> None:
+    waits = waits_with(unread_timeout_s=60.0)
+    async with waits.open() as call:
+        call.begin_write()
+        call.end_wait(UnreadError)
+        assert is_left_unread()
+        call.go_on()
+        assert not is_left_unread()
+        await enough_turns_for_a_wait_to_end()
+
+
+async def test_a_timeout_of_the_call_itself_is_not_taken_for_an_end() -> None:
+    with pytest.raises(TimeoutError):
+        async with waits_with().open():
+            raise TimeoutError
