@@ -35,6 +35,20 @@ class OutputConsole(Console):
         raise BrokenPipeError
 
 
+def output_console(plain_width: int) -> OutputConsole:
+    """For stdout.
+
+    Args:
+        plain_width: of its lines where no terminal tells its own.
+    """
+    return OutputConsole(
+        file=sys.stdout,
+        width=None if is_live(sys.stdout) else plain_width,
+        no_color=not has_colour(sys.stdout),
+        highlight=False,
+    )
+
+
 def is_live(stream: TextIO | None) -> bool:
     """Whether lines on the stream can be drawn again. None: it is closed."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
