@@ -31,7 +31,7 @@ from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
-from servicekit.interceptors.callers import Caller
+from servicekit.interceptors.callers import Caller, bearer_token
 from servicekit.logs import Logger
 
 # Counted and parsed in some milliseconds, whatever it holds.
@@ -239,17 +239,19 @@ class OpenAiApi:
             raise
 
     def _principal(self, scope: Scope) -> Principal:
+        given = [
+            value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"
+        ]
         caller = Caller(
-            certificate_names=scope["state"]["connection"].certificate_names, token=_token(scope)
+            certificate_names=scope["state"]["connection"].certificate_names,
+            token=bearer_token(given),
         )
         if self._allowed_clients:
             try:
                 check_names(caller, self._allowed_clients)
             except CallerNotAllowedError as error:
                 raise ApiError(403, error.message, code="not_allowed") from None
-        return self._authenticator.authenticate(
-            token=caller.token, certificate_names=caller.certificate_names
-        )
+        return self._authenticator.authenticate(caller)
 
     def _model(self, model: Model) -> Mapping[str, object]:
         return {
@@ -288,12 +290,3 @@ class _Document:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, document.openapi_json())
-
-
-def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.callers`)."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if not given:
-        return None
-    scheme, _, token = given[0].decode("latin-1").partition(" ")
-    return token.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
