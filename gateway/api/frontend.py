@@ -85,11 +85,10 @@ class Frontend:
         """Whether a request that comes now would be run."""
         return self._fleet.is_serving and not self._admission.is_draining
 
-    def allows_trace(self, model_id: str) -> bool:
+    def allows_trace(self, model: Model | None) -> bool:
         """Whether requests for a model may ask for a trace of every step: the gateway and all the
-        model's verifiers allow it.
+        model's verifiers allow it. None: it is not served.
         """
-        model = self.find_model(model_id)
         return self._allow_trace and model is not None and model.allows_trace
 
     def list_models(self) -> Sequence[Model]:

@@ -160,8 +160,8 @@ class OpenAiApi:
         model = self._frontend.find_model(parsed.model)
         return completion_job(
             parsed,
-            has_text=model is not None and self._texts.find(model.tokenizer_digest) is not None,
-            allows_trace=self._frontend.allows_trace(parsed.model),
+            text=None if model is None else self._texts.find(model.tokenizer_digest),
+            allows_trace=self._frontend.allows_trace(model),
         )
 
     async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
@@ -178,10 +178,9 @@ class OpenAiApi:
         return chat_job(
             parsed,
             is_served=model is not None,
-            form=None if text is None else text.tool_call_form,
+            text=text,
             num_bytes=num_bytes,
-            has_text=text is not None,
-            allows_trace=self._frontend.allows_trace(parsed.model),
+            allows_trace=self._frontend.allows_trace(model),
         )
 
     async def _parse(
