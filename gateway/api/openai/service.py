@@ -1,7 +1,7 @@
 """The endpoints: who asks, the body, the request, the generation, the answer.
 
-Owns this order. What a body asks for is found in `jobs.py`; its answer is written in `delivery.py`;
-errors of the gateway become answers in `errors.py`.
+Owns this order. What a body asks for is found in `jobs.py`; its answer is written in
+`answer_writer.py`; errors of the gateway become answers in `errors.py`.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.frontend import Frontend
 from gateway.api.openai import document, merged_events, requests, schema
+from gateway.api.openai.answer_writer import AnswerWriter, send_json
 from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
-from gateway.api.openai.delivery import Delivery, send_json
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
@@ -70,7 +70,7 @@ class OpenAiApi:
         self._authenticator = authenticator
         self._allowed_clients = allowed_clients
         self._texts = texts
-        self._delivery = Delivery(texts=texts, threads=threads)
+        self._writer = AnswerWriter(texts=texts, threads=threads)
         self._bodies = BodyReader(
             timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
         )
@@ -216,9 +216,9 @@ class OpenAiApi:
             ):
                 if job.is_stream:
                     to_error = functools.partial(self._to_api_error, param_of=job.param_of)
-                    await self._delivery.stream(job, envelope, events, send, to_error)
+                    await self._writer.stream(job, envelope, events, send, to_error)
                 else:
-                    await self._delivery.collect(job, envelope, events, send)
+                    await self._writer.collect(job, envelope, events, send)
         except ClientGoneError:
             raise
         except Exception as error:

@@ -45,7 +45,7 @@ _SSE_HEADERS = (
 Events = AsyncGenerator[tuple[int, GenerateEvent], None]
 
 
-class Delivery:
+class AnswerWriter:
     """Answers jobs."""
 
     def __init__(self, *, texts: ModelTexts, threads: TokenizerThreads) -> None:
