@@ -19,8 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def drop_output() -> None:
-    """What is still to be written to stdout goes nowhere: its reader is gone. Otherwise Python
-    would say so at the end of the process, with an exit code of its own.
+    """Points stdout at /dev/null after its reader has gone: else Python's flush at exit fails and
+    changes the exit code.
     """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -100,14 +100,14 @@ class ApiError(Exception):
         )
 
 
-def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None) -> ApiError:
+def to_api_error(error: Exception, *, renamed_params: Mapping[str, str] | None = None) -> ApiError:
     """The answer to an error of a request.
 
     An error that the gateway's table does not know becomes `internal error`: its own text was not
     written for callers.
 
     Args:
-        param_of: what the request calls parameters that have another name elsewhere.
+        renamed_params: see `Job`.
     """
     if isinstance(error, ApiError):
         return error
@@ -131,7 +131,7 @@ def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None)
         error.message,
         kind=kind,
         code=code,
-        param=(param_of or {}).get(param or "", param),
+        param=(renamed_params or {}).get(param or "", param),
         headers=headers,
     )
 

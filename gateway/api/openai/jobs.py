@@ -25,7 +25,8 @@ class Job:
         choices: all choices of the first prompt, then those of the next.
         num_prompts: of them.
         is_stream, includes_usage: the form of the answer.
-        param_of: what the request calls a parameter that has another name elsewhere.
+        renamed_params: by the usual name of a parameter in errors, the name in this request:
+            prompt -> messages.
     """
 
     form: Form
@@ -35,7 +36,7 @@ class Job:
     num_prompts: int
     is_stream: bool
     includes_usage: bool
-    param_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    renamed_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
         """A choice's index in the answer."""
@@ -155,7 +156,7 @@ def chat_job(
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
-        param_of={
+        renamed_params={
             "prompt": "messages",
             "structured_outputs": _param_of_grammar(parsed, grammar),
             "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",

@@ -215,14 +215,16 @@ class OpenAiApi:
                 contextlib.aclosing(merged_events.merge(streams)) as events,
             ):
                 if job.is_stream:
-                    to_error = functools.partial(self._to_api_error, param_of=job.param_of)
+                    to_error = functools.partial(
+                        self._to_api_error, renamed_params=job.renamed_params
+                    )
                     await self._writer.stream(job, envelope, events, send, to_error)
                 else:
                     await self._writer.collect(job, envelope, events, send)
         except ClientGoneError:
             raise
         except Exception as error:
-            raise to_api_error(error, param_of=job.param_of) from error
+            raise to_api_error(error, renamed_params=job.renamed_params) from error
 
     # Parts of the endpoints.
 
@@ -262,9 +264,9 @@ class OpenAiApi:
         }
 
     def _to_api_error(
-        self, error: Exception, *, param_of: Mapping[str, str] | None = None
+        self, error: Exception, *, renamed_params: Mapping[str, str] | None = None
     ) -> ApiError:
-        api_error = to_api_error(error, param_of=param_of)
+        api_error = to_api_error(error, renamed_params=renamed_params)
         if api_error.status == 500:
             self._logger.error("http_request_failed", exc_info=error)
         return api_error
