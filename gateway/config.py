@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 
-from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, SpeculationParams, Tie
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES, MAX_UINT32
 from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.drafting_policy import POLICIES, DraftingPolicy, Preset
@@ -199,17 +199,18 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 
     def drafting_policy(self) -> DraftingPolicy:
         """The policy of requests that name no preset."""
-        return POLICIES[Preset[self.preset.replace("-", "_").upper()]].override(
-            min_ngram=self.prompt_lookup_min,
-            max_ngram=self.prompt_lookup_max,
-            overlap=Overlap[self.overlap.upper()] if self.overlap else None,
-            tie=Tie[self.tie.upper()] if self.tie else None,
+        given = SpeculationParams(
+            prompt_lookup_min=self.prompt_lookup_min,
+            prompt_lookup_max=self.prompt_lookup_max,
+            overlap=Overlap[(self.overlap or "default").upper()],
+            tie=Tie[(self.tie or "default").upper()],
             tokens_per_match=self.tokens_per_match,
-            algorithm=Algorithm[self.algorithm.upper()] if self.algorithm else None,
+            algorithm=Algorithm[(self.algorithm or "default").upper()],
             chained=self.chained,
             pool_min_ngram=self.pool_min_ngram,
             num_speculative_tokens=self.num_speculative_tokens,
         )
+        return POLICIES[Preset[self.preset.replace("-", "_").upper()]].override(given)
 
     def request_defaults(self) -> RequestDefaults:
         """Values that requests leave open, and the gateway's own limits."""

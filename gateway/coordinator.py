@@ -178,7 +178,6 @@ class Coordinator:
             generation=generation,
             verifier=verifier,
             numerics_digest=verifier.numerics_digest,
-            former_digest="" if displaced is None else displaced.numerics_digest,
             opened_length=len(generation.token_ids),
             refused_by=refused_by,
             displaced=displaced,
@@ -420,7 +419,9 @@ class Coordinator:
             return
         self._sequences.drop(sequence)
         self._delivery.discard(generation)
-        self._resumption.add(generation, numerics_digest=sequence.output_digest, reason=reason)
+        if len(generation.token_ids) > sequence.opened_length:
+            generation.numerics_digest = sequence.numerics_digest
+        self._resumption.add(generation, reason)
 
     def _place(self, displaced: Displaced) -> bool:
         """Opens a displaced choice at a verifier. Returns False if none can take it now."""
@@ -454,7 +455,7 @@ class Coordinator:
                 displaced.generation.request,
                 num_choices=1,
                 refused_by=displaced.refused_by,
-                numerics_digest=displaced.numerics_digest,
+                numerics_digest=displaced.generation.numerics_digest,
             )
         except UnavailableError:
             return None

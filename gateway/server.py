@@ -33,7 +33,6 @@ from servicekit.channel import open_channel
 from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError
 from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
-from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger
 from servicekit.server import Server
 from servicekit.tls import channel_credentials
@@ -117,7 +116,7 @@ class GatewayServer:
             registry=registry,
             logger=logger,
             limit_options=limits_pb2,
-            admit=None if config.clients is None else self._admit,
+            admit=None if config.clients is None else self._authenticator.authenticate,
         )
         if config.clients is not None:
             self._clients = WatchedFiles(
@@ -251,11 +250,6 @@ class GatewayServer:
         """The line that the process prints when it serves."""
         http = "" if self.http_address is None else f" http={self.http_address}"
         return f"ready grpc={self.server.address}{http}"
-
-    def _admit(self, caller: Caller) -> None:
-        self._authenticator.authenticate(
-            token=caller.token, certificate_names=caller.certificate_names
-        )
 
     def _known_clients(self) -> KnownClients:
         assert self._clients is not None, "the gateway has a file of clients"

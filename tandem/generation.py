@@ -318,8 +318,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     """Why the choice ended, on its last chunk."""
     reported_tokens: tuple[ReportedToken, ...] = ()
-    """One per token, if `report_tokens` is set; joined, their texts are `text`. A text without
-    tokens has one."""
+    """One per token, if `report_tokens` is set; joined, their texts are `text`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

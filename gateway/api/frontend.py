@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -84,11 +85,10 @@ class Frontend:
         """Whether a request that comes now would be run."""
         return self._fleet.is_serving and not self._admission.is_draining
 
-    def allows_trace(self, model_id: str) -> bool:
+    def allows_trace(self, model: Model | None) -> bool:
         """Whether requests for a model may ask for a trace of every step: the gateway and all the
-        model's verifiers allow it.
+        model's verifiers allow it. None: it is not served.
         """
-        model = self.find_model(model_id)
         return self._allow_trace and model is not None and model.allows_trace
 
     def list_models(self) -> Sequence[Model]:
@@ -161,7 +161,6 @@ class Frontend:
         expires_at_s: float,
         record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        arrival_s = self._loop.time()
         validation.check_request(
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
@@ -198,7 +197,7 @@ class Frontend:
                         model=model,
                         prompt_token_ids=accepted.prompt_token_ids,
                     )
-                    output = self._read(generations, changed, arrival_s, admitted, record)
+                    output = self._read(generations, changed, admitted, record)
                     async with contextlib.aclosing(output) as events:
                         async for event in events:
                             yield event
@@ -309,7 +308,6 @@ class Frontend:
         self,
         generations: Sequence[Generation],
         changed: asyncio.Event,
-        arrival_s: float,
         admitted: AdmittedRequest,
         record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
@@ -327,11 +325,11 @@ class Frontend:
                 if isinstance(event, Traced):
                     yield event
                 elif event is not None:
-                    now_s = self._loop.time()
+                    now_s = time.monotonic()
                     if generation in last_sent_s:
                         metrics.observe_next_token(now_s - last_sent_s[generation], record.exemplar)
                     else:
-                        metrics.observe_first_token(now_s - arrival_s, record.exemplar)
+                        metrics.observe_first_token(record.since_arrival_s, record.exemplar)
                         record.sent_first_token()
                         admitted.begin_choice()
                     last_sent_s[generation] = now_s
@@ -340,7 +338,7 @@ class Frontend:
                     continue
                 if generation.error is not None:
                     raise generation.error
-                metrics.observe_last_token(self._loop.time() - arrival_s, record.exemplar)
+                metrics.observe_last_token(record.since_arrival_s, record.exemplar)
                 unfinished.remove(generation)
                 yield Finished(
                     choice_index=generation.choice_index,

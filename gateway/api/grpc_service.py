@@ -14,7 +14,7 @@ from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.requests.authenticator import Authenticator
 from servicekit.client_waits import ClientWaits
-from servicekit.interceptors.base import time_left_s
+from servicekit.interceptors.base import metadata_value, time_left_s
 from servicekit.interceptors.callers import caller_of
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
@@ -44,11 +44,8 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
     ) -> None:
         """One request; see the proto."""
-        caller = caller_of(context)
-        principal = self._authenticator.authenticate(
-            token=caller.token, certificate_names=caller.certificate_names
-        )
-        bind_trace_parent(_trace_parent(context))
+        principal = self._authenticator.authenticate(caller_of(context))
+        bind_trace_parent(metadata_value(context, TRACE_PARENT_KEY))
         events = self._frontend.generate(
             wire.generate_request_from_proto(request),
             principal,
@@ -67,14 +64,6 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """The models that are served."""
         return wire.models_to_proto(self._frontend.list_models())
-
-
-def _trace_parent(context: _GenerateContext) -> str:
-    """What the client's metadata says; "" if it says nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == TRACE_PARENT_KEY and isinstance(value, str):
-            return value
-    return ""
 
 
 def _expires_at_s(context: _GenerateContext) -> float:

@@ -57,9 +57,9 @@ class ConnectionLimits:
         Args:
             max_connections: the most at a time. One more closes the one that has waited longest
                 for a request; if all are answering, itself.
-            head_timeout_s: how long the head of a request may take, from its first byte; of the
-                first one, from the connection's beginning, and from that of TLS within it; so long
-                may the handshake take as well.
+            head_timeout_s: most seconds for a request's head, from its first byte; for the first
+                request, from the connection's beginning (with TLS: from the end of the handshake,
+                which may take as long again).
         """
         self.max_connections = max_connections
         self.head_timeout_s = head_timeout_s

@@ -63,6 +63,10 @@ class RequestRecord:
             else self._spans.trace_parent(self._span)
         )
 
+    @property
+    def since_arrival_s(self) -> float:
+        return time.monotonic() - self._arrived_s
+
     def opened(self, request: AcceptedRequest, generations: Sequence[Generation]) -> None:
         """Its choices are opened at a verifier."""
         self._request = request

@@ -61,6 +61,8 @@ class Generation:
         sequence_id: by which its verifier knows it; each verifier gets another one.
         num_cached_tokens: prompt tokens whose K/V the first verifier had that took it.
         num_losses: how often it lost its verifier, and not because that shut down.
+        numerics_digest: of the lost verifier that made the last of its output; "" if that promised
+            nothing, or there was none.
         resumes: when each verifier that went on with it took it, and why.
         admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
@@ -95,6 +97,7 @@ class Generation:
         self._num_given = len(self.token_ids)
         self.num_cached_tokens = 0
         self.num_losses = 0
+        self.numerics_digest = ""
         self.resumes: list[Resume] = []
         self.admitted_at_s: float | None = None
         self.finish_reason = FinishReason.UNFINISHED

@@ -91,8 +91,7 @@ class Chunk:
         logprobs: one per token, if the request asked for them.
         prompt_logprobs: the next of the prompt's, if the request asked for them.
         finish_reason: why the choice ended, on its last chunk.
-        steps: those that the chunk covers, in order; a held-back text at the end is a step without
-            tokens.
+        steps: those that the chunk covers, in order.
     """
 
     choice_index: int

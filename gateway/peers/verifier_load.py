@@ -5,11 +5,11 @@ Owns what a verifier's messages say about its load and its progress. Pure: it is
 
 import math
 
-# A long step counts half after some 1,400 others of its kind.
+# The longest step counts half after some 1,400 comparable ones.
 _STEP_DECAY = 0.9995
-# One with this part of its tokens at least. Others do not show how long such steps take now: many
-# short ones lie between two long prompts.
-_SAME_KIND = 0.5
+# Only a step with at least this share of the longest step's tokens lets that step's duration decay.
+# Smaller ones, of which many lie between two long prompts, say nothing about long ones.
+_COMPARABLE_SHARE = 0.5
 
 
 class VerifierLoad:
@@ -92,7 +92,7 @@ class VerifierLoad:
             # The step that ends a stall is no measure for others.
             return
         self._most_tokens = max(self._most_tokens, num_tokens)
-        if num_tokens >= _SAME_KIND * self._longest_tokens:
+        if num_tokens >= _COMPARABLE_SHARE * self._longest_tokens:
             self.longest_step_s *= _STEP_DECAY
         if step_s > self.longest_step_s:
             self.longest_step_s, self._longest_tokens = step_s, num_tokens

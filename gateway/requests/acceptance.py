@@ -11,11 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
 from gateway.messages.request import (
     AcceptedRequest,
-    Algorithm,
     GenerateRequest,
     Keep,
     NgramParams,
-    Overlap,
     SpeculationParams,
     Tie,
 )
@@ -224,17 +222,7 @@ def _drafting_policy(
     speculation: SpeculationParams, model: Model, defaults: RequestDefaults
 ) -> DraftingPolicy:
     base = POLICIES[Preset(speculation.preset)] if speculation.preset else defaults.drafting
-    policy = base.override(
-        min_ngram=speculation.prompt_lookup_min,
-        max_ngram=speculation.prompt_lookup_max,
-        overlap=Overlap(speculation.overlap),
-        tie=Tie(speculation.tie),
-        tokens_per_match=speculation.tokens_per_match,
-        algorithm=Algorithm(speculation.algorithm),
-        chained=speculation.chained,
-        pool_min_ngram=speculation.pool_min_ngram,
-        num_speculative_tokens=speculation.num_speculative_tokens,
-    )
+    policy = base.override(speculation)
     if policy.min_ngram > policy.max_ngram:
         name = "prompt_lookup_max" if speculation.prompt_lookup_min is None else "prompt_lookup_min"
         raise InvalidRequestError(

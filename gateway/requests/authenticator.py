@@ -1,16 +1,16 @@
 """From a client's credentials to its principal.
 
-Owns who is whom. Knows no transport: every API hands over a token, and the names in the client's
-verified certificate.
+Owns who is whom. Knows no transport: every API hands over its caller.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gateway.errors import UnauthenticatedError
 from gateway.requests.clients_file import KnownClient, KnownClients
 from gateway.requests.principal import ANONYMOUS, Principal
+from servicekit.interceptors.callers import Caller
 
 
 class Authenticator:
@@ -29,33 +29,27 @@ class Authenticator:
         self._clients = clients
         self._clock = clock
 
-    def authenticate(self, *, token: str | None, certificate_names: Sequence[str]) -> Principal:
-        """The principal of these credentials.
-
-        Args:
-            token: None: none was sent. A token counts alone: a wrong one is not made good by a
-                certificate.
-            certificate_names: of the client's verified certificate.
+    def authenticate(self, caller: Caller) -> Principal:
+        """The principal of a caller. A token counts alone: a wrong one is not made good by a
+        certificate.
 
         Raises:
             UnauthenticatedError: they are missing, wrong or expired; it does not say which.
         """
         if self._clients is None:
             return ANONYMOUS
-        client = _find(self._clients(), token, certificate_names)
+        client = _find(self._clients(), caller)
         if client is None or (client.expires_s is not None and client.expires_s <= self._clock()):
             raise UnauthenticatedError("valid credentials are required")
         return client.principal
 
 
-def _find(
-    clients: KnownClients, token: str | None, certificate_names: Sequence[str]
-) -> KnownClient | None:
-    if token is not None:
+def _find(clients: KnownClients, caller: Caller) -> KnownClient | None:
+    if caller.token is not None:
         # Looked up by digest, which a guesser cannot steer towards a known one: how long the
         # look-up takes tells nothing about any token.
-        return clients.by_token.get(hashlib.sha256(token.encode(errors="replace")).digest())
-    for name in certificate_names:
+        return clients.by_token.get(hashlib.sha256(caller.token.encode(errors="replace")).digest())
+    for name in caller.certificate_names:
         if name in clients.by_certificate:
             return clients.by_certificate[name]
     return None

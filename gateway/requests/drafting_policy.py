@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, SpeculationParams, Tie
 
 # Drafts verified per step where their number does not follow the match: the rest of a longer draft
 # is mostly wrong.
@@ -68,45 +68,40 @@ class DraftingPolicy:
             return min(self.num_speculative_tokens, limit)
         return limit if self.follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
 
-    def override(
-        self,
-        *,
-        min_ngram: int | None,
-        max_ngram: int | None,
-        overlap: Overlap | None,
-        tie: Tie | None,
-        tokens_per_match: int | None,
-        algorithm: Algorithm | None,
-        chained: bool | None,
-        pool_min_ngram: int | None,
-        num_speculative_tokens: int | None,
-    ) -> "DraftingPolicy":
-        """The policy with other values; None, or an enum's zero, keeps the policy's own."""
+    def override(self, given: SpeculationParams) -> "DraftingPolicy":
+        """The policy with the values that are given; it keeps its own for the others.
+
+        Args:
+            given: its enums are known numbers.
+        """
+        min_ngram, max_ngram = given.prompt_lookup_min, given.prompt_lookup_max
         if self.mirrors_ngrams:
             min_ngram, max_ngram = (
                 max_ngram if min_ngram is None else min_ngram,
                 min_ngram if max_ngram is None else max_ngram,
             )
-        new_tie = tie or self.tie
-        if new_tie is not Tie.LONGEST:
+        tie = Tie(given.tie) or self.tie
+        tokens_per_match = given.tokens_per_match
+        if tie is not Tie.LONGEST:
             tokens_per_match = 0
         elif tokens_per_match is None:
             of_longest = self if self.tie is Tie.LONGEST else TANDEM
             tokens_per_match = of_longest.tokens_per_match
-        return DraftingPolicy(
+        return dataclasses.replace(
+            self,
             min_ngram=self.min_ngram if min_ngram is None else min_ngram,
             max_ngram=self.max_ngram if max_ngram is None else max_ngram,
-            mirrors_ngrams=self.mirrors_ngrams,
-            overlap=overlap or self.overlap,
-            tie=new_tie,
+            overlap=Overlap(given.overlap) or self.overlap,
+            tie=tie,
             tokens_per_match=tokens_per_match,
-            algorithm=algorithm or self.algorithm,
-            chained=self.chained if chained is None else chained,
-            pool_min_ngram=self.pool_min_ngram if pool_min_ngram is None else pool_min_ngram,
+            algorithm=Algorithm(given.algorithm) or self.algorithm,
+            chained=self.chained if given.chained is None else given.chained,
+            pool_min_ngram=self.pool_min_ngram
+            if given.pool_min_ngram is None
+            else given.pool_min_ngram,
             num_speculative_tokens=self.num_speculative_tokens
-            if num_speculative_tokens is None
-            else num_speculative_tokens,
-            runs_ahead=self.runs_ahead,
+            if given.num_speculative_tokens is None
+            else given.num_speculative_tokens,
         )
 
 

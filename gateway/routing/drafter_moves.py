@@ -1,4 +1,5 @@
-"""Moves sequences away from drafters that do not draft for their verifier, and to the first one.
+"""Moves a sequence to another drafter when its own no longer drafts for its verifier, and to its
+first one when it has none.
 
 Owns when a sequence moves: once per change that its verifier reports, or of the drafters that there
 are, if its own drafter is gone or unable to draft and another one is able, or if it has none. So a

@@ -23,8 +23,6 @@ class LiveSequence:
 
     Attributes:
         numerics_digest: of its verifier; "" if that promises nothing.
-        former_digest: of the verifier that made the output which it was opened with; "" if there is
-            none, or its client brought it.
         opened_length: the number of tokens that it was opened with.
         refused_by: names of verifiers that had no room for it.
         displaced: what it is the resumption of, until its verifier takes it.
@@ -37,7 +35,6 @@ class LiveSequence:
     generation: Generation
     verifier: VerifierLink
     numerics_digest: str = ""
-    former_digest: str = ""
     opened_length: int
     refused_by: frozenset[str] = frozenset()
     displaced: Displaced | None = None
@@ -49,12 +46,6 @@ class LiveSequence:
     @property
     def sequence_id(self) -> str:
         return self.generation.sequence_id
-
-    @property
-    def output_digest(self) -> str:
-        """The `numerics_digest` of the verifier that made the last of its output."""
-        has_decided = len(self.generation.token_ids) > self.opened_length
-        return self.numerics_digest if has_decided else self.former_digest
 
     @property
     def drafter_key(self) -> str:

@@ -22,14 +22,12 @@ class Displaced:
     """One choice without a verifier.
 
     Attributes:
-        numerics_digest: of the verifier that made its output so far; "" if there is none.
         reason: why it lost that verifier, for metrics.
         expires_s: when it fails, if none of the verifiers there are takes it.
         refused_by: names of verifiers that are asked only after all others.
     """
 
     generation: Generation
-    numerics_digest: str
     reason: str
     expires_s: float
     refused_by: frozenset[str] = frozenset()
@@ -68,12 +66,11 @@ class Resumption:
     def num_waiting(self) -> int:
         return len(self._due) + len(self._later)
 
-    def add(self, generation: Generation, *, numerics_digest: str, reason: str) -> None:
+    def add(self, generation: Generation, reason: str) -> None:
         """The choice needs a verifier; it is tried soon."""
         self._due.append(
             Displaced(
                 generation=generation,
-                numerics_digest=numerics_digest,
                 reason=reason,
                 expires_s=self._loop.time() + self._timeout_s,
             )

@@ -11,6 +11,7 @@ import grpc
 
 from servicekit.errors import ErrorTable, RequestError, to_status
 from servicekit.interceptors.base import (
+    HEALTH_PREFIX,
     CallFailedError,
     CallInterceptor,
     Context,
@@ -19,8 +20,6 @@ from servicekit.interceptors.base import (
     rebuild,
 )
 from servicekit.interceptors.callers import Caller, caller_of
-
-_OPEN_SERVICE = "/grpc.health.v1.Health/"
 
 
 class CallerNotAllowedError(RequestError):
@@ -65,7 +64,7 @@ class AccessInterceptor(CallInterceptor):
         }
 
     def wrap(self, handler: Handler, method: str) -> Handler:
-        if method.startswith(_OPEN_SERVICE):
+        if method.startswith(HEALTH_PREFIX):
             return handler
         inner = behaviour_of(handler)
 

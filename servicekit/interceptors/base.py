@@ -27,6 +27,9 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 # call, and a busy machine that reads it late.
 _CLIENT_LEAD_S = 0.1
 
+#: Of the methods of health checks, which anybody may call.
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+
 CODE_BY_NUMBER = {code_number(code): code for code in grpc.StatusCode}
 
 
@@ -133,6 +136,14 @@ def rebuild(
         request_streaming = bool(handler.request_streaming)
     make = _HANDLER_MAKERS[request_streaming, bool(handler.response_streaming)]
     return make(behaviour, deserializer, handler.response_serializer)
+
+
+def metadata_value(context: Context, key: str) -> str:
+    """The first text that a call's metadata has for a key; "" if there is none."""
+    for name, value in context.invocation_metadata() or ():
+        if name == key and isinstance(value, str):
+            return value
+    return ""
 
 
 _HANDLER_MAKERS = {

@@ -23,6 +23,7 @@ import grpc
 
 from servicekit.errors import ErrorTable, MalformedRequestError, RequestError, to_status
 from servicekit.interceptors.base import (
+    HEALTH_PREFIX,
     Behaviour,
     CallFailedError,
     CallInterceptor,
@@ -49,7 +50,6 @@ MAX_RECEIVED_PER_CONNECTION = 8
 # When a caller that was refused may retry.
 _RETRY_AFTER_MS = 1_000
 
-_HEALTH_SERVICE = "/grpc.health.v1.Health/"
 _REFLECTION_PREFIX = "/grpc.reflection."
 
 #: Watches of health at a time: some 26 KB each.
@@ -114,7 +114,7 @@ class BoundsInterceptor(CallInterceptor):
         )
 
     def wrap(self, handler: Handler, method: str) -> Handler:
-        is_health = method.startswith(_HEALTH_SERVICE)
+        is_health = method.startswith(HEALTH_PREFIX)
         behaviour = (self._bounded_health if is_health else self._bounded)(handler, method)
         return rebuild(handler, behaviour, handler.request_deserializer, request_streaming=True)
 

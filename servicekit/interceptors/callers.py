@@ -4,6 +4,7 @@ Owns the names in a caller's verified certificate, and its bearer token. Does no
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from servicekit.interceptors.base import Context
 
@@ -28,7 +29,18 @@ class Caller:
 
 def caller_of(context: Context) -> Caller:
     """The caller of a call."""
-    return Caller(certificate_names=_certificate_names(context), token=_token(context))
+    given = [value for key, value in context.invocation_metadata() or () if key == _TOKEN_KEY]
+    texts = [value if isinstance(value, str) else "" for value in given]
+    return Caller(certificate_names=_certificate_names(context), token=bearer_token(texts))
+
+
+def bearer_token(given: Sequence[str]) -> str | None:
+    """The token of the values of `authorization`; see `Caller`."""
+    if not given:
+        return None
+    if len(given) > 1 or not given[0].lower().startswith(_SCHEME):
+        return ""
+    return given[0][len(_SCHEME) :].strip()
 
 
 def _certificate_names(context: Context) -> tuple[str, ...]:
@@ -38,13 +50,3 @@ def _certificate_names(context: Context) -> tuple[str, ...]:
     if not properties.get("x509_subject_alternative_name"):
         names += properties.get("x509_common_name", ())
     return tuple(name.decode(errors="replace") for name in names)
-
-
-def _token(context: Context) -> str | None:
-    given = [value for key, value in context.invocation_metadata() or () if key == _TOKEN_KEY]
-    if not given:
-        return None
-    value = given[0]
-    if len(given) > 1 or not isinstance(value, str) or not value.lower().startswith(_SCHEME):
-        return ""
-    return value[len(_SCHEME) :].strip()

@@ -20,6 +20,7 @@ from servicekit.interceptors.base import (
     Context,
     Handler,
     behaviour_of,
+    metadata_value,
     rebuild,
 )
 
@@ -35,7 +36,7 @@ class RequestIdInterceptor(CallInterceptor):
         inner = behaviour_of(handler)
 
         async def with_request_id(request: Any, context: Context) -> Any:
-            request_id = valid_request_id(_read_request_id(context))
+            request_id = valid_request_id(metadata_value(context, REQUEST_ID_KEY))
             sent_back = (REQUEST_ID_KEY, request_id)
             # Set before the handler runs, for handlers that abort; and again afterwards, for those
             # that set trailing metadata of their own.
@@ -71,13 +72,6 @@ class RequestIdInterceptor(CallInterceptor):
 def valid_request_id(given: str) -> str:
     """The id that a caller gave, or a new one if that is no valid id."""
     return given if _is_valid(given) else secrets.token_hex(16)
-
-
-def _read_request_id(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str):
-            return value
-    return ""
 
 
 def _is_valid(request_id: str) -> bool:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import ssl
-import sys
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -27,7 +26,7 @@ from tandem.channel import is_loopback_host, load_own_certificate
 from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
-from tandem.cli.terminal import OutputConsole, drop_output, has_colour, is_live, report
+from tandem.cli.terminal import drop_output, output_console, report
 from tandem.client import AsyncTandemClient, TandemError
 from tandem.load import plot
 from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
@@ -41,7 +40,6 @@ EXAMPLES = (
     "tandem bench --url http://127.0.0.1:8001/v1 --api chat --workload source --concurrency 16",
 )
 
-_INTERRUPTED = 130
 # Variants take turns, so that a machine that becomes slower does so for both.
 _TURNS = 4
 _DEFAULT_REQUESTS = 64
@@ -202,8 +200,6 @@ def command(
     except (OSError, ValueError) as error:
         report("bench", str(error))
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     errors = collections.Counter[str]()
     for summary in summaries.values():
         errors.update(summary.errors())
@@ -365,12 +361,7 @@ def _num_requests(plan: _Plan) -> int | None:
 
 
 def _print(summaries: Mapping[str, Summary]) -> None:
-    console = OutputConsole(
-        file=sys.stdout,
-        width=None if is_live(sys.stdout) else _WIDTH,
-        no_color=not has_colour(sys.stdout),
-        highlight=False,
-    )
+    console = output_console(_WIDTH)
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("speculation", no_wrap=True)
     for name in summaries:

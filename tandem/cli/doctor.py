@@ -27,7 +27,6 @@ EXAMPLES = (
     "tandem doctor --target gateway-0:50050,gateway-1:50050 --tls-ca ca.pem",
 )
 
-_INTERRUPTED = 130
 _COLOURS = {Status.OK: "\x1b[32m", Status.WARN: "\x1b[33m", Status.FAIL: "\x1b[1;31m"}
 _PLAIN = "\x1b[0m"
 
@@ -59,8 +58,6 @@ def command(
             found.append(check)
             if not as_json:
                 _print(check)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except BrokenPipeError:
         pass  # the reader of stdout has closed it
     has_failed = any(check.status is Status.FAIL for check in found)

@@ -45,7 +45,6 @@ EXAMPLES = (
     "tandem generate 'def add(a, b):' --target gateway:50050 --tls-ca ca.pem --no-speculation",
 )
 
-_INTERRUPTED = 130
 # A shorter wait needs no word.
 _PATIENCE_S = 2.0
 # Somebody waits: a gateway that is not there is reported within a second.
@@ -183,8 +182,6 @@ def command(
     except (OSError, ValueError) as error:
         report("generate", str(error))
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     return 0
 
 

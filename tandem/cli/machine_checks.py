@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.check import Check, fail, ok, warn
+from tandem.cli.up import INSTALL_ALL, missing_services
 from tandem.free_ports import check_port
 
-# By service, a package that only its extra installs.
-_SERVICE_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 _SHOWN_VERSIONS = ("grpcio", "protobuf", "torch", "transformers", "numba")
 _OLDEST_PYTHON = (3, 11)
 # Instructions that the own decoder needs, and those that make it or transformers faster.
@@ -38,16 +37,11 @@ def versions() -> Iterator[Check]:
         yield ok("python", python)
     found = [f"{name} {version}" for name in _SHOWN_VERSIONS if (version := _version(name))]
     yield ok("packages", ", ".join(found))
-    missing = [
-        service
-        for service, package in _SERVICE_PACKAGES.items()
-        if importlib.util.find_spec(package) is None
-    ]
-    if missing:
+    if missing := missing_services():
         yield warn(
             "services",
             f"the packages of {', '.join(missing)} are not installed",
-            "pip install 'tandem-serve[all]', unless this machine is only a client",
+            f"{INSTALL_ALL}, unless this machine is only a client",
         )
     else:
         yield ok("services", "drafter, verifier and gateway can run here")

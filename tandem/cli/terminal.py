@@ -19,8 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def drop_output() -> None:
-    """What is still to be written to stdout goes nowhere: its reader is gone. Otherwise Python
-    would say so at the end of the process, with an exit code of its own.
+    """Points stdout at /dev/null after its reader has gone: else Python's flush at exit fails and
+    changes the exit code.
     """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -33,6 +33,20 @@ class OutputConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def output_console(plain_width: int) -> OutputConsole:
+    """For stdout.
+
+    Args:
+        plain_width: of its lines where no terminal tells its own.
+    """
+    return OutputConsole(
+        file=sys.stdout,
+        width=None if is_live(sys.stdout) else plain_width,
+        no_color=not has_colour(sys.stdout),
+        highlight=False,
+    )
 
 
 def is_live(stream: TextIO | None) -> bool:

@@ -25,7 +25,7 @@ from tandem.cli.ports import (
 )
 from tandem.cli.scraping import History, ScrapeError, metrics_url, scrape
 from tandem.cli.service_figures import figures, kind_of
-from tandem.cli.terminal import OutputConsole, drop_output, has_colour, is_live, printable
+from tandem.cli.terminal import drop_output, is_live, output_console, printable
 
 EXAMPLES = (
     "tandem top",
@@ -33,7 +33,6 @@ EXAMPLES = (
     "tandem top 127.0.0.1:8000 --once",
 )
 
-_INTERRUPTED = 130
 _DEFAULT_PORTS = (DEFAULT_HTTP_PORT, DEFAULT_VERIFIER_METRICS_PORT, DEFAULT_DRAFTER_METRICS_PORT)
 _KINDS = ("gateway", "verifier", "drafter")
 # Where no terminal tells its width, lines are as long as they need to be.
@@ -81,12 +80,7 @@ def command(
         tls = ssl.create_default_context(cafile=tls_ca) if tls_ca else None
     except OSError as error:
         raise typer.BadParameter(f"{tls_ca}: {error}", param_hint="--tls-ca") from None
-    console = OutputConsole(
-        file=sys.stdout,
-        width=None if is_live(sys.stdout) else _PLAIN_WIDTH,
-        no_color=not has_colour(sys.stdout),
-        highlight=False,
-    )
+    console = output_console(_PLAIN_WIDTH)
     try:
         if once:
             frames = _frames(watched, interval, tls)
@@ -103,8 +97,6 @@ def command(
     except BrokenPipeError:
         drop_output()
         return 0
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     return 0
 
 

@@ -38,6 +38,8 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 # What says it for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
 
+#: What installs all services, in Tandem's source tree.
+INSTALL_ALL = "pip install -e '.[all]'"
 # A package that only this service's extra installs.
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
@@ -175,12 +177,11 @@ def command(
 
     The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>.
     """
-    missing = [name for name, module in _REQUIRED_PACKAGES.items() if find_spec(module) is None]
-    if missing:
+    if missing := missing_services():
         report(
             "up",
             f"the packages of {', '.join(missing)} are not installed: a plain install has only the "
-            "client; pip install -e '.[all]' installs everything",
+            f"client; {INSTALL_ALL} installs everything",
         )
         return 2
     folder = model or BUNDLED_MODEL
@@ -212,6 +213,11 @@ def command(
             report("up", f"{flag}: 127.0.0.1:{number}: {error.strerror}; 0 picks a free port")
             return 1
     return asyncio.run(_up(topology, Policy(start_timeout_s=start_timeout)))
+
+
+def missing_services() -> list[str]:
+    """The services whose packages are not installed."""
+    return [name for name, module in _REQUIRED_PACKAGES.items() if find_spec(module) is None]
 
 
 async def _up(topology: Topology, policy: Policy) -> int:

@@ -280,8 +280,8 @@ class Chunk(_message.Message):
 
     @_builtins.property
     def reported_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportedToken]:
-        """On request, one per token; joined, their texts are `text`. Text that was held back to the end is
-        part of the last token's; where no token comes with it, one element has that text alone.
+        """On request, one per token; joined, their texts are `text`. Text held back to the end is part of
+        the last token's.
         """
 
     def __init__(

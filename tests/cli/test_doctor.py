@@ -4,7 +4,10 @@ import datetime
 import json
 import platform
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +18,9 @@ import pytest
 import trustme
 
 from tandem.channel import TlsOptions
-from tandem.cli import machine_checks, main, target_checks
+from tandem.cli import machine_checks, main, target_checks, up
 from tandem.cli.check import Check, Status
-from tandem.cli.up import BUNDLED_MODEL
+from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.encrypted_key import encrypted_key
 from verifier.model.describe import describe
@@ -67,6 +70,39 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
     assert found["tokenizer.json"].startswith("fail tokenizer.json: ")
     assert found["weights"].startswith("fail weights: ")
     assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
+
+
+def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tandem", "doctor", "--model", "/nonexistent"),
+                "--target",
+                target,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                while "model: /nonexistent" not in process.stdout.readline():
+                    assert process.poll() is None
+                with silent.accept()[0]:
+                    process.send_signal(signal.SIGINT)
+                    rest, errors = process.communicate(timeout=60.0)
+            finally:
+                process.kill()
+    assert (process.returncode, rest, errors) == (130, "", "")
+
+
+def test_services_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
+    services = by_name(machine_checks.versions())["services"]
+    assert services.status is Status.WARN
+    assert services.found == "the packages of verifier are not installed"
+    assert services.advice.startswith(INSTALL_ALL)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff"])

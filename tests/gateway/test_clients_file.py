@@ -12,6 +12,7 @@ from gateway.requests.authenticator import Authenticator
 from gateway.requests.clients_file import read_clients
 from gateway.requests.principal import ANONYMOUS, Principal
 from servicekit.config import ConfigError
+from servicekit.interceptors.callers import Caller
 from tests.gateway.clients import digest_of
 
 CONTENT = f"""
@@ -44,7 +45,7 @@ def authenticator(
 def principal_of(
     whom: Authenticator, token: str | None = None, names: Sequence[str] = ()
 ) -> Principal:
-    return whom.authenticate(token=token, certificate_names=names)
+    return whom.authenticate(Caller(token=token, certificate_names=tuple(names)))
 
 
 def test_a_token_or_a_certificate_stands_for_a_client_of_a_tenant(tmp_path: Path) -> None:

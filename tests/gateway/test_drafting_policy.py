@@ -5,22 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, SpeculationParams, Tie
 from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy, Preset
 from tandem.v1 import sampling_pb2
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "drafting.md").read_text()
 
-NO_OVERRIDES = dict.fromkeys(
-    (
-        *("min_ngram", "max_ngram", "overlap", "tie", "tokens_per_match", "algorithm"),
-        *("chained", "pool_min_ngram", "num_speculative_tokens"),
-    )
-)
 
-
-def override(policy: DraftingPolicy, **values: object) -> DraftingPolicy:
-    return policy.override(**{**NO_OVERRIDES, **values})  # type: ignore[arg-type]
+def override(policy: DraftingPolicy, **values: int) -> DraftingPolicy:
+    return policy.override(SpeculationParams(**values))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("preset", POLICIES)
@@ -31,9 +24,9 @@ def test_without_overrides_a_policy_stays_itself(preset: Preset) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sizes"),
     [
-        ({"max_ngram": 3}, (3, 3)),
-        ({"min_ngram": 2}, (2, 2)),
-        ({"min_ngram": 2, "max_ngram": 3}, (2, 3)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 3}, (2, 3)),
     ],
 )
 def test_an_override_of_one_mirrored_ngram_size_sets_both(

@@ -1,5 +1,7 @@
 """Requests are counted by the models that verifiers report, and by nothing that clients choose."""
 
+import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -11,8 +13,8 @@ from gateway.messages.response import FinishReason, Step
 from gateway.model_metrics import MetricsByModel
 from servicekit.metrics import Exposition, choose_format
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.running_gateway import RunningGateway, StartGateway, until
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, read, until
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -89,6 +91,34 @@ async def test_each_model_has_its_own_series(
         assert running.sample("tandem_generation_tokens_total", model=model_id) == num_tokens
         name = "tandem_time_to_first_token_seconds_count"
         assert running.sample(name, model=model_id) == num_tokens / 3
+
+
+@pytest.mark.stand_in
+async def test_latencies_are_finer_than_the_clock_of_the_event_loop(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    # uvloop's counts whole milliseconds; in tenths of seconds it is surely too coarse.
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "time", lambda: time.monotonic_ns() // 10**8 / 10
+    )
+    ongoing = running.call(1, 2)
+    await read(ongoing)
+    sequence_id = (await verifier.nth("open", 0)).sequence_id
+    verifier.send(verifier.decided(sequence_id, 2, [5]))
+    await read(ongoing)
+    verifier.send(verifier.decided(sequence_id, 3, [0], finish=STOP))
+    await collect(ongoing)
+    await until(lambda: any(entry["event"] == "request_ended" for entry in running.log))
+    line: Any
+    (line,) = (entry for entry in running.log if entry["event"] == "request_ended")
+    first_s, next_s, last_s = (
+        running.sample(f"tandem_{name}_seconds_sum")
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
+    )
+    rounding_s = 1e-6
+    assert 0 < first_s <= line["first_token_s"] + rounding_s
+    assert 0 < next_s <= last_s <= line["total_s"] + rounding_s
 
 
 @pytest.mark.stand_in

@@ -4,6 +4,7 @@ Owns what each choice needs to remember between two chunks: where its next token
 the prompt that it echoes.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 
@@ -14,25 +15,30 @@ from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
 from gateway.text.tool_calls import Parsed, ToolCallParser
 
 
-class Choice:
-    """What the choices of both APIs have in common."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What the parts of an answer hold beside the text.
 
-    def __init__(
-        self, *, wants_logprobs: bool, wants_token_ids: bool = False, wants_report: bool = False
-    ) -> None:
-        """Args:
-        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
-        """
-        self._wants_logprobs = wants_logprobs
-        self._wants_token_ids = wants_token_ids
-        self._wants_report = wants_report
+    Attributes:
+        report: of the drafts.
+    """
+
+    logprobs: bool
+    token_ids: bool
+    report: bool
+
+
+class Choice:
+    """What the choices of both APIs have in common.
+
+    Attributes:
+        wants: what its parts hold beside the text.
+    """
+
+    def __init__(self, wants: Wants) -> None:
+        self.wants = wants
         self._texts = TokenTexts(None)
         self._report: SpeculationReport | None = None
-
-    @property
-    def wants_report(self) -> bool:
-        """Whether its parts report their drafts."""
-        return self._wants_report
 
     @property
     def echoes_tokens(self) -> bool:
@@ -48,7 +54,7 @@ class Choice:
             decoded: the prompt's text, if it `echoes_tokens`.
         """
         self._texts = texts
-        if self._wants_report:
+        if self.wants.report:
             self._report = SpeculationReport(texts.detokenizer(prompt_token_ids))
 
     def add_trace(self, step: EncodedStep) -> None:
@@ -73,7 +79,7 @@ class Choice:
         return Part(
             text,
             logprobs,
-            list(chunk.token_ids) if self._wants_token_ids else None,
+            list(chunk.token_ids) if self.wants.token_ids else None,
             "" if self._report is None else self._report.read(chunk),
         )
 
@@ -81,23 +87,12 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
-    def __init__(
-        self,
-        *,
-        parser: ToolCallParser | None,
-        wants_logprobs: bool,
-        wants_token_ids: bool = False,
-        wants_report: bool = False,
-    ) -> None:
+    def __init__(self, wants: Wants, *, parser: ToolCallParser | None) -> None:
         """Args:
+        wants: what its parts hold beside the text.
         parser: of its own; None: tool calls stay text.
-        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
         """
-        super().__init__(
-            wants_logprobs=wants_logprobs,
-            wants_token_ids=wants_token_ids,
-            wants_report=wants_report,
-        )
+        super().__init__(wants)
         self._parser = parser
         self._num_calls = 0
 
@@ -107,7 +102,7 @@ class ChatChoice(Choice):
 
     def read(self, chunk: Chunk) -> Part:
         logprobs: list[object] | None = None
-        if self._wants_logprobs:
+        if self.wants.logprobs:
             logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
         part = self._part(chunk.text, logprobs, chunk)
         return part if self._parser is None else self._shown(part, self._parser.feed(chunk.text))
@@ -129,25 +124,13 @@ class ChatChoice(Choice):
 class CompletionChoice(Choice):
     """One choice of a completion."""
 
-    def __init__(
-        self,
-        *,
-        echoes: bool,
-        prompt: str | None,
-        wants_logprobs: bool,
-        wants_token_ids: bool = False,
-        wants_report: bool = False,
-    ) -> None:
+    def __init__(self, wants: Wants, *, echoes: bool, prompt: str | None) -> None:
         """Args:
+        wants: what its parts hold beside the text.
         echoes: whether its text begins with the prompt.
         prompt: the text to begin with; None: that of the prompt's tokens.
-        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
         """
-        super().__init__(
-            wants_logprobs=wants_logprobs,
-            wants_token_ids=wants_token_ids,
-            wants_report=wants_report,
-        )
+        super().__init__(wants)
         self._echoes = echoes
         self._echo = prompt if echoes else ""
         # A text that was given shows special tokens; one that was decoded does not.
@@ -164,7 +147,7 @@ class CompletionChoice(Choice):
         super().start(texts, prompt_token_ids, decoded)
         if self._echo is None:
             self._echo = decoded
-        if self._wants_logprobs:
+        if self.wants.logprobs:
             context = () if self._echoes else prompt_token_ids
             self._offsets = TextOffsets(texts.detokenizer(context))
             self._prompt_token_ids = prompt_token_ids if self._echoes else ()

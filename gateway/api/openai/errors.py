@@ -32,6 +32,9 @@ _FORM_OF_CODE: Mapping[str, tuple[int, str, str]] = {
     "INTERNAL": (500, _SERVER, "internal_error"),
 }
 
+# Of refusals that only HTTP has; of all others it is INVALID_ARGUMENT.
+_NAME_OF_STATUS: Mapping[int, str] = {403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED"}
+
 _PARAM_OF_FIELD: Mapping[str, str] = {
     "model_id": "model",
     "text": "prompt",
@@ -97,14 +100,14 @@ class ApiError(Exception):
         )
 
 
-def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None) -> ApiError:
+def to_api_error(error: Exception, *, renamed_params: Mapping[str, str] | None = None) -> ApiError:
     """The answer to an error of a request.
 
     An error that the gateway's table does not know becomes `internal error`: its own text was not
     written for callers.
 
     Args:
-        param_of: what the request calls parameters that have another name elsewhere.
+        renamed_params: see `Job`.
     """
     if isinstance(error, ApiError):
         return error
@@ -128,19 +131,20 @@ def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None)
         error.message,
         kind=kind,
         code=code,
-        param=(param_of or {}).get(param or "", param),
+        param=(renamed_params or {}).get(param or "", param),
         headers=headers,
     )
 
 
 def name_of_code(error: Exception) -> str:
-    """The name of an error's gRPC code, also of an error that only HTTP has."""
+    """The name of an error's gRPC code, also of an error that only HTTP has: those are refusals of
+    callers, of bodies and of what they say.
+    """
     if not isinstance(error, ApiError):
         return code_name(error)
-    names = {
-        code: name for name, (status, _, code) in _FORM_OF_CODE.items() if status == error.status
-    }
-    return names.get(error.code or "", next(iter(names.values()), "INVALID_ARGUMENT"))
+    if error.code == "unsupported_parameter":
+        return "UNIMPLEMENTED"
+    return _NAME_OF_STATUS.get(error.status, "INVALID_ARGUMENT")
 
 
 async def http_error(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ def written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def of_schema(schema: Any, *, param: str) -> EncodedGrammar | None:
+def of_schema(schema: Any, *, param: str) -> EncodedGrammar:
     """That of a JSON schema.
 
     Args:
@@ -27,7 +27,7 @@ def of_schema(schema: Any, *, param: str) -> EncodedGrammar | None:
     return encoded_grammar(json_schema=text)
 
 
-def of_lark(text: str, *, param: str) -> EncodedGrammar | None:
+def of_lark(text: str, *, param: str) -> EncodedGrammar:
     """That of a Lark grammar; as above."""
     _check("lark", text, param)
     return encoded_grammar(lark=text)

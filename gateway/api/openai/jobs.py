@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.api.openai import chat, requests, schema, tools
 from gateway.api.openai.answers import ChatForm, CompletionForm, Form
-from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice
+from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice, Wants
 from gateway.api.openai.errors import ApiError
 from gateway.messages.request import EncodedGrammar, GenerateRequest
-from gateway.text.tool_calls import ToolCallForm, make_parser
+from gateway.text.model_text import ModelText
+from gateway.text.tool_calls import make_parser
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class Job:
         choices: all choices of the first prompt, then those of the next.
         num_prompts: of them.
         is_stream, includes_usage: the form of the answer.
-        param_of: what the request calls a parameter that has another name elsewhere.
+        renamed_params: by the usual name of a parameter in errors, the name in this request:
+            prompt -> messages.
     """
 
     form: Form
@@ -34,7 +36,7 @@ class Job:
     num_prompts: int
     is_stream: bool
     includes_usage: bool
-    param_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    renamed_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
         """A choice's index in the answer."""
@@ -57,11 +59,13 @@ class Job:
             yield self.requests.pop()
 
 
-def completion_job(parsed: schema.CompletionRequest, *, has_text: bool, allows_trace: bool) -> Job:
+def completion_job(
+    parsed: schema.CompletionRequest, *, text: ModelText | None, allows_trace: bool
+) -> Job:
     """The job of a request for completions.
 
     Args:
-        has_text: whether the model's tokenizer is known.
+        text: the model's; None: its tokenizer is unknown.
         allows_trace: whether a report of the drafts may hold those that were rejected.
 
     Raises:
@@ -74,7 +78,11 @@ def completion_job(parsed: schema.CompletionRequest, *, has_text: bool, allows_t
             param="n",
             code="unsupported_parameter",
         )
-    wants_report = _wants_report(parsed)
+    wants = Wants(
+        logprobs=parsed.logprobs is not None,
+        token_ids=bool(parsed.return_token_ids),
+        report=_wants_report(parsed),
+    )
     prompts = requests.prompts_of(parsed)
     return Job(
         form=CompletionForm(),
@@ -82,17 +90,15 @@ def completion_job(parsed: schema.CompletionRequest, *, has_text: bool, allows_t
         requests=requests.completion_requests(
             parsed,
             prompts,
-            trace=wants_report and allows_trace,
-            report_tokens=wants_report and has_text,
+            trace=wants.report and allows_trace,
+            report_tokens=wants.report and text is not None,
         ),
         choices=[
             CompletionChoice(
+                wants,
                 echoes=bool(parsed.echo),
                 # Not kept while it is not shown.
                 prompt=prompt if isinstance(prompt, str) and parsed.echo else None,
-                wants_logprobs=parsed.logprobs is not None,
-                wants_token_ids=bool(parsed.return_token_ids),
-                wants_report=wants_report,
             )
             for prompt in prompts
             for _ in range(parsed.n or 1)
@@ -107,9 +113,8 @@ def chat_job(
     parsed: schema.ChatCompletionRequest,
     *,
     is_served: bool,
-    form: ToolCallForm | None,
+    text: ModelText | None,
     num_bytes: int,
-    has_text: bool,
     allows_trace: bool,
 ) -> Job:
     """The job of a request for a chat completion.
@@ -117,21 +122,25 @@ def chat_job(
     Args:
         is_served: whether the model is. If not, running the job refuses it, and a call that must
             come is not looked at.
-        form: how the model writes tool calls; None: unknown.
+        text, allows_trace: as above.
         num_bytes: of the body.
-        has_text, allows_trace: as above.
 
     Raises:
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
-    wants_report = _wants_report(parsed)
+    wants = Wants(
+        logprobs=bool(parsed.logprobs),
+        token_ids=bool(parsed.return_token_ids),
+        report=_wants_report(parsed),
+    )
+    form = None if text is None else text.tool_call_form
     grammar = tools.forced_call(parsed, form) if is_served else None
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),
         grammar=grammar,
-        trace=wants_report and allows_trace,
-        report_tokens=wants_report and has_text,
+        trace=wants.report and allows_trace,
+        report_tokens=wants.report and text is not None,
     )
     names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     return Job(
@@ -140,17 +149,14 @@ def chat_job(
         requests=[request],
         choices=[
             ChatChoice(
-                parser=make_parser(form, names) if form is not None and names else None,
-                wants_logprobs=bool(parsed.logprobs),
-                wants_token_ids=bool(parsed.return_token_ids),
-                wants_report=wants_report,
+                wants, parser=make_parser(form, names) if form is not None and names else None
             )
             for _ in range(parsed.n or 1)
         ],
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
-        param_of={
+        renamed_params={
             "prompt": "messages",
             "structured_outputs": _param_of_grammar(parsed, grammar),
             "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",

@@ -46,7 +46,7 @@ class SpeculationReport:
                 for index, (token_id, text) in enumerate(zip(token_ids, texts, strict=True))
             ]
             self._feed(token_ids[: step.num_accepted_tokens])
-            if self._rejected is not None and step.num_tokens:
+            if self._rejected is not None:
                 rejected = self._show_rejected(self._rejected)
                 self._rejected = None
             self._feed(token_ids[step.num_accepted_tokens :])

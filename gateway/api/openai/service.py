@@ -1,7 +1,7 @@
 """The endpoints: who asks, the body, the request, the generation, the answer.
 
-Owns this order. What a body asks for is found in `jobs.py`; its answer is written in `delivery.py`;
-errors of the gateway become answers in `errors.py`.
+Owns this order. What a body asks for is found in `jobs.py`; its answer is written in
+`answer_writer.py`; errors of the gateway become answers in `errors.py`.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.frontend import Frontend
 from gateway.api.openai import document, merged_events, requests, schema
+from gateway.api.openai.answer_writer import AnswerWriter, send_json
 from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
-from gateway.api.openai.delivery import Delivery, send_json
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
@@ -31,7 +31,7 @@ from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
-from servicekit.interceptors.callers import Caller
+from servicekit.interceptors.callers import Caller, bearer_token
 from servicekit.logs import Logger
 
 # Counted and parsed in some milliseconds, whatever it holds.
@@ -70,7 +70,7 @@ class OpenAiApi:
         self._authenticator = authenticator
         self._allowed_clients = allowed_clients
         self._texts = texts
-        self._delivery = Delivery(texts=texts, threads=threads)
+        self._writer = AnswerWriter(texts=texts, threads=threads)
         self._bodies = BodyReader(
             timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
         )
@@ -160,8 +160,8 @@ class OpenAiApi:
         model = self._frontend.find_model(parsed.model)
         return completion_job(
             parsed,
-            has_text=model is not None and self._texts.find(model.tokenizer_digest) is not None,
-            allows_trace=self._frontend.allows_trace(parsed.model),
+            text=None if model is None else self._texts.find(model.tokenizer_digest),
+            allows_trace=self._frontend.allows_trace(model),
         )
 
     async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
@@ -178,10 +178,9 @@ class OpenAiApi:
         return chat_job(
             parsed,
             is_served=model is not None,
-            form=None if text is None else text.tool_call_form,
+            text=text,
             num_bytes=num_bytes,
-            has_text=text is not None,
-            allows_trace=self._frontend.allows_trace(parsed.model),
+            allows_trace=self._frontend.allows_trace(model),
         )
 
     async def _parse(
@@ -216,14 +215,16 @@ class OpenAiApi:
                 contextlib.aclosing(merged_events.merge(streams)) as events,
             ):
                 if job.is_stream:
-                    to_error = functools.partial(self._to_api_error, param_of=job.param_of)
-                    await self._delivery.stream(job, envelope, events, send, to_error)
+                    to_error = functools.partial(
+                        self._to_api_error, renamed_params=job.renamed_params
+                    )
+                    await self._writer.stream(job, envelope, events, send, to_error)
                 else:
-                    await self._delivery.collect(job, envelope, events, send)
+                    await self._writer.collect(job, envelope, events, send)
         except ClientGoneError:
             raise
         except Exception as error:
-            raise to_api_error(error, param_of=job.param_of) from error
+            raise to_api_error(error, renamed_params=job.renamed_params) from error
 
     # Parts of the endpoints.
 
@@ -239,17 +240,19 @@ class OpenAiApi:
             raise
 
     def _principal(self, scope: Scope) -> Principal:
+        given = [
+            value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"
+        ]
         caller = Caller(
-            certificate_names=scope["state"]["connection"].certificate_names, token=_token(scope)
+            certificate_names=scope["state"]["connection"].certificate_names,
+            token=bearer_token(given),
         )
         if self._allowed_clients:
             try:
                 check_names(caller, self._allowed_clients)
             except CallerNotAllowedError as error:
                 raise ApiError(403, error.message, code="not_allowed") from None
-        return self._authenticator.authenticate(
-            token=caller.token, certificate_names=caller.certificate_names
-        )
+        return self._authenticator.authenticate(caller)
 
     def _model(self, model: Model) -> Mapping[str, object]:
         return {
@@ -261,9 +264,9 @@ class OpenAiApi:
         }
 
     def _to_api_error(
-        self, error: Exception, *, param_of: Mapping[str, str] | None = None
+        self, error: Exception, *, renamed_params: Mapping[str, str] | None = None
     ) -> ApiError:
-        api_error = to_api_error(error, param_of=param_of)
+        api_error = to_api_error(error, renamed_params=renamed_params)
         if api_error.status == 500:
             self._logger.error("http_request_failed", exc_info=error)
         return api_error
@@ -288,12 +291,3 @@ class _Document:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_json(send, document.openapi_json())
-
-
-def _token(scope: Scope) -> str | None:
-    """The bearer token of a request; as gRPC reads it (`servicekit.interceptors.callers`)."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if not given:
-        return None
-    scheme, _, token = given[0].decode("latin-1").partition(" ")
-    return token.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""

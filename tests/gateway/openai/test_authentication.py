@@ -119,3 +119,4 @@ async def test_a_certificate_names_the_tenant(
     assert other.status == 401
     drafter = await exchange(running, sent, context("drafter.test"))
     assert drafter.status == 403
+    assert running.sample("tandem_request_errors_total", code="PERMISSION_DENIED") == 1

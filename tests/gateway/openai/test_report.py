@@ -152,7 +152,6 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
         steps=[
             Step(2, 1, 1, 9, 1, token_texts=token_texts[:2]),
             Step(len(token_ids) - 2, 4, 2, 3, 2, token_texts=token_texts[2:]),
-            Step(0, 0, 0),
         ],
     )
     report = answer_schema.ChunkSpeculation.model_validate_json(

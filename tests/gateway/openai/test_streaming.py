@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.api.openai import delivery
+from gateway.api.openai import answer_writer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (
     connection,
@@ -433,7 +433,7 @@ async def test_a_drain_waits_until_an_answer_is_taken(
 async def test_what_a_whole_answer_may_hold_is_counted_in_bytes(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(answer_writer, "_MAX_ANSWER_BYTES", 1000)
     running = await start_api()
     # As JSON, the second one has six bytes for each character.
     for text, status in (("a" * 300, 200), ("日" * 300, 400)):

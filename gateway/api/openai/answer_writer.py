@@ -45,7 +45,7 @@ _SSE_HEADERS = (
 Events = AsyncGenerator[tuple[int, GenerateEvent], None]
 
 
-class Delivery:
+class AnswerWriter:
     """Answers jobs."""
 
     def __init__(self, *, texts: ModelTexts, threads: TokenizerThreads) -> None:
@@ -168,7 +168,7 @@ class Delivery:
 
     async def _read(self, choice: Choice, chunk: Chunk) -> Part:
         num_bytes = _BYTES_PER_LOGPROB * (len(chunk.logprobs) + len(chunk.prompt_logprobs))
-        if choice.wants_report:
+        if choice.wants.report:
             num_bytes += _BYTES_PER_REPORTED_TOKEN * len(chunk.token_ids)
         return await self._threads.run(num_bytes, choice.read, chunk)
 
