@@ -146,7 +146,7 @@ def read_ahead(events: Iterator[Event]) -> Iterator[Event]:
 
 
 def numbered(first: int, last: int) -> str:
-    """A chunk covers several steps if this client reads slower than the model writes."""
+    """A chunk covers several steps if they come faster than they are sent or read."""
     return str(first) if first == last else f"{first}-{last}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.gpu.bench import REPLAYED, Bench, counting_down, variant
 from benchmarks.gpu.texts import Text, random_texts, replays
-from benchmarks.in_process import StepTimes
+from benchmarks.in_process import InProcessEngine, StepTimes
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
@@ -42,34 +42,46 @@ async def measure_random(bench: Bench) -> AsyncIterator[Measure]:
 
 
 async def measure_host(bench: Bench) -> AsyncIterator[Measure]:
-    """Time of a step outside the forward pass, drafting aside."""
+    """Time of a step outside the forward pass, drafting aside, with drafts and without."""
+    with bench.engine(bench.size.small) as engine:
+        for num_left, speculate in counting_down((True, False)):
+            yield await _host(bench, engine, speculate=speculate, num_left=num_left)
+
+
+async def _host(
+    bench: Bench, engine: InProcessEngine, *, speculate: bool, num_left: int
+) -> Measure:
     streams = bench.size.host_streams
     # More than streams, so that most steps have all.
     tasks = [task for task, _ in replays(bench.size.max_new_tokens)[: 2 * streams]]
     phases: dict[str, list[float]] = {}
-    with bench.engine(bench.size.small) as engine:
 
-        def host_ms() -> float:
-            steps: list[StepTimes] = []
-            engine.run(tasks, streams=streams, speculate=True, observe_step=steps.append)
-            spent = full_step_ms(steps, streams)
-            for phase, duration_ms in spent.items():
-                phases.setdefault(phase, []).append(duration_ms)
-            # Drafting is the benchmark's own, in the phase that publishes.
-            return sum(spent.values()) - 2 * spent["draft"] - spent["forward"]
+    def host_ms() -> float:
+        steps: list[StepTimes] = []
+        engine.run(tasks, streams=streams, speculate=speculate, observe_step=steps.append)
+        spent = full_step_ms(steps, streams)
+        for phase, duration_ms in spent.items():
+            phases.setdefault(phase, []).append(duration_ms)
+        # Drafting is the benchmark's own, in the phase that publishes.
+        return sum(spent.values()) - 2 * spent["draft"] - spent["forward"]
 
-        host = variant("host", streams, host_ms, unit="ms")
-        await bench.compare(host)
+    host = variant("host", streams, host_ms, unit="ms")
+    await bench.compare(host, num_left=num_left)
     medians = {phase: statistics.median(each) for phase, each in phases.items()}
-    yield bench.measure(
+    spent = ", ".join(f"{phase} {ms:.3g}" for phase, ms in medians.items())
+    return bench.measure(
         "host",
-        f"a step of {bench.size.small.name} outside its forward pass",
+        f"a step of {bench.size.small.name} outside its forward pass, {drafts_in(speculate)}",
         streams,
         median_interval(host.figures),
         unit="ms",
         goal=Goal(value=HOST_GOAL_MS, is_most=True),
-        note=", ".join(f"{phase} {ms:.3g}" for phase, ms in medians.items()) + f" ms; {REPLAYED}",
+        note=f"{spent} ms; {REPLAYED}",
     )
+
+
+def drafts_in(speculate: bool) -> str:
+    return "with drafts" if speculate else "without drafts"
 
 
 def full_step_ms(steps: Sequence[StepTimes], streams: int) -> dict[str, float]:

@@ -2,21 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.client_load import run_tasks
-from benchmarks.gpu.bench import REPLAYED, Bench
-from benchmarks.gpu.engines import tasks_for
+from benchmarks.gpu.bench import REPLAYED, Bench, counting_down
+from benchmarks.gpu.engines import drafts_in, tasks_for
 from benchmarks.gpu.texts import replays
 from benchmarks.services import running_stack
 from benchmarks.serving.turns import Goal, Measure, Variant
+from benchmarks.workloads import Task
 from tandem.client import AsyncTandemClient, SpeculationParams
 
 GOAL = 0.95
 
 
 async def measure(bench: Bench) -> AsyncIterator[Measure]:
-    """Replayed code edits with drafts through both."""
+    """Replayed code edits through both, with drafts and without."""
     streams = bench.size.streams[1]
     tasks = tasks_for(replays(bench.size.max_new_tokens), streams)
     flags = bench.flags(bench.size.small)
@@ -40,22 +41,29 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
         with bench.loading():
             stack = entered.enter_context(services_running)
         async with AsyncTandemClient(stack.gateway, retry=None) as client:
-
-            async def turn() -> float:
-                started_at_s = time.perf_counter()
-                num_tokens, _ = await run_tasks(
-                    client, tasks, streams, SpeculationParams(enabled=True)
+            for num_left, speculate in counting_down((True, False)):
+                services = _through_services(client, tasks, streams, speculate=speculate)
+                alone = bench.generating("in process", engine, tasks, streams, speculate=speculate)
+                await bench.compare(services, alone, num_left=num_left)
+                yield bench.ratio(
+                    "stack",
+                    f"{bench.size.small.name}: whole stack over gRPC / engine in process, "
+                    f"code edits, {drafts_in(speculate)}",
+                    services,
+                    alone,
+                    Goal(value=GOAL),
+                    REPLAYED,
                 )
-                return num_tokens / (time.perf_counter() - started_at_s)
 
-            services = Variant(name="services", streams=streams, turn=turn)
-            alone = bench.generating("in process", engine, tasks, streams, speculate=True)
-            await bench.compare(services, alone)
-    yield bench.ratio(
-        "stack",
-        f"{bench.size.small.name}: whole stack over gRPC / engine in process, code edits",
-        services,
-        alone,
-        Goal(value=GOAL),
-        REPLAYED,
-    )
+
+def _through_services(
+    client: AsyncTandemClient, tasks: Sequence[Task], streams: int, *, speculate: bool
+) -> Variant:
+    async def tokens_per_s() -> float:
+        started_at_s = time.perf_counter()
+        num_tokens, _ = await run_tasks(
+            client, tasks, streams, SpeculationParams(enabled=speculate)
+        )
+        return num_tokens / (time.perf_counter() - started_at_s)
+
+    return Variant(name="services", streams=streams, turn=tokens_per_s)

@@ -55,6 +55,8 @@ async def test_every_row_measures_something_on_a_cpu(
     # Backends of a GPU say that they are.
     missing = {measure["note"] for measure in run["measures"] if measure["value"] is None}
     assert all("runs on a GPU only" in note for note in missing)
+    # With drafts and without.
+    assert len(measured["host"]) == len(measured["stack"]) == 2
     replayed = {row for row in ROWS if "recorded text" in measured[row][0]["note"]}
     assert replayed == {"speculation", "host", "random", "stack"}
     assert {measure["goal"] for measure in run["measures"]} == {None}

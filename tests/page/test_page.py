@@ -416,6 +416,46 @@ async def test_an_answer_that_fails_midway_is_an_error(visit: Visit, body: str, 
     assert await visit.page.inner_text("#status") == ""
 
 
+@pytest.mark.stand_in
+async def test_an_answer_is_laid_out_far_less_often_than_chunks_come(visit: Visit) -> None:
+    """A layout of all that came so far, for each chunk, would take most of a long answer's time."""
+    events = ['{"choices": [{"text": "word "}]}'] * 3000 + ["[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in events)
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(content_type="text/event-stream", body=body)
+
+    await visit.page.route("**/v1/completions", answer)
+    await visit.page.evaluate(
+        """() => {
+          window.layouts = 0;
+          const { get } = Object.getOwnPropertyDescriptor(Element.prototype, "scrollHeight");
+          Object.defineProperty(Element.prototype, "scrollHeight", {
+            get() {
+              window.layouts += 1;
+              return get.call(this);
+            },
+          });
+        }"""
+    )
+    await run_to_end(visit.page)
+    assert await visit.page.text_content("#on-text") == "word " * 3000
+    assert 0 < await visit.page.evaluate("window.layouts") < 1000
+    # The end of the answer is in view.
+    below = "(side) => side.scrollHeight - side.scrollTop - side.clientHeight"
+    assert await visit.page.eval_on_selector("#on-text", below) <= 4
+
+
+async def test_samples_that_do_not_come_can_be_cancelled(browser: Browser, stack: Stack) -> None:
+    page = await browser.new_page()
+    await page.route("**/page/samples.json", lambda route: None)
+    await page.goto(f"http://{stack.gateway.http_address}/")
+    await page.click("#cancel")
+    await expect(page.locator("#status")).to_have_text("Cancelled.")
+    await wait_until_usable(page)
+    await page.close()
+
+
 async def test_a_key_is_asked_for_and_kept_nowhere(
     browser: Browser, stack: Stack, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ import { ApiError, listModels, streamCompletion } from "./completions.js";
 import { Plots } from "./plots.js";
 import { Side } from "./side.js";
 
-// How often plots and numbers are drawn during a run: drawing takes time from reading.
+// How often answers, plots and numbers are drawn during a run: drawing takes time from reading.
 const DRAW_INTERVAL_MS = 100;
 
 // How long the slower side takes in a slow replay.
@@ -186,8 +186,8 @@ async function showModels(signal) {
   find("model").replaceChildren(...models.map((model) => new Option(model)));
 }
 
-async function showSamples() {
-  const { renames, texts } = await (await fetch("page/samples.json")).json();
+async function showSamples(signal) {
+  const { renames, texts } = await (await fetch("page/samples.json", { signal })).json();
   const groups = {
     "For the bundled model": renames.map(({ title, old, new: name, source }) => [
       title,
@@ -217,6 +217,8 @@ function choose() {
 
 function draw() {
   const { on, off } = sides;
+  on.show();
+  off.show();
   for (const [id, , value] of ROWS) {
     find(`on-${id}`).textContent = value(on.tally) ?? "–";
     find(`off-${id}`).textContent = value(off.tally) ?? "–";
@@ -263,7 +265,7 @@ function begin() {
     document.body.classList.toggle("without-rejected", !event.target.checked);
   });
   perform(async (signal) => {
-    await showSamples();
+    await showSamples(signal);
     await showModels(signal);
   });
 }

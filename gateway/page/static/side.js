@@ -7,6 +7,7 @@ import { Tally } from "./tally.js";
 export class Side {
   #clock;
   #answer;
+  #unshown = []; // nodes
 
   /** `name` begins the ids of its elements. */
   constructor(name) {
@@ -18,20 +19,31 @@ export class Side {
   /** Begins anew. */
   clear() {
     this.tally = new Tally();
+    this.#unshown = [];
     this.#answer.replaceChildren();
     this.#clock.textContent = "–";
   }
 
-  /** Shows a chunk that came `atS` seconds after the request was sent. */
+  /**
+   * Takes a chunk that came `atS` seconds after the request was sent. `show` shows it: to lay out a
+   * long answer for each chunk would take longer than the chunks do.
+   */
   add(chunk, atS) {
     this.tally.add(chunk, atS);
     const report = chunk.speculation;
-    const isFollowed = this.#isScrolledToEnd();
     if (report) {
-      this.#answer.append(...markedText(report));
+      this.#unshown.push(...markedText(report));
     } else {
-      this.#answer.append(chunk.choices[0]?.text ?? "");
+      this.#unshown.push(chunk.choices[0]?.text ?? "");
     }
+  }
+
+  /** Shows what has come, and follows the answer's end if that was in view. */
+  show() {
+    if (!this.#unshown.length) return;
+    const isFollowed = this.#isScrolledToEnd();
+    this.#answer.append(...this.#unshown);
+    this.#unshown = [];
     if (isFollowed) this.#answer.scrollTop = this.#answer.scrollHeight;
   }
 

@@ -70,9 +70,9 @@ export class Tally {
   }
 }
 
-// A step's accepted drafts are followed by one token of its own. A chunk holds several steps where
-// the browser reads slower than the model writes; it does not say whose the rejected drafts were,
-// so each step gets an equal share.
+// A step's accepted drafts are followed by one token of its own. A chunk holds the tokens of several
+// steps where they come faster than the gateway sends, or than the browser reads. It does not say
+// whose the rejected drafts were, so each step gets an equal share.
 function stepsOf(report) {
   const steps = [];
   let accepted = 0;
