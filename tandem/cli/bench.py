@@ -7,7 +7,6 @@ import asyncio
 import collections
 import contextlib
 import importlib.util
-import itertools
 import json
 import os
 import ssl
@@ -42,6 +41,10 @@ EXAMPLES = (
 
 # Variants take turns, so that a machine that becomes slower does so for both.
 _TURNS = 4
+# Requests that were sent so long after their arrival are reported.
+_LATE_S = 0.1
+# The most frequent reasons of failure have a line each.
+_MOST_REASONS = 10
 _DEFAULT_REQUESTS = 64
 _DEFAULT_CONCURRENCY = 8
 _WIDTH = 120
@@ -185,27 +188,49 @@ def command(
     server = _Server(url=url, is_chat=api == "chat", model_id=model_id, timeout_s=timeout)
     try:
         summaries = asyncio.run(_run(plan, connection, server))
-        # Before it is printed: the reader of stdout may be gone.
-        if json_file is not None:
-            json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
-        if plot_file is not None:
-            plot.draw(summaries, plot_file)
-        try:
-            _print(summaries)
-        except BrokenPipeError:
-            drop_output()
     except TandemError as error:
         report("bench", connection.describe(error))
         return 1
     except (OSError, ValueError) as error:
         report("bench", str(error))
         return 1
+    # Before it is printed: the reader of stdout may be gone.
+    are_written = _write(summaries, workload, json_file, plot_file)
+    try:
+        _print(summaries)
+    except BrokenPipeError:
+        drop_output()
+    most_late_s = max(summary.most_late_s for summary in summaries.values())
+    if most_late_s > _LATE_S:
+        report(
+            "bench",
+            f"requests were sent up to {most_late_s:.1f} s after their arrival, which latencies "
+            "include: this process does not keep up with --rate",
+        )
     errors = collections.Counter[str]()
     for summary in summaries.values():
         errors.update(summary.errors())
-    for reason, count in errors.items():
+    for reason, count in errors.most_common(_MOST_REASONS):
         report("bench", f"{count} requests failed: {reason}")
-    return 1 if errors else 0
+    num_others = errors.total() - sum(count for _, count in errors.most_common(_MOST_REASONS))
+    if num_others:
+        report("bench", f"{num_others} requests failed for other reasons")
+    return 1 if errors or not are_written else 0
+
+
+def _write(
+    summaries: Mapping[str, Summary], workload: str, json_file: Path | None, plot_file: Path | None
+) -> bool:
+    """Writes the files; False if one could not be, which is reported."""
+    try:
+        if json_file is not None:
+            json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
+        if plot_file is not None:
+            plot.draw(summaries, plot_file)
+    except (OSError, ValueError) as error:
+        report("bench", str(error))
+        return False
+    return True
 
 
 def _check(
@@ -240,8 +265,12 @@ def _check_url(url: str, target: str | None) -> None:
         raise typer.BadParameter(
             "holds a user or a password (an @); use --token-file", param_hint="--url"
         )
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no address, or no port
+        is_url = False
+    if not is_url:
         raise typer.BadParameter(f"{url!r} is no URL like http://HOST:PORT/v1", param_hint="--url")
 
 
@@ -262,20 +291,29 @@ def _turns(requests: int | None, seconds: float | None, *, num_variants: int) ->
 async def _run(plan: _Plan, connection: ConnectionFlags, server: _Server) -> dict[str, Summary]:
     answers: dict[str, list[Answer]] = {name: [] for name in plan.variants}
     durations_s = dict.fromkeys(plan.variants, 0.0)
-    prompts = {name: itertools.cycle(plan.prompts) for name in plan.variants}
+    num_taken = dict.fromkeys(plan.variants, 0)
+
+    def prompts(name: str) -> Iterator[Prompt]:
+        while True:
+            prompt = plan.prompts[num_taken[name] % len(plan.prompts)]
+            num_taken[name] += 1
+            yield prompt
+
     async with (
         # Also while it waits for the server's first answer.
         progress(_num_requests(plan)) as advance,
         _endpoint(connection, server) as endpoint,
     ):
         for index, amount in enumerate(plan.turns):
-            # The later one finds prompts in the prefix cache: each is so in half of the turns.
+            # The later one finds prompts in the prefix cache: each is so in half of the turns. Both
+            # begin with the same prompt, however many the faster one sent in the last turn.
+            num_taken.update(dict.fromkeys(num_taken, max(num_taken.values())))
             variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
             for name, speculates in variants:
                 started_at_s = time.perf_counter()
                 answers[name] += await run_turn(
                     endpoint,
-                    prompts[name],
+                    prompts(name),
                     amount,
                     concurrency=plan.concurrency,
                     rate_per_s=plan.rate_per_s,
@@ -314,6 +352,11 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
     if connection.tls_cert is not None:
         load_own_certificate(tls, connection.tls_cert, connection.tls_key)
     token = connection.token_of_file()
+    # As many connections as --concurrency or --rate need. The library's own type: which package it
+    # is from depends on the version.
+    no_limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
+        max_connections=None, max_keepalive_connections=None
+    )
     async with openai.AsyncOpenAI(
         base_url=server.url,
         # The client insists on one; a server without keys does not look at it.
@@ -322,6 +365,7 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
         max_retries=0,
         http_client=openai.DefaultAsyncHttpxClient(
             verify=tls,
+            limits=no_limits,
             # The environment's proxy would look for this machine's servers on its own.
             trust_env=not is_loopback_host(urllib.parse.urlsplit(server.url).hostname or ""),
         ),
@@ -379,8 +423,9 @@ def _rows(summaries: list[Summary]) -> Iterator[tuple[str, list[str]]]:
     yield "failed", [str(each.num_failed) for each in summaries]
     yield "seconds", [f"{each.duration_s:.1f}" for each in summaries]
     yield "requests/s", [f"{each.requests_per_s:.2f}" for each in summaries]
-    yield "output tokens", [str(each.output_tokens) for each in summaries]
-    yield "tokens/s", [f"{each.tokens_per_s:.1f}" for each in summaries]
+    # A server that does not tell them has "-".
+    yield "output tokens", [_figure(each.output_tokens or None, "d") for each in summaries]
+    yield "tokens/s", [_figure(each.tokens_per_s or None, ".1f") for each in summaries]
     yield "acceptance rate", [_figure(each.acceptance_rate, ".0%") for each in summaries]
     yield (
         "mean acceptance length",

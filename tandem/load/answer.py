@@ -1,5 +1,6 @@
 """What one request took, and the sums over many."""
 
+import collections
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ class Answer:
     num_accepted_tokens: int = 0
     error: str | None = None
     """Why it failed; None: it did not."""
+    sent_late_s: float = 0.0
+    """How long after its arrival it was sent; part of its latencies."""
 
     def latencies_s(self) -> dict[str, list[float]]:
         """By name: TTFT, gaps between messages (ITL), TPOT and E2E; none of a failed request."""
@@ -32,7 +35,8 @@ class Answer:
         found["TTFT"].append(times[0])
         found["E2E"].append(times[-1])
         found["ITL"] += [later - sooner for sooner, later in itertools.pairwise(times)]
-        if self.output_tokens > 1:
+        # One message that holds the whole answer does not tell how long a token took.
+        if self.output_tokens > 1 and len(times) > 1:
             found["TPOT"].append((times[-1] - times[0]) / (self.output_tokens - 1))
         return found
 
@@ -86,15 +90,21 @@ class Summary:
         }
 
     def errors(self) -> dict[str, int]:
-        """How many requests failed, by reason."""
-        reasons = [answer.error for answer in self.answers if answer.error is not None]
-        return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+        """How many requests failed, by reason; the most frequent first."""
+        counts = collections.Counter(a.error for a in self.answers if a.error is not None)
+        return dict(counts.most_common())
+
+    @property
+    def most_late_s(self) -> float:
+        """How long after its arrival the latest request was sent."""
+        return max((answer.sent_late_s for answer in self.answers), default=0.0)
 
     def to_json(self) -> dict[str, object]:
         return {
             "requests": len(self.answers),
             "failed": self.num_failed,
             "errors": self.errors(),
+            "sent_late_s": self.most_late_s,
             "duration_s": self.duration_s,
             "output_tokens": self.output_tokens,
             "tokens_per_s": self.tokens_per_s,

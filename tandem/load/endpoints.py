@@ -103,12 +103,16 @@ class OpenAiEndpoint:
     async def answer(self, prompt: Prompt, *, speculates: bool, arrived_at_s: float) -> Answer:
         import openai
 
-        answer = Answer()
+        # Until something says that the answer is whole: the library ends a stream that is cut off
+        # like one that is not.
+        answer = Answer(error="the answer broke off")
         try:
             async with asyncio.timeout(self._timeout_s), self._stream(prompt, speculates) as stream:
                 async for chunk in stream:
                     if chunk.choices and self._has_output(chunk.choices[0]):
                         answer.received_at_s.append(time.perf_counter() - arrived_at_s)
+                    if chunk.choices and chunk.choices[0].finish_reason is not None:
+                        answer.error = None
                     if chunk.usage is not None:
                         _read_usage(answer, chunk.usage)
         except TimeoutError:

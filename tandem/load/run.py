@@ -63,7 +63,9 @@ async def run_turn(
         return amount.seconds is not None and now_s - started_at_s >= amount.seconds
 
     async def send(prompt: Prompt, arrived_at_s: float) -> None:
+        late_s = time.perf_counter() - arrived_at_s
         answer = await endpoint.answer(prompt, speculates=speculates, arrived_at_s=arrived_at_s)
+        answer.sent_late_s = late_s
         answers.append(answer)
         on_answer(answer)
 
@@ -83,7 +85,8 @@ async def run_turn(
         for prompt, after_s in zip(
             pending, poisson_arrivals_s(rate_per_s, seed=seed), strict=False
         ):
-            if is_over(started_at_s + after_s):
+            # Also by the clock: this process may be behind the arrivals.
+            if is_over(max(started_at_s + after_s, time.perf_counter())):
                 break
             await asyncio.sleep(started_at_s + after_s - time.perf_counter())
             if len(in_flight) >= MAX_IN_FLIGHT:

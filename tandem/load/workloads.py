@@ -10,6 +10,7 @@ FILE      JSON lines: {"prompt": TEXT or [TOKEN IDS], "max_new_tokens": N, "temp
 import json
 import random
 import string
+import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def _read_file(path: Path, max_new_tokens: int) -> list[Prompt]:
 def _parse(line: str, max_new_tokens: int, *, where: str) -> Prompt:
     try:
         entry: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{where}: is no JSON: {error}") from error
     prompt: Any = entry.get("prompt") if isinstance(entry, dict) else None
     is_ids = isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt)
@@ -124,6 +125,6 @@ def _parse(line: str, max_new_tokens: int, *, where: str) -> Prompt:
     temperature = entry.get("temperature", 0.0)
     if type(limit) is not int or limit < 1:
         raise WorkloadError(f"{where}: max_new_tokens: {limit!r} is no positive number")
-    if type(temperature) not in (int, float):
-        raise WorkloadError(f"{where}: temperature: {temperature!r} is no number")
+    if type(temperature) not in (int, float) or abs(temperature) > sys.float_info.max:
+        raise WorkloadError(f"{where}: temperature: {temperature!r:.40} is no number, or too large")
     return Prompt(prompt=prompt, max_new_tokens=limit, temperature=float(temperature))

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
-from tandem.cli import main
+from tandem.cli import bench, main
 from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
 from tandem.load.run import Amount, poisson_arrivals_s, run_turn
@@ -38,6 +39,9 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
         (["--api", "responses", "--url", "http://127.0.0.1:1/v1"], "--api"),
         (["--url", "127.0.0.1:8000"], "--url"),
         (["--url", "http:///v1"], "--url"),
+        (["--url", "http://[::1/v1"], "--url"),
+        (["--url", "http://127.0.0.1:99999/v1"], "--url"),
+        (["--url", "http://127.0.0.1:x/v1"], "--url"),
         (["--url", "http://127.0.0.1:1/v1", "--target", "127.0.0.1:1"], "--url"),
         (["--url", "http://me:secret@127.0.0.1:1/v1"], "--url"),
         (["--url", "http://:secret@127.0.0.1:1/v1"], "--url"),
@@ -139,6 +143,8 @@ def test_a_line_of_a_file_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
         '{"prompt": "a", "max_new_tokens": 0}',
         '{"prompt": "a", "max_new_tokens": true}',
         '{"prompt": "a", "temperature": "warm"}',
+        '{"prompt": "a", "temperature": 1' + 400 * "0" + "}",
+        "[" * 100_000,
     ],
 )
 def test_a_wrong_line_of_a_file_is_refused(line: str, tmp_path: Path) -> None:
@@ -179,6 +185,51 @@ async def test_turns_go_on_where_the_last_one_ended(rate_per_s: float | None) ->
     assert endpoint.prompts == ["a", "b", "c", "a"]
 
 
+@pytest.mark.stand_in
+async def test_arrivals_end_with_the_time_however_far_behind_they_are() -> None:
+    """Those that the time leaves unsent are not sent later."""
+    prompts = itertools.repeat(Prompt(prompt="a", max_new_tokens=1))
+    rate_per_s, seconds = 1e6, 0.1
+    answers = await run_turn(
+        CountingEndpoint(), prompts, Amount(seconds=seconds), concurrency=1, rate_per_s=rate_per_s
+    )
+    assert 0 < len(answers) < rate_per_s * seconds / 2
+    assert max(answer.sent_late_s for answer in answers) > seconds / 4
+
+
+@pytest.mark.stand_in
+async def test_variants_begin_each_turn_with_the_same_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the faster one, which sends more, does not fill the prefix cache for the other alone."""
+    firsts: dict[bool, list[str]] = {True: [], False: []}
+
+    async def turn(
+        endpoint: object, prompts: Iterator[Prompt], *_: object, speculates: bool, **__: object
+    ) -> list[Answer]:
+        texts = [str(next(prompts).prompt) for _ in range(5 if speculates else 2)]
+        firsts[speculates].append(texts[0])
+        return [Answer() for _ in texts]
+
+    @contextlib.asynccontextmanager
+    async def no_server(*_: object) -> AsyncIterator[object]:
+        yield None
+
+    monkeypatch.setattr(bench, "run_turn", turn)
+    monkeypatch.setattr(bench, "_endpoint", no_server)
+    unused: Any = None
+    plan = bench._Plan(
+        prompts=[Prompt(prompt=str(number), max_new_tokens=1) for number in range(100)],
+        variants={"on": True, "off": False},
+        turns=[Amount(seconds=1.0)] * 3,
+        concurrency=1,
+        rate_per_s=None,
+        seed=0,
+    )
+    await bench._run(plan, unused, unused)
+    assert firsts[True] == firsts[False] == ["0", "5", "10"]
+
+
 @contextlib.contextmanager
 def serving(
     usage: object,
@@ -186,6 +237,7 @@ def serving(
     host: str = "127.0.0.1",
     output: str = "content",
     keys: list[str | None] | None = None,
+    is_whole: bool = True,
 ) -> Iterator[str]:
     """The base URL of a server whose streams have one chunk with output, and this usage.
 
@@ -194,7 +246,12 @@ def serving(
         host: of the URL; the server is on 127.0.0.1.
         output: the field that a chat's output is in.
         keys: gets the header Authorization of each call.
+        is_whole: False: streams end after their output, without a reason.
     """
+    ends: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"text": ""},
+        "/v1/chat/completions": {"delta": {}},
+    }
     kinds: dict[str, list[dict[str, Any]]] = {
         "/v1/completions": [{"text": "a"}],
         "/v1/chat/completions": [
@@ -216,11 +273,13 @@ def serving(
             if bodies is not None:
                 bodies.append((self.path, body))
             # A client sends a proxy the whole URL.
-            choices = kinds[urllib.parse.urlsplit(self.path).path]
+            path = urllib.parse.urlsplit(self.path).path
+            choices = kinds[path] + [{**ends[path], "finish_reason": "stop"}] * is_whole
             chunks: list[object] = [{"choices": [{"index": 0, **each}]} for each in choices]
-            chunks.append({"choices": [], "usage": usage})
+            if is_whole:
+                chunks.append({"choices": [], "usage": usage})
             text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
-            self._answer("text/event-stream", f"{text}data: [DONE]\n\n")
+            self._answer("text/event-stream", text + "data: [DONE]\n\n" * is_whole)
 
         def _answer(self, content_type: str, content: str) -> None:
             self.send_response(200)
@@ -252,6 +311,22 @@ def test_another_server_gets_no_token_but_that_of_the_flag(
         with serving({"completion_tokens": 1}, keys=keys) as url:
             assert main(["bench", "--url", url, "--requests", "1", *flags]) == 0
     assert keys == ["Bearer none"] * 2 + ["Bearer its own"] * 2
+
+
+@pytest.mark.stand_in
+def test_a_stream_that_breaks_off_is_a_failed_request(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"completion_tokens": 1}, is_whole=False) as url:
+        assert main(["bench", "--url", url, "--requests", "2"]) == 1
+    assert "2 requests failed: the answer broke off" in capsys.readouterr().err
+
+
+@pytest.mark.stand_in
+def test_a_file_that_cannot_be_written_costs_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"completion_tokens": 1}) as url:
+        assert main(["bench", "--url", url, "--requests", "2", "--json", "/dev/full"]) == 1
+    printed = capsys.readouterr()
+    assert "No space left" in printed.err
+    assert "requests/s" in printed.out
 
 
 @pytest.mark.stand_in
@@ -411,6 +486,28 @@ def test_a_summary_adds_up_what_did_not_fail() -> None:
     assert (found.acceptance_rate, found.mean_acceptance_length) == (0.5, 2.0)
     assert found.errors() == {"UNAVAILABLE: gone": 1}
     assert found.percentiles_ms()["TTFT"]["p50"] == pytest.approx(200.0)
+
+
+def test_an_answer_in_one_message_does_not_tell_how_long_a_token_took() -> None:
+    assert Answer(received_at_s=[0.3], output_tokens=7).latencies_s()["TPOT"] == []
+
+
+@pytest.mark.stand_in
+def test_a_client_of_a_url_has_as_many_connections_as_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[Any] = []
+    make_client = openai.DefaultAsyncHttpxClient
+
+    def watch(**options: Any) -> Any:
+        limits.append(options["limits"])
+        return make_client(**options)
+
+    monkeypatch.setattr(openai, "DefaultAsyncHttpxClient", watch)
+    with serving({}) as url:
+        assert main(["bench", "--url", url, "--requests", "1"]) == 0
+    [limit] = limits
+    assert limit.max_connections is None
 
 
 def test_a_plot_is_drawn_or_the_missing_package_is_named(
