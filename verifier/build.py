@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import get_logger
-from verifier.batch.target_model import HasRowTile, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
 from verifier.drafters.drafters import Drafters
 from verifier.drafters.messages import DrafterMessage, Link
@@ -145,7 +145,7 @@ def build_engine(
         depth_policy=DepthPolicy(
             max_rows=config.max_num_batched_tokens,
             max_depth=config.max_num_speculative_tokens,
-            row_tile=loaded.model.row_tile if isinstance(loaded.model, HasRowTile) else 8,
+            row_tile=loaded.model.row_tile,
         )
         if config.speculation_depth == "learned"
         else None,

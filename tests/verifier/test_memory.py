@@ -256,6 +256,7 @@ class StandInModel:
 
     vocab_size = 10
     kv_is_finite: BoolArray | None = None
+    hidden_states: FloatArray | None = None
 
     def __init__(self, gpu: StandInGpu) -> None:
         self._gpu = gpu

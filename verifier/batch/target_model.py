@@ -5,7 +5,7 @@ does what needs no result. `host_step.py` is the step of a model whose logits co
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,12 @@ class TargetModel(Protocol):
     """Runs steps, one at a time; owns its K/V cache. Called by the engine thread only."""
 
     vocab_size: int
+    # The most rows of one tile, if its kernels compute rows in tiles: so the rest of a tile is
+    # cheap.
+    row_tile: int
+    # Whether a step is computed from its launch on, beside the caller; False: when it is waited
+    # for.
+    computes_at_launch: bool
 
     def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
         """Begins a step, which writes K/V of all scheduled tokens, drafts included. Asks no grammar
@@ -74,19 +80,3 @@ class TargetModel(Protocol):
         Must not change the layout, and may read it until the step's result is there.
         """
         ...
-
-
-@runtime_checkable
-class HasRowTile(Protocol):
-    """A target model whose kernels compute rows in tiles: so the rest of a tile is cheap."""
-
-    # The most rows of one.
-    row_tile: int
-
-
-@runtime_checkable
-class ComputesAtLaunch(Protocol):
-    """A target model that may compute beside its caller."""
-
-    # Whether a step is computed from its launch on; False: when it is waited for.
-    computes_at_launch: bool

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.target_model import ComputesAtLaunch, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_wait import DraftWaitEstimates, WaitOutcome
 from verifier.engine.commit import Committer
@@ -118,7 +118,6 @@ class Engine:
             hint_counts=scheduler.counts.hints,
             faults=self._faults,
         )
-        self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
         # Of the last step, until its events are handed out, and until it is learned from.
@@ -144,7 +143,7 @@ class Engine:
         self._learn()
         self._flush()
         self._drafters.flush()
-        if self._computes_at_launch:
+        if self._model.computes_at_launch:
             # Beside the device. On a host nothing would run beside them, and few are needed.
             ranged("masks", batch.compute_masks)
         self._inbox.computing_since_s = time.monotonic()

@@ -84,7 +84,7 @@ class GpuDecoder(DeviceModel):
     """The decoder of all families that `verifier.cpu.loading` describes.
 
     Attributes:
-        row_tile: as in `HasRowTile`: what steps are padded to, mostly.
+        row_tile: as in `TargetModel`: what steps are padded to, mostly.
         sampler: of the next launches; None: logits come to the host, and are sampled there.
     """
 

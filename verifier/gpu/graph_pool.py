@@ -31,7 +31,7 @@ import torch
 
 from servicekit.logs import get_logger
 
-# What a model with these buckets states as `HasRowTile`, so that drafts fill them.
+# What a model with these buckets states as its `row_tile`, so that drafts fill them.
 ROW_TILE = 8
 # By 8 to 64, by 32 to 512, by 64 to 2,048. Fewer than 8 tokens are no faster: products with a
 # single row were slower on an H200.
