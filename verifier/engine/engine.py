@@ -51,7 +51,7 @@ from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
-from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.scheduler import DepthPolicyError, ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import ScoringMethod, Sequence
 
 # The most that a queue can wait for depends on the platform.
@@ -234,7 +234,16 @@ class Engine:
         self._isolating_faults(self._table.admit)
 
     def _schedule(self) -> list[ScheduledSequence]:
+        try:
+            return self._isolating_faults(self._scheduler.schedule)
+        except DepthPolicyError as error:
+            self._drop_depth_policy(error)
         return self._isolating_faults(self._scheduler.schedule)
+
+    def _drop_depth_policy(self, error: Exception) -> None:
+        """Exactness does not depend on it: steps verify as many drafts as they have room for."""
+        self._faults.record(Fault.SCHEDULE, error)
+        self._scheduler.depth_policy = None
 
     def _isolating_faults(self, schedule: Callable[[], Result]) -> Result:
         """Calls the scheduler, until no sequence is left that makes it raise."""
@@ -323,9 +332,7 @@ class Engine:
             try:
                 record.speculation = learn_from_step(policy, record)
             except Exception as error:
-                # Exactness does not depend on it: steps go on without what it learned.
-                self._faults.record(Fault.SCHEDULE, error)
-                self._scheduler.depth_policy = None
+                self._drop_depth_policy(error)
         self._observer.stepped(record)
 
     def _flush(self) -> None:

@@ -23,7 +23,6 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from servicekit.logs import get_logger
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.speculation_policy import num_drafts_to_verify
@@ -31,8 +30,6 @@ from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
-
-logger = get_logger(__name__)
 
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
@@ -44,6 +41,10 @@ _DIGESTS_AT_ONCE = 64
 # While the first waiting sequence has no room, the cache is asked for its prefix only so often:
 # that of a long prompt takes a millisecond, at each step. Others may have computed some of it.
 _CALLS_PER_LOOK_UP = 16
+
+
+class DepthPolicyError(Exception):
+    """The depth policy raised the cause of this."""
 
 
 class ScheduledSequence(NamedTuple):
@@ -178,7 +179,11 @@ class Scheduler:
         return opened
 
     def schedule(self) -> list[ScheduledSequence]:
-        """Forms a step: decodes with their drafts first, then prefill chunks."""
+        """Forms a step: decodes with their drafts first, then prefill chunks.
+
+        Raises:
+            DepthPolicyError: nothing is scheduled.
+        """
         decoding, prefilling, num_spare_blocks = self._make_room()
         budget = self.max_num_batched_tokens - len(decoding)
         # Prompts get at least half of the budget that drafts could use.
@@ -422,12 +427,8 @@ class Scheduler:
                     budget=budget,
                     draft_budget=draft_budget,
                 )
-            except Exception:
-                # Exactness does not depend on it: steps verify what they have room for.
-                logger.exception("depth_policy_failed")
-                self.depth_policy = None
-                for draft in drafts:
-                    draft.depth = draft.candidate = None
+            except Exception as error:
+                raise DepthPolicyError from error
         return drafts
 
     def _draft_of(
