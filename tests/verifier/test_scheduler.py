@@ -162,14 +162,25 @@ def test_a_hint_gets_more_drafts_after_its_first_ones_were_right() -> None:
     assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
 
 
-def test_drafts_get_the_budget_that_decodes_leave() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
-    sequences = decoding(scheduler, 4, num_output_tokens=30)
-    for sequence in sequences:
-        give_hint(sequence, 4)
+@pytest.mark.parametrize(
+    ("budget", "num_hinted", "expected"),
+    [
+        (10, [31], [10]),
+        (6, [4, 4, 4, 4], [2, 2, 1, 1]),
+        (12, [1, 31, 31], [1, 6, 5]),
+        (0, [31, 31], [0, 0]),
+    ],
+)
+def test_sequences_share_the_budget_that_decodes_leave(
+    budget: int, num_hinted: list[int], expected: list[int]
+) -> None:
+    count = len(num_hinted)
+    scheduler = make_scheduler(max_num_batched_tokens=count + budget, max_num_seqs=count)
+    sequences = decoding(scheduler, count, num_output_tokens=60, num_speculative_tokens=31)
+    for sequence, num_tokens in zip(sequences, num_hinted, strict=True):
+        give_hint(sequence, num_tokens)
     scheduled = scheduler.schedule()
-    assert [len(item.draft_token_ids) for item in scheduled] == [2, 2, 1, 1]
-    assert num_tokens(scheduled) == 10
+    assert [len(item.draft_token_ids) for item in scheduled] == expected
 
 
 def test_a_sequence_without_drafts_leaves_its_share_to_others() -> None:

@@ -27,7 +27,8 @@ def num_wanted_draft_tokens(*, num_speculative_tokens: int, remaining: int) -> i
     Enough for several steps, so that after a fully accepted step the next drafts are already here.
 
     Args:
-        num_speculative_tokens, remaining: as in `speculation_policy.num_drafts_to_verify`.
+        num_speculative_tokens: the sequence's limit per step.
+        remaining: output tokens still allowed; a draft needs room for itself and one more.
     """
     return max(0, min(num_speculative_tokens * STEPS_AHEAD, remaining - 1))
 

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.speculation_policy import num_drafts_to_verify
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
@@ -442,13 +441,10 @@ class Scheduler:
         """The part of its drafts, at least one, that a sequence verifies, now that the room is
         known.
         """
-        limit = min(len(draft.token_ids), room)
-        num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=limit if draft.depth is None else min(limit, draft.depth),
-            remaining=sequence.remaining,
-            budget=budget,
-            num_sharing=num_sharing,
-        )
+        # Rounded up: later sequences share what this one leaves.
+        num_drafts = min(len(draft.token_ids), room, -(-budget // num_sharing))
+        if draft.depth is not None:
+            num_drafts = min(num_drafts, draft.depth)
         if sequence.grammar is not None:
             num_drafts = sequence.grammar.num_verifiable(draft.token_ids[:num_drafts])
         if num_drafts and not draft.is_forced:
