@@ -154,7 +154,7 @@ def test_a_score_call_that_makes_the_engine_raise_fails_as_our_fault(
 ) -> None:
     running = start_engine()
     bystander = Bystander(running)
-    monkeypatch.setattr("verifier.engine.step_batch._scored", lambda *_: 1 / 0)
+    monkeypatch.setattr("verifier.engine.scores._scored", lambda *_: 1 / 0)
     options = ScoreOptions(
         scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0), sampling=Sampling()
     )

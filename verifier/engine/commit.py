@@ -1,10 +1,13 @@
-"""Moves every sequence of a step forward by the verdict on it, and queues its events."""
+"""Moves every sequence of a step forward by the step's result, and queues its events."""
 
 import time
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
+import numpy as np
+
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import HintOutcome, Source
 from verifier.drafts.hint_log import HintLog
@@ -12,12 +15,12 @@ from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wante
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
 from verifier.engine.observation import Fault
+from verifier.engine.scores import ScoreEmitter
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.engine.step_trace import trace_of
-from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
+from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import Verdict
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
 
@@ -62,14 +65,21 @@ class Committer:
         self._drafters = drafters
         self._hint_counts = hint_counts
         self._faults = faults
+        self._scores = ScoreEmitter(table, faults)
         self._probe_pace = ProbePace()
         # When the current step was decided.
         self._now_s = 0.0
 
-    def commit(self, batch: StepBatch, layout: BatchLayout, verdict: Verdict, step_id: int) -> None:
-        """Moves the sequences forward, and queues their events. Before that it sends the drafters
+    def commit(
+        self, batch: StepBatch, layout: BatchLayout, result: StepResult, step_id: int
+    ) -> None:
+        """Moves the sequences forward, and queues their events. Before these it sends the drafters
         their tokens, if the next step may wait for what they propose, and gain by it.
         """
+        self._reject_failed(batch, layout, result)
+        # Before what the step decided, which may end a sequence.
+        self._scores.emit(batch, layout, result)
+        verdict = result.verdict
         self._now_s = time.monotonic()
         self._probe_pace.begin_step(self._now_s)
         lists = _Verdict(
@@ -93,6 +103,22 @@ class Committer:
                 self._emit(decision, layout, step_id)
             except Exception as error:
                 self._faults.fail(decision.item.sequence, Fault.COMMIT, error)
+
+    def _reject_failed(self, batch: StepBatch, layout: BatchLayout, result: StepResult) -> None:
+        """Rejects sequences that have a token, drafts aside, whose K/V is not finite. They are not
+        moved forward, so nothing computed for them in this step enters the prefix cache. Then those
+        that could not be verified.
+        """
+        if result.kv_is_finite is not None:
+            failed = np.flatnonzero(~result.kv_is_finite)
+            entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
+            first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
+            for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
+                self._table.reject(batch.scheduled[entry].sequence, ModelOutputError(NOT_FINITE_KV))
+        for index, error in {**result.failures, **batch.failures}.items():
+            sequence = batch.sampled[index].sequence
+            if sequence.is_running:
+                self._faults.fail(sequence, Fault.VERIFY, error)
 
     def _advance(self, entry: int, item: ScheduledSequence, verdict: _Verdict) -> _Decision:
         """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.

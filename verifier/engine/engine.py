@@ -134,7 +134,7 @@ class Engine:
         if not scheduled:
             return False
         self._step_id += 1
-        batch, fail = StepBatch(scheduled, self._options.verification), self._faults.fail
+        batch = StepBatch(scheduled, self._options.verification)
         layout = ranged("lay_out", self._lay_out, batch)
         sampling = batch.sampling(self._options.acceptance_rule)
         clock.end("schedule")
@@ -151,16 +151,13 @@ class Engine:
         clock.end("forward")
         result = ranged("verify", handle.result)
         clock.end("verify")
-        batch.reject_failed(self._table, layout, result, fail)
-        batch.emit_scores(self._table, layout, result, fail)
-        verdict = result.verdict
-        ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
+        ranged("commit", self._committer.commit, batch, layout, result, self._step_id)
         stats = ranged("publish", self._publish, batch, layout, clock.total_s, draft_wait_s)
         clock.end("commit")
         self._unlearned = StepRecord(
             scheduled=batch.scheduled,
             layout=layout,
-            verdict=verdict,
+            verdict=result.verdict,
             stats=stats,
             phase_durations_s=clock.durations_s,
         )

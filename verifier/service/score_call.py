@@ -1,7 +1,7 @@
 """One Score call: the target model's scores of given drafts, without sampling.
 
 A call opens its sequences on a session of its own. The engine computes them like prompts, in chunks
-under the common token budget, and emits the scores of the requested rows (`step_batch.py`). No
+under the common token budget, and emits the scores of the requested rows (`scores.py`). No
 drafter is needed. Closing the call ends its open sequences.
 """
 
