@@ -68,7 +68,7 @@ class ScheduledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Index arrays of one step, all int64."""
+    """One step as index arrays, all int64."""
 
     input_token_ids: IntArray  # [T]
     positions: IntArray  # [T]
@@ -87,7 +87,7 @@ class BatchLayout:
     num_expanded_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
     scored_only_indices: IntArray  # hidden rows, the last of logits_indices, that are only scored
-    hidden_state_indices: IntArray  # [S] if hidden states are requested; else []
+    wants_hidden_states: bool  # whether hidden states of the scored rows are requested
 
     @property
     def num_tokens(self) -> int:
@@ -174,7 +174,7 @@ def lay_out(
         num_expanded_tokens=num_expanded_tokens,
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
-        hidden_state_indices=scored if wants_hidden_states else scored[:0],
+        wants_hidden_states=wants_hidden_states,
     )
 
 

@@ -27,8 +27,8 @@ class ComputesLogits(Protocol):
     # Whether the K/V of each token of the last layout was finite, [T]. None: the model does not
     # check.
     kv_is_finite: BoolArray | None
-    # [S, hidden size], what the logits of the last layout's `hidden_state_indices` were computed
-    # from. None: it had no such indices, or the model does not give hidden states.
+    # [S, hidden size], what the logits of the last layout's scored rows were computed from. None:
+    # the layout did not want them, or the model does not give hidden states.
     hidden_states: FloatArray | None
 
     def forward(self, layout: BatchLayout) -> FloatArray:

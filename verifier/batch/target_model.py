@@ -39,8 +39,8 @@ class StepResult(NamedTuple):
     kv_is_finite: BoolArray | None
     # Logits [n, vocab_size] of n of the R rows, by their indices.
     logits_of: Callable[[IntArray], FloatArray]
-    # [S, hidden size], what the logits of the layout's `hidden_state_indices` were computed from.
-    # None: it has no such indices, or the model does not give hidden states.
+    # [S, hidden size], what the logits of the layout's scored rows were computed from. None: the
+    # layout does not want them, or the model does not give hidden states.
     hidden_states: FloatArray | None
 
 

@@ -110,7 +110,7 @@ class CpuDecoder(SampledOnHost):
         del arrays
         self.kv_is_finite = is_finite
         self.hidden_states = None
-        if len(layout.hidden_state_indices):
+        if layout.wants_hidden_states:
             rows = self._last_hidden[layout.scored_logits_indices]
             self.hidden_states = rows[:, : self._weights.hidden_size]
         # Copied only where the vocabulary is no multiple of 16: the sampler's kernels are compiled

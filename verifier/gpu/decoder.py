@@ -178,7 +178,7 @@ class GpuDecoder(DeviceModel):
         with torch.inference_mode(), current_device(self._weights.device):
             rows, is_bad, _ = self._hidden(layout)
             self.hidden_states = None
-            if len(layout.hidden_state_indices):
+            if layout.wants_hidden_states:
                 scored = to_device(layout.scored_logits_indices, self._weights.device)
                 self.hidden_states = as_floats(rows[scored])
             return self._logits(rows), is_bad == 0
