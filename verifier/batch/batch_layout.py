@@ -61,10 +61,6 @@ class ScheduledTokens(NamedTuple):
     # How many of its last tokens attend one by one; see `batch_expansion.py`.
     num_expanded_tokens: int = 0
 
-    @property
-    def num_scheduled_tokens(self) -> int:
-        return len(self.token_ids) + len(self.draft_token_ids)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:

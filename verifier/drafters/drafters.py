@@ -132,7 +132,7 @@ class Drafters:
 
     def move(self, sequence: Sequence, drafted_by: DraftedBy) -> None:
         """The sequence gets its drafts from this drafter from now on, and from no other."""
-        self._leave(sequence)
+        self.close(sequence)
         drafter = self._find(drafted_by.address) if drafted_by.address else None
         if drafter is None:
             return
@@ -158,11 +158,13 @@ class Drafters:
         if by_itself and drafted_by.has_pool and drafted_by.keep is Keep.UNSPECIFIED:
             self._hold(fed.feed, sequence)
         else:
-            self._leave(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
+            self.close(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
 
-    def close(self, sequence: Sequence, keep: Keep, length: int) -> None:
-        """The sequence is closed, and its pool keeps this part of its text."""
-        self._leave(sequence, keep, length)
+    def close(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
+        """The sequence leaves its drafter, if it has one; its pool keeps this part of its text."""
+        if (fed := _fed(sequence)) is not None:
+            self._remove(fed.feed, sequence, keep, length)
+            sequence.drafter = None
 
     def decide(
         self, session_id: int, sequence_id: str, keep: Keep = Keep.NOTHING, length: int = 0
@@ -190,11 +192,6 @@ class Drafters:
         """No Close is awaited any more, and nothing is kept."""
         for held in those:
             self.decide(held.sequence.session_id, held.sequence.sequence_id)
-
-    def _leave(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
-        if (fed := _fed(sequence)) is not None:
-            self._remove(fed.feed, sequence, keep, length)
-            sequence.drafter = None
 
     def _remove(self, feed: DraftFeed, sequence: Sequence, keep: Keep, length: int) -> None:
         """The drafter is done with a sequence; without room to wait, its text is not kept."""

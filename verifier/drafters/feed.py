@@ -253,11 +253,6 @@ class DraftFeed:
         return len(self._in_flight[0].requested) if self._in_flight else 0
 
     @property
-    def num_unanswered(self) -> int:
-        """Batches in flight."""
-        return len(self._in_flight)
-
-    @property
     def num_waiting(self) -> int:
         """Sequences that are over, and whose text is still to be sent."""
         return len(self._waiting)
@@ -396,14 +391,15 @@ class DraftFeed:
     def on_proposals(self, batch_id: int, proposals: SequenceOf[Proposal]) -> BatchResult:
         """Handles the answer to the oldest batch in flight.
 
+        Args:
+            proposals: `num_expected` of them.
+
         Raises:
             DrafterProtocolError: it is not that batch's answer.
         """
         if not self._in_flight or self._in_flight[0].batch_id != batch_id:
             raise DrafterProtocolError(f"batch {batch_id} was answered out of turn")
         batch = self._in_flight.popleft()
-        if len(proposals) != len(batch.requested):
-            raise DrafterProtocolError(f"{len(proposals)} answers to {len(batch.requested)} deltas")
         result = BatchResult([], [], [], batch.sent_s if batch.is_live else None)
         for (history, length, num_wanted), proposal in zip(batch.requested, proposals, strict=True):
             sequence = history.sequence

@@ -139,6 +139,19 @@ class Decided(NamedTuple):
     source: Source = Source.UNSPECIFIED
 
 
+def cancelled(sequence_id: str, base_length: int) -> Decided:
+    """The end of a sequence that was closed."""
+    return Decided(
+        sequence_id=sequence_id,
+        base_length=base_length,
+        token_ids=[],
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_wanted_draft_tokens=0,
+        finish_reason=FinishReason.CANCELLED,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraced:
     """A step's trace; precedes the step's Decided, if there is one."""

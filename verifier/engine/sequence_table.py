@@ -24,6 +24,7 @@ from verifier.engine.messages import (
     Rejected,
     StepStats,
     Update,
+    cancelled,
     is_terminal,
 )
 from verifier.errors import InvalidRequestError, OverloadedError
@@ -153,7 +154,7 @@ class SequenceTable:
             )
             return
         self._drafters.close(sequence, command.keep, command.keep_length)
-        self.emit(sequence, _cancelled(sequence))
+        self.emit(sequence, cancelled(sequence.sequence_id, len(sequence.token_ids)))
 
     def forget(self, command: Forget) -> None:
         """Ends a sequence and drops its queued events."""
@@ -251,15 +252,3 @@ class SequenceTable:
 
 def _discard(events: list[Event], step: StepStats | None) -> None:
     """The sink of a session that is to be ended."""
-
-
-def _cancelled(sequence: Sequence) -> Decided:
-    return Decided(
-        sequence_id=sequence.sequence_id,
-        base_length=len(sequence.token_ids),
-        token_ids=[],
-        num_draft_tokens=0,
-        num_accepted_tokens=0,
-        num_wanted_draft_tokens=0,
-        finish_reason=FinishReason.CANCELLED,
-    )

@@ -16,7 +16,6 @@ from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import (
     Close,
-    Decided,
     DetachSession,
     Event,
     Forget,
@@ -25,6 +24,7 @@ from verifier.engine.messages import (
     Rejected,
     StepStats,
     Update,
+    cancelled,
 )
 from verifier.errors import (
     DrainingError,
@@ -34,7 +34,7 @@ from verifier.errors import (
     SessionError,
     UnsupportedFieldError,
 )
-from verifier.scheduling.sequence import FinishReason, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 from verifier.service.named_drafters import NamedDrafters
@@ -375,16 +375,8 @@ class Session:
         if uncompiled is None:
             return
         uncompiled.grammar.cancel()
-        cancelled = Decided(
-            sequence_id=command.sequence_id,
-            base_length=len(uncompiled.sequence.token_ids),
-            token_ids=[],
-            num_draft_tokens=0,
-            num_accepted_tokens=0,
-            num_wanted_draft_tokens=0,
-            finish_reason=FinishReason.CANCELLED,
-        )
-        self._deliver([cancelled], None)
+        base_length = len(uncompiled.sequence.token_ids)
+        self._deliver([cancelled(command.sequence_id, base_length)], None)
 
     def _on_compiled(self, uncompiled: "_Uncompiled") -> None:
         sequence, compiled = uncompiled.sequence, uncompiled.grammar

@@ -166,8 +166,6 @@ _DRAFTER_STATES = {
     DrafterState.IDLE: verifier_pb2.DrafterStatus.STATE_IDLE,
 }
 
-# Fields of Open that must be empty.
-_UNSUPPORTED_OPEN = ("adapter_id",)
 _STRUCTURED = "sampling.structured_output"
 
 
@@ -184,9 +182,8 @@ def open_sequence(
     """
     if not message.sequence_id:
         raise InvalidRequestError("must not be empty", field="sequence_id")
-    for field in _UNSUPPORTED_OPEN:
-        if getattr(message, field):
-            raise UnsupportedFieldError(f"{field} is not supported", field=field)
+    if message.adapter_id:
+        raise UnsupportedFieldError("adapter_id is not supported", field="adapter_id")
     if message.trace_parent and not is_trace_parent(message.trace_parent):
         raise InvalidRequestError("it is no W3C trace parent", field="trace_parent")
     if message.trace and not served.allow_trace:

@@ -53,6 +53,11 @@ def feed_of(*sequences: Sequence, **law: Any) -> DraftFeed:
     return feed
 
 
+def num_unanswered(feed: DraftFeed) -> int:
+    """Batches in flight."""
+    return len(feed._in_flight)
+
+
 def step(feed: DraftFeed, sequence: Sequence, *token_ids: int, wanted: int = 24) -> None:
     """A step decided these tokens, and wants drafts from now on."""
     sequence.token_ids += token_ids

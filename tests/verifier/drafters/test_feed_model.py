@@ -14,6 +14,7 @@ from tests.verifier.drafters.feeding import (
     drafted_by,
     fed_sequence,
     next_batch,
+    num_unanswered,
 )
 from tests.volume import examples
 from verifier.drafters import wire
@@ -193,7 +194,7 @@ class FeedMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_are_in_order(self) -> None:
         check_invariants(self.feed)
-        assert self.feed.num_unanswered == len(self.in_flight)
+        assert num_unanswered(self.feed) == len(self.in_flight)
         assert {s.sequence_id for s in self.feed.sequences} == set(self.live)
 
     @invariant()
