@@ -130,7 +130,7 @@ def build_engine(
     drafters = Drafters(
         open_link=open_drafter,
         vocab_size=served.vocab_size,
-        idle_timeout_s=config.drafter_idle_timeout_s,
+        unused_timeout_s=config.drafter_idle_timeout_s,
         count_fault=observer.drafter_failed,
     )
     scheduler = Scheduler(
@@ -158,7 +158,7 @@ def build_engine(
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
-            idle_timeout_s=config.draft_idle_timeout_s,
+            draft_timeout_s=config.draft_idle_timeout_s,
             acceptance_rule=AcceptanceRule(config.acceptance_rule),
             verification=ScoringMethod(config.verification),
         ),

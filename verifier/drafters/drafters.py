@@ -102,7 +102,7 @@ class Drafters:
         *,
         open_link: Callable[[str], Link],
         vocab_size: int,
-        idle_timeout_s: float,
+        unused_timeout_s: float,
         count_fault: Callable[[DrafterFault], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,12 +111,12 @@ class Drafters:
         Args:
             open_link: begins to connect to an address; returns at once.
             vocab_size: drafts hold smaller token ids only.
-            idle_timeout_s: a drafter that no sequence needs for so long is let go.
+            unused_timeout_s: a drafter that no sequence needs for so long is let go.
         """
         self.state_changed: Callable[[FedDrafter], None] = lambda drafter: None
         self._open_link = open_link
         self._vocab_size = vocab_size
-        self._idle_timeout_s = idle_timeout_s
+        self._unused_timeout_s = unused_timeout_s
         self._count_fault = count_fault
         self._clock = clock
         self._by_address: dict[str, FedDrafter] = {}
@@ -166,10 +166,10 @@ class Drafters:
             self._remove(fed.feed, sequence, keep, length)
             sequence.drafter = None
 
-    def decide(
+    def close_ended(
         self, session_id: int, sequence_id: str, keep: Keep = Keep.NOTHING, length: int = 0
     ) -> None:
-        """The Close of a sequence that is over; unknown ones are ignored."""
+        """Handles the Close of a sequence that is over; unknown ones are ignored."""
         held = self._held.pop(session_id, sequence_id)
         if held is not None:
             self._remove(held.feed, held.sequence, keep, length)
@@ -181,7 +181,7 @@ class Drafters:
     def _hold(self, feed: DraftFeed, sequence: Sequence) -> None:
         """Awaits the Close of a sequence that is over; gives up others if too many are."""
         # The last sequence with this id: its Close cannot come any more.
-        self.decide(sequence.session_id, sequence.sequence_id)
+        self.close_ended(sequence.session_id, sequence.sequence_id)
         while (excess := self._held.excess(sequence.session_id)) is not None:
             self._give_up([excess])
         feed.hold(sequence.sequence_id)
@@ -191,7 +191,7 @@ class Drafters:
     def _give_up(self, those: Iterable[Held]) -> None:
         """No Close is awaited any more, and nothing is kept."""
         for held in those:
-            self.decide(held.sequence.session_id, held.sequence.sequence_id)
+            self.close_ended(held.sequence.session_id, held.sequence.sequence_id)
 
     def _remove(self, feed: DraftFeed, sequence: Sequence, keep: Keep, length: int) -> None:
         """The drafter is done with a sequence; without room to wait, its text is not kept."""
@@ -342,7 +342,7 @@ class Drafters:
             drafter.feed.expire(now_s)
             if not drafter.feed.is_idle:
                 drafter.used_at_s = now_s
-            elif now_s >= drafter.used_at_s + self._idle_timeout_s:
+            elif now_s >= drafter.used_at_s + self._unused_timeout_s:
                 self._let_go(drafter, "no sequence needs it")
 
     def due_s(self) -> float | None:

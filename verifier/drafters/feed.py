@@ -169,7 +169,7 @@ class DraftFeed:
         self._histories[sequence_id] = history = _History(sequence, drafted_by)
         # Where hints are of no use, the prompt goes with the first request: one message less. A
         # long one does not, since indexing it would delay the first hint.
-        expects_useless_hints = sequence.first_token_record.expects_useless_hints
+        expects_useless_hints = sequence.hint_record.expects_useless_hints
         if sequence.num_wanted_draft_tokens:
             # It comes from another drafter, and a step may wait for the hint that is wanted now.
             self._enqueue(sequence_id, history)

@@ -1,7 +1,7 @@
 """The speculation depth: how many drafts each sequence verifies in a step, from what was learned.
 
 `step_cost.py` knows what rows cost, `acceptance.py` how likely drafts stand, and
-`draft_allocation.py` weighs the one against the other. The limits of `speculation_policy.py` stay
+`draft_allocation.py` weighs the one against the other. The limits of `draft_limits.py` stay
 limits. Nothing here changes a token: the output does not depend on depths.
 
 Knows token ids, lengths and durations; nothing of sequences, blocks or models.

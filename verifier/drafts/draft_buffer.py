@@ -3,7 +3,7 @@
 A hint predicts the tokens after a sequence's first `base_length` tokens. It may arrive late or
 cover several steps, so it is stored with its position and moved forward (realigned) to the
 sequence's length when the next step is formed. How many drafts are verified is decided in
-`speculation_policy.py`, whether to wait in `draft_wait.py`.
+`draft_limits.py`, whether to wait in `draft_wait.py`.
 
 Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens long and ending in
 5 6: the draft is 7 8. Had it ended in 5 9, the hint would be stale.

@@ -100,7 +100,7 @@ class DraftWaitEstimates:
         return gain_s if gain_s > remaining_s else 0.0
 
 
-class FirstTokenRecord:
+class HintRecord:
     """p1 of one sequence, learned from every hint, used or not; and how many hints were useless.
 
     A hint's first token is compared with the sequence's token at that position, when that is
@@ -112,16 +112,16 @@ class FirstTokenRecord:
     __slots__ = (
         "_num_useless_before",
         "_pending",
+        "first_token_probability",
         "num_hints",
         "num_requests",
         "num_useful_hints",
         "num_useless_hints",
-        "probability",
     )
 
     def __init__(self, num_useless_before: int = 0) -> None:
         """`num_useless_before`: how many useless hints count from the first request on."""
-        self.probability = 0.0
+        self.first_token_probability = 0.0
         self.num_hints = 0
         self.num_useful_hints = 0
         # The last hints in a row that were useless. From the first request on, those before it.
@@ -165,6 +165,5 @@ class FirstTokenRecord:
         self.num_useless_hints = 0 if is_useful else self.num_useless_hints + 1
         self.num_hints += 1
         self.num_useful_hints += is_useful
-        self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
-            right
-        )
+        self.first_token_probability *= FIRST_TOKEN_DECAY
+        self.first_token_probability += (1 - FIRST_TOKEN_DECAY) * right

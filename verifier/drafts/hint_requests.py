@@ -37,7 +37,7 @@ def is_gain_unlikely(*, num_useless_hints: int, num_declined: int = 0) -> bool:
     """Whether a hint for the sequence would probably gain nothing.
 
     Args:
-        num_useless_hints: `FirstTokenRecord.num_useless_hints`.
+        num_useless_hints: `HintRecord.num_useless_hints`.
         num_declined: the last steps in a row that had drafts for the sequence and verified none.
     """
     return (

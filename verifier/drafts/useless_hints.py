@@ -9,7 +9,7 @@ Example: the last sequences had no hint of use, and each ended with 10 useless o
 requests its first hint at once, and further ones in steps that probe, unless the first is of use.
 """
 
-from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 
 # As many count of a sequence at most.
@@ -26,11 +26,11 @@ class UselessHintsPrior:
     def __init__(self) -> None:
         self._mean = 0.0
 
-    def begin(self) -> FirstTokenRecord:
+    def begin(self) -> HintRecord:
         """The record of a new sequence."""
-        return FirstTokenRecord(num_useless_before=round(self._mean))
+        return HintRecord(num_useless_before=round(self._mean))
 
-    def learn(self, record: FirstTokenRecord) -> None:
+    def learn(self, record: HintRecord) -> None:
         """A sequence has ended."""
         if not record.num_hints:
             if record.num_requests < USELESS_HINTS_BEFORE_PROBING:

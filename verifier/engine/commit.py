@@ -25,7 +25,7 @@ from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
 
 
-class _Verdict(NamedTuple):
+class _VerdictLists(NamedTuple):
     """A step's verdict as lists: to read one element of an array takes as long as a call."""
 
     output_token_ids: list[list[int]]
@@ -82,7 +82,7 @@ class Committer:
         verdict = result.verdict
         self._now_s = time.monotonic()
         self._probe_pace.begin_step(self._now_s)
-        lists = _Verdict(
+        lists = _VerdictLists(
             verdict.output_token_ids.tolist(),
             verdict.num_accepted_tokens.tolist(),
             verdict.is_finite.tolist(),
@@ -120,14 +120,14 @@ class Committer:
             if sequence.is_running:
                 self._faults.fail(sequence, Fault.VERIFY, error)
 
-    def _advance(self, entry: int, item: ScheduledSequence, verdict: _Verdict) -> _Decision:
+    def _advance(self, entry: int, item: ScheduledSequence, verdict: _VerdictLists) -> _Decision:
         """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.
 
         If the row after some accepted drafts is not usable, these drafts are decided first, as they
         would be without drafting; then the sequence is rejected.
         """
         sequence = item.sequence
-        if not item.samples:
+        if not item.is_sampled:
             sequence.num_computed_tokens += item.num_new_tokens
             return _Decision(entry, item, None, True)
         num_accepted, is_finite = verdict.num_accepted_tokens[entry], verdict.is_finite[entry]
@@ -177,7 +177,7 @@ class Committer:
         """Queues the events of one sequence."""
         _, item, decided, is_finite = decision
         sequence = item.sequence
-        if sequence.hint_log is not None and (decided is not None or not item.samples):
+        if sequence.hint_log is not None and (decided is not None or not item.is_sampled):
             self._emit_trace(decision, sequence.hint_log, layout, step_id)
         if decided is not None:
             self._table.emit(sequence, decided)
@@ -192,7 +192,7 @@ class Committer:
         """
         known = sequence.token_ids
         sequence.publications.append((len(known), self._now_s))
-        record = sequence.first_token_record
+        record = sequence.hint_record
         record.settle(known)
         if not remaining:
             sequence.num_wanted_draft_tokens = 0
@@ -239,7 +239,7 @@ def _is_urgent(sequence: Sequence) -> bool:
     """Whether the next step may wait for the sequence's hint, and would probably gain by it."""
     return sequence.must_await_hint or (
         sequence.may_await_hint
-        and not is_gain_unlikely(num_useless_hints=sequence.first_token_record.num_useless_hints)
+        and not is_gain_unlikely(num_useless_hints=sequence.hint_record.num_useless_hints)
     )
 
 

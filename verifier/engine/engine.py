@@ -68,7 +68,7 @@ class EngineOptions:
     max_num_waiting: int
     max_waiting_tokens: int
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
-    idle_timeout_s: float
+    draft_timeout_s: float
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
     verification: ScoringMethod = ScoringMethod.SINGLE_PASS
 
@@ -262,7 +262,9 @@ class Engine:
             if not without_draft:
                 break
             longest_s = self._estimates.longest_wait_s(
-                first_token_probabilities=[s.first_token_record.probability for s in without_draft],
+                first_token_probabilities=[
+                    s.hint_record.first_token_probability for s in without_draft
+                ],
                 num_sequences=sum(not s.must_await_hint for s in running),
                 elapsed_s=now_s - max(s.published_at_s for s in without_draft),
             )
@@ -312,7 +314,7 @@ class Engine:
             draft_round_trip_s=self._inbox.round_trip_s,
         )
         self._inbox.round_trip_s = 0.0
-        if all(item.samples and item.num_new_tokens == 1 for item in batch.scheduled):
+        if all(item.is_sampled and item.num_new_tokens == 1 for item in batch.scheduled):
             self._estimates.step_s.observe(stats.duration_s)
         self._unflushed = stats
         if any(item.sequence.is_drafted_by_session for item in batch.sampled):
@@ -365,15 +367,15 @@ class Engine:
     def _reject_idle(self) -> None:
         now_s = time.monotonic()
         for sequence in [s for s in self._scheduler.running if s.must_await_hint]:
-            if now_s - sequence.published_at_s > self._options.idle_timeout_s:
-                message = f"no draft came within {self._options.idle_timeout_s:g} s"
+            if now_s - sequence.published_at_s > self._options.draft_timeout_s:
+                message = f"no draft came within {self._options.draft_timeout_s:g} s"
                 self._table.reject(sequence, IdleError(message))
 
     def _idle_wait_s(self) -> float | None:
         """How long nothing can happen without a command; None: for ever."""
         now_s = time.monotonic()
         dues_s = [
-            sequence.published_at_s + self._options.idle_timeout_s - now_s
+            sequence.published_at_s + self._options.draft_timeout_s - now_s
             for sequence in self._scheduler.running
             if sequence.must_await_hint
         ]

@@ -165,7 +165,7 @@ class Inbox:
         sent_s: float | None = None
         for hint in command.hints:
             sequence = self._table.find(command.session_id, hint.sequence_id)
-            if sequence is None or sequence.has_drafter:
+            if sequence is None or sequence.names_drafter:
                 continue
             if self._offer(sequence, hint):
                 for length, at_s in sequence.publications:
@@ -191,7 +191,7 @@ class Inbox:
         buffer, known = sequence.draft_buffer, sequence.token_ids
         is_first = buffer.answered_length < hint.base_length <= len(known)
         if is_first and (hint.token_ids or not hint.is_indexing):
-            sequence.first_token_record.record_hint(hint.base_length, hint.token_ids, known)
+            sequence.hint_record.record_hint(hint.base_length, hint.token_ids, known)
         outcome = buffer.offer(
             hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
         )

@@ -117,7 +117,7 @@ class SequenceTable:
             grammar=opened.grammar,
             rows_to_score=opened.rows_to_score,
             hint_log=HintLog() if opened.trace else None,
-            first_token_record=self._useless_hints.begin(),
+            hint_record=self._useless_hints.begin(),
         )
         if opened.drafted_by is not None:
             sequence.drafted_by = opened.drafted_by
@@ -149,7 +149,7 @@ class SequenceTable:
     def close(self, command: Close) -> None:
         sequence = self.find(command.session_id, command.sequence_id)
         if sequence is None:
-            self._drafters.decide(
+            self._drafters.close_ended(
                 command.session_id, command.sequence_id, command.keep, command.keep_length
             )
             return
@@ -242,7 +242,7 @@ class SequenceTable:
             self._outbox[session_id].append(status)
 
     def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
-        self._useless_hints.learn(sequence.first_token_record)
+        self._useless_hints.learn(sequence.hint_record)
         self._drafters.end(sequence, by_itself=by_itself)
         # Its text may wait for a drafter; what it was sampled with, some MiB, need not.
         sequence.grammar = sequence.adjustments = None

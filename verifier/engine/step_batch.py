@@ -56,7 +56,7 @@ class StepBatch:
         chunks: list[ScheduledSequence] = []
         only_scored: list[ScheduledSequence] = []
         for item in scheduled:
-            if item.samples:
+            if item.is_sampled:
                 self.sampled.append(item)
             elif item.sequence.scoring is None:
                 chunks.append(item)
@@ -105,7 +105,7 @@ class StepBatch:
             start,
             sequence.block_table,
             sequence.table_id,
-            item.samples,
+            item.is_sampled,
             scored_offsets,
             self._num_expanded_tokens(item),
         )

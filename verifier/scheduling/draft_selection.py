@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
-from verifier.drafts.speculation_policy import num_drafts_possible, num_drafts_trusted
+from verifier.drafts.draft_limits import num_drafts_possible, num_drafts_trusted
 from verifier.drafts.step_cost import NO_STEP, StepShape
 from verifier.scheduling.sequence import DraftWait, Sequence
 from verifier.structured.grammar_state import GrammarState

@@ -54,7 +54,7 @@ class ScheduledSequence(NamedTuple):
     num_new_tokens: int
     draft_token_ids: list[int]
     # False for a prefill chunk that ends before the last known token, and where it is only scored.
-    samples: bool
+    is_sampled: bool
     # What the depth policy chose from; None: it had no choice.
     candidate: DraftCandidate | None = None
     # Whether its drafts are those that a grammar forces, not a hint's.
@@ -465,9 +465,9 @@ class Scheduler:
         num_tokens = end + len(draft_token_ids)
         if num_tokens > len(sequence.block_table) * self.block_size:
             self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
-        samples = sequence.scoring is None and end == len(sequence.token_ids)
+        is_sampled = sequence.scoring is None and end == len(sequence.token_ids)
         return ScheduledSequence(
-            sequence, num_new_tokens, draft_token_ids, samples, candidate, is_forced
+            sequence, num_new_tokens, draft_token_ids, is_sampled, candidate, is_forced
         )
 
 

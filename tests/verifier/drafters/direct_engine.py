@@ -117,7 +117,7 @@ class DirectEngine:
         def fix() -> None:
             sequence = self.running.engine._table.find(self.session.session_id, sequence_id)
             assert sequence is not None
-            sequence.first_token_record.probability = probability
+            sequence.hint_record.first_token_probability = probability
 
         self.running.engine.call(fix)
 

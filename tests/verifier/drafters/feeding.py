@@ -132,7 +132,7 @@ def check_invariants(feed: DraftFeed) -> None:
             assert history.num_sent <= len(history.sequence.token_ids)
             is_unsent = history.num_sent < len(history.sequence.token_ids)
             assert is_queued or not (is_unsent and history.num_wanted)
-            is_deferred = history.sequence.first_token_record.expects_useless_hints
+            is_deferred = history.sequence.hint_record.expects_useless_hints
             assert is_queued or history.num_sent or is_deferred
     assert not feed._releases.keys() & histories.keys()
     assert len(feed._in_flight) <= 8

@@ -96,7 +96,7 @@ class TestHints:
         self, start_engine: StartEngine, num_useless_before: int
     ) -> None:
         """Also where new sequences expect useless hints, and send their prompts later."""
-        direct = start_direct(start_engine, idle_timeout_s=5.0)
+        direct = start_direct(start_engine, draft_timeout_s=5.0)
         first, second = direct.connect(A), direct.connect(B)
         prior = direct.running.engine._table._useless_hints
         direct.running.engine.call(lambda: setattr(prior, "_mean", num_useless_before))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.drafts.speculation_policy import num_drafts_possible, num_drafts_trusted
+from verifier.drafts.draft_limits import num_drafts_possible, num_drafts_trusted
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History, sampling_probs
 
