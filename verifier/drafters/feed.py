@@ -30,8 +30,9 @@ from verifier.scheduling.sequence import Sequence
 # Small enough that a batch is answered well within the deadline while histories are replayed.
 _MAX_BATCH_TOKENS = 16_384
 
-# At most, in bytes: a token id; a delta without its tokens, law and span; a release, which has the
-# sequence's id twice if it feeds a pool; a proposal without its tokens, but with an explanation.
+# At most, in bytes: a token id; a delta without its tokens, matching policy and span; a release,
+# which has the sequence's id twice if it feeds a pool; a proposal without its tokens, but with an
+# explanation.
 _TOKEN_BYTES = 5
 _DELTA_BYTES = 128
 _RELEASE_BYTES = 160

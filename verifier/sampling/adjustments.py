@@ -26,7 +26,7 @@ LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _LEAST_CAPACITY = 64
 
 
-class Adjusting(NamedTuple):
+class AdjustmentArrays(NamedTuple):
     """`Adjustments` as kernels take them, for the rows of one step."""
 
     repetition_penalty: float
@@ -129,7 +129,7 @@ class Adjustments:
             return False
         return self.constraint.allows(likeliest)
 
-    def for_drafts(self, draft_token_ids: SequenceOf[int]) -> Adjusting:
+    def for_drafts(self, draft_token_ids: SequenceOf[int]) -> AdjustmentArrays:
         """For a row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
         num_rows = len(draft_token_ids) + 1
@@ -138,7 +138,7 @@ class Adjustments:
             seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
             seen[:num_seen] = self._seen[:num_seen]
             counts[:num_seen] = self._counts[:num_seen]
-        return Adjusting(
+        return AdjustmentArrays(
             repetition_penalty=float(sampling.repetition_penalty),
             frequency_penalty=float(sampling.frequency_penalty),
             presence_penalty=float(sampling.presence_penalty),
@@ -164,7 +164,7 @@ class Adjustments:
 _NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 _NO_MASK = np.empty((0, 0), dtype=np.int32)
 # Of a sequence that has none.
-NO_ADJUSTING = Adjusting(
+NO_ADJUSTMENTS = AdjustmentArrays(
     repetition_penalty=1.0,
     frequency_penalty=0.0,
     presence_penalty=0.0,
@@ -181,7 +181,7 @@ NO_ADJUSTING = Adjusting(
 
 @kernel
 def adjust(
-    logits: LogitsArray, index: int, adjusting: Adjusting, num_seen: int, row: DoubleArray
+    logits: LogitsArray, index: int, adjusting: AdjustmentArrays, num_seen: int, row: DoubleArray
 ) -> None:
     """Writes a row's adjusted logits to `row` [V]. Tokens without a logit have no effect: a model
     may name some as end tokens.
@@ -221,7 +221,7 @@ def adjust(
 
 
 @kernel
-def add_draft(adjusting: Adjusting, num_seen: int, token_id: int) -> int:
+def add_draft(adjusting: AdjustmentArrays, num_seen: int, token_id: int) -> int:
     """Adds the draft after a row as an output token; returns the number of distinct ones."""
     if num_seen == len(adjusting.seen_token_ids):
         return num_seen  # none are counted, or after the last row

@@ -35,7 +35,7 @@ _FEW = 48
 NEAR = 48.0
 
 
-class Parameters(NamedTuple):
+class DistributionParameters(NamedTuple):
     """Those of `Sampling` that make a distribution of adjusted logits."""
 
     temperature: float
@@ -151,7 +151,7 @@ def first_of(values: DoubleArray, count: int, value: float) -> int:
 
 
 @kernel
-def keep_allowed(parameters: Parameters, scratch: Scratch) -> tuple[int, float]:
+def keep_allowed(parameters: DistributionParameters, scratch: Scratch) -> tuple[int, float]:
     """Writes the tokens that may be sampled to the scratch's `token_ids`, `scaled`, `weights`.
 
     Args:

@@ -145,7 +145,8 @@ class Sequence:
     num_entered_blocks: int = 0
     # The hint length last requested. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
-    # Who drafts, by which law; and that drafter, unless it takes no tokens of this sequence.
+    # Who drafts, by which matching policy; and that drafter, unless it takes no tokens of this
+    # sequence.
     drafted_by: DraftedBy | None = None
     drafter: AnswersHints | None = None
     # The drafter that took no more tokens of it; "": none has.

@@ -45,11 +45,11 @@ def fed_sequence(
     )
 
 
-def feed_of(*sequences: Sequence, **law: Any) -> DraftFeed:
-    """A feed of these sequences; `law`: as `drafted_by` takes it."""
+def feed_of(*sequences: Sequence, **policy: Any) -> DraftFeed:
+    """A feed of these sequences; `policy`: as `drafted_by` takes it."""
     feed = DraftFeed()
     for sequence in sequences:
-        assert feed.add(sequence, drafted_by(**law))
+        assert feed.add(sequence, drafted_by(**policy))
     return feed
 
 

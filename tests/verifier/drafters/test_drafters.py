@@ -61,12 +61,12 @@ class World:
         *,
         wanted: int = 4,
         session_id: int = 1,
-        **law: object,
+        **policy: object,
     ) -> Sequence:
         """A sequence that is drafted for."""
         sequence = fed_sequence(name=name, session_id=session_id)
         sequence.num_wanted_draft_tokens = wanted
-        sequence.drafted_by = drafted_by(address, **law)  # type: ignore[arg-type]
+        sequence.drafted_by = drafted_by(address, **policy)  # type: ignore[arg-type]
         self.drafters.move(sequence, sequence.drafted_by)
         return sequence
 

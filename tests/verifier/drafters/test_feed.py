@@ -362,15 +362,15 @@ class TestEnds:
         assert feed.is_idle
 
     @pytest.mark.parametrize(
-        ("law", "keep"),
+        ("policy", "keep"),
         [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, Keep.UNSPECIFIED)],
         ids=["no pool", "nothing", "unspecified"],
     )
     def test_without_a_pool_or_a_wish_nothing_is_kept(
-        self, law: dict[str, str], keep: Keep
+        self, policy: dict[str, str], keep: Keep
     ) -> None:
         sequence = fed_sequence()
-        feed = feed_of(sequence, **law)
+        feed = feed_of(sequence, **policy)
         exchange(feed)
         sequence.token_ids += [4]
         feed.remove("sequence", keep=keep)

@@ -91,8 +91,8 @@ class FeedMachine(RuleBasedStateMachine):
         self.live[name] = fed_sequence(list(range(num_tokens)), name=name)
         if has_pool:
             self.pooled.add(name)
-        law = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
-        assert self.feed.add(self.live[name], law)
+        policy = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
+        assert self.feed.add(self.live[name], policy)
 
     @precondition(lambda self: self.live)
     @rule(draw=st.randoms(use_true_random=False))
