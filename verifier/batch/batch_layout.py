@@ -39,7 +39,7 @@ IntArray = npt.NDArray[np.int64]
 # copies such a table at once, but a list number by number, and tables may be long.
 BlockTable = SequenceOf[int]
 
-# Of each sequence, as `_fill` reads them.
+# How many numbers of each sequence `_fill` reads.
 _NUM_NUMBERS = 7
 
 

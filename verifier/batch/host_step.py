@@ -1,7 +1,7 @@
 """The step of a model whose logits come to the host, where they are sampled.
 
-A model on a CPU computes when its step is waited for, not when it is launched: what the caller does
-in between would not run beside it, but after it.
+A model on a CPU computes when its step is waited for, not when it is launched: otherwise the
+caller's work between launch and wait would come after the computation, not beside it.
 """
 
 from collections.abc import Callable

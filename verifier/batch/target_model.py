@@ -21,7 +21,8 @@ FloatArray = npt.NDArray[np.float32]
 class StepSampling(NamedTuple):
     """How the next tokens of a step's sampled sequences are chosen."""
 
-    # Those with `num_sampled_tokens` in the layout, in its order; the first ones of the batch.
+    # The sampled sequences, those with `num_sampled_tokens` in the layout; the first ones of the
+    # batch, in its order.
     sequences: list[JudgedSequence]
     rule: AcceptanceRule
 
@@ -29,10 +30,10 @@ class StepSampling(NamedTuple):
 class StepResult(NamedTuple):
     """What a step has computed. All but the verdict is valid until the next launch."""
 
-    # On the sampled sequences.
+    # Which drafts of the sampled sequences are accepted, and what follows them.
     verdict: Verdict
-    # By index among them, of those that could not be verified: their part of the verdict has no
-    # meaning.
+    # Exceptions of sequences that could not be verified, by index among the sampled ones. Ignore
+    # their part of the verdict.
     failures: Mapping[int, Exception]
     # [T], whether the K/V of each token of the layout is finite. None: all is, or the model does
     # not check.

@@ -175,7 +175,7 @@ class Drafters:
             self._remove(held.feed, held.sequence, keep, length)
 
     def detach(self, session_id: int) -> None:
-        """A session is over, and decides nothing more."""
+        """A session is over: no Close of its ended sequences will come."""
         self._give_up(self._held.of_session(session_id))
 
     def _hold(self, feed: DraftFeed, sequence: Sequence) -> None:

@@ -260,7 +260,7 @@ class DraftFeed:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of those texts."""
+        """Tokens of the texts that are still to be sent."""
         return self._num_waiting_tokens
 
     @property
@@ -270,7 +270,7 @@ class DraftFeed:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that are fed, the ended ones aside."""
+        """The sequences that are fed, without those that are over."""
         return [each.sequence for each in self._histories.values() if each.end is None]
 
     def next_batch(self, now_s: float) -> DeltaBatch | None:

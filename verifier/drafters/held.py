@@ -17,7 +17,7 @@ _MAX_HELD_TOKENS = 2 << 20
 
 
 class Held(NamedTuple):
-    """One of them: the feed of its drafter, and until when its Close is awaited."""
+    """An ended sequence, its drafter's feed, and until when its Close is awaited."""
 
     feed: DraftFeed
     sequence: Sequence
@@ -33,7 +33,7 @@ class _Share:
 
 
 class HeldSequences:
-    """Those of all sessions; owned by the engine thread."""
+    """The held sequences of all sessions; owned by the engine thread."""
 
     def __init__(self) -> None:
         self._by_session: dict[int, _Share] = {}
@@ -66,7 +66,7 @@ class HeldSequences:
             sizes = {key: share.num_tokens for key, share in self._by_session.items()}
         else:
             return None
-        # Of equals the one that wants more.
+        # If several sessions have most, the one that wants to hold another gives way.
         largest = max(sizes, key=lambda key: (sizes[key], key == session_id))
         return next(iter(self._by_session[largest].held.values()))
 

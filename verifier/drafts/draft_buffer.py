@@ -73,7 +73,7 @@ class DraftBuffer:
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
-        # Of the hint that was accepted last.
+        # Where the hint that was accepted last comes from.
         self.source = Source.UNSPECIFIED
 
     def __bool__(self) -> bool:
@@ -137,7 +137,7 @@ class DraftBuffer:
 
     @property
     def matched_ngram_length(self) -> int:
-        """Of the buffered hint, as it was received."""
+        """The match length of the buffered hint, as it was received."""
         return self._matched_ngram_length
 
     def place(self, length: int) -> int:
@@ -152,7 +152,7 @@ class DraftBuffer:
         return self._token_ids[skip : skip + num_tokens]
 
     def use(self, length: int) -> HintOutcome | None:
-        """Drafts are verified of a sequence of `length` tokens.
+        """Notes that drafts are verified when the sequence has `length` tokens.
 
         Returns:
             The hint's outcome, when it is used for the first time.

@@ -16,7 +16,8 @@ import math
 STEPS_AHEAD = 4
 USELESS_HINTS_BEFORE_PROBING = 6
 DECLINED_STEPS_BEFORE_PROBING = 24
-# From a step that probes to the next: for the message, and for each sequence that it probed for.
+# Seconds until the next step that probes: so many for a probe's message, and so many more for each
+# sequence in it.
 PROBE_PERIOD_S = 0.05
 PROBE_PERIOD_PER_SEQUENCE_S = 0.0025
 
@@ -54,7 +55,7 @@ class ProbePace:
         self._may_probe = False
 
     def begin_step(self, now_s: float) -> None:
-        """The requests of a further step begin."""
+        """Must come before the requests of each step."""
         self._now_s = now_s
         self._may_probe = now_s >= self._due_s
 

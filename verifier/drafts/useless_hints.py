@@ -1,9 +1,8 @@
-"""How many useless hints a new sequence has behind it, by what became of recent sequences.
+"""The number of useless hints that a new sequence starts with: a decaying mean over ended ones.
 
-Only useless hints show that a text does not repeat itself, or that its drafter is too late. Where
-recent ones were useless, a new sequence counts as many from its first request on: further hints are
-requested as probes until the first one comes, and from then on if it is useless. One of use ends
-that.
+Only useless hints show that a text does not repeat itself, or that its drafter is too late. If the
+number is high, the sequence requests its first hint as always, and further ones only in steps that
+probe. A useful hint sets it to 0.
 
 Example: the last sequences had no hint of use, and each ended with 10 useless ones. The next one
 requests its first hint at once, and further ones in steps that probe, unless the first is of use.
@@ -12,7 +11,7 @@ requests its first hint at once, and further ones in steps that probe, unless th
 from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 
-# As many count of a sequence at most.
+# The most that one sequence counts.
 MOST_USELESS_HINTS = 10
 # A sequence with at least one useful hint in so many counts as one without useless hints.
 _MOST_HINTS_PER_USEFUL_ONE = 8

@@ -4,12 +4,16 @@ Read `Engine.step` first. Other threads only queue commands (`inbox.py`) and rec
 their session's sink (`messages.py`); the engine never waits for a client. `faults.py` says what an
 unforeseen exception ends.
 
-The order after a step: its tokens are committed, and if the next step may wait for hints, they go
-to the drafters at once. All else that the next step does not need waits until that is launched: a
-device computes meanwhile, and a CPU begins after that. This leaves the interpreter and, on few
-cores, the processor to the hint under way, with which the events would make gateways and clients
-compete. Where a session makes the hints, the events go at once; and where a step waits for hints,
-it learns meanwhile from the one before.
+After a step:
+
+1. Its tokens are committed. If the next step may wait for hints, they go to the drafters now.
+2. The next step is launched.
+3. Then, while a device computes or before a CPU does, the depth policy learns from the last step,
+   its events go to the sessions, and tokens to the drafters that have not got them yet.
+
+Events wait until then because gateways and clients would compete with the drafter for the
+processor. Exceptions: a session that makes the hints itself gets its events in (1); a step that
+waits for hints learns from the last one during that wait.
 """
 
 import itertools
@@ -120,7 +124,8 @@ class Engine:
         )
         self._session_ids = itertools.count(1)
         self._step_id = 0
-        # Of the last step, until its events are handed out, and until it is learned from.
+        # The last step's statistics until its events are sent; its record until the depth policy
+        # has learned from it.
         self._unflushed: StepStats | None = None
         self._unlearned: StepRecord | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -165,7 +170,9 @@ class Engine:
 
     @property
     def awaits_hints(self) -> bool:
-        """Whether all that runs sits out until its hint comes or is overdue. Through `call`."""
+        """Whether every running sequence waits for its hint, so that there is nothing to compute.
+        Through `call`.
+        """
         running = self._scheduler.running
         return bool(running) and all(sequence.must_await_hint for sequence in running)
 
@@ -238,7 +245,9 @@ class Engine:
         return self._isolating_faults(self._scheduler.schedule)
 
     def _drop_depth_policy(self, error: Exception) -> None:
-        """Exactness does not depend on it: steps verify as many drafts as they have room for."""
+        """Goes on without the policy: steps verify as many drafts as they have room for, and the
+        output is the same.
+        """
         self._faults.record(Fault.SCHEDULE, error)
         self._scheduler.depth_policy = None
 
@@ -345,7 +354,7 @@ class Engine:
             self._inbox.put(DetachSession(session_id=session_id))
 
     def hop_quantile_s(self, quantile: float) -> float:
-        """Of the last hops that no step delayed, in seconds; 0 before the first. For any thread."""
+        """The quantile of the hops that no step delayed; 0 before the first. For any thread."""
         return self._estimates.hop_quantile_s(quantile)
 
     def _update_load(self) -> None:

@@ -36,7 +36,9 @@ class FaultHandler:
         self._observer = observer
 
     def fail(self, sequence: Sequence, fault: Fault, error: Exception) -> None:
-        """Rejects the sequence that the fault was met with. A RequestError is its client's."""
+        """Rejects the sequence that the fault was met with. A RequestError is its client's fault:
+        it is reported as it is, and not counted.
+        """
         if isinstance(error, RequestError):
             self._table.reject(sequence, error)
             return

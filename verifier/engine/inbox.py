@@ -62,9 +62,10 @@ class Inbox:
         self._hint_counts = hint_counts
         # When the last forward pass began.
         self.computing_since_s = 0.0
-        # Of this `handle`: whether an Open that finds the queue full can hope for room.
+        # Whether to try to admit waiting sequences before an Open is refused for a full queue.
+        # False once that made no room; True again with each `handle`, and when a sequence ends.
         self._may_admit = True
-        # Of the last hint that arrived while no step was computed; 0: none since this was reset.
+        # The last hop that no step delayed; 0: none since the engine reset this.
         self.round_trip_s = 0.0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._idle_futures: list[Future[None]] = []

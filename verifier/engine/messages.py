@@ -33,7 +33,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """`drafter_address`: of its drafter from now on; "": none; None: unchanged."""
+    """`drafter_address`: its drafter's from now on; "": none; None: unchanged."""
 
     session_id: int
     sequence_id: str
@@ -191,7 +191,7 @@ class DrafterStatus:
     address: str
     state: DrafterState
     reason: str
-    # Of no sequence.
+    # Always empty; every event has this field.
     sequence_id: str = ""
 
 

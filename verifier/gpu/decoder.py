@@ -184,7 +184,7 @@ class GpuDecoder(DeviceModel):
             return self._logits(rows), is_bad == 0
 
     def _hidden(self, layout: BatchLayout) -> _Hidden:
-        """Of a step, without its padding; valid until the next one."""
+        """What the layers leave of a step, without its padding; valid until the next one."""
         bucket = None if self._graphs is None else self._graphs.bucket_of(layout.num_tokens)
         if not self._batch.fits(layout, bucket):
             bucket = None

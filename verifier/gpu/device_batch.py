@@ -37,7 +37,7 @@ from verifier.batch.batch_layout import BatchLayout, IntArray
 
 # Each array begins at a multiple of this many bytes, as vector loads require.
 _ALIGNMENT = 256
-# Of padding: kernels do not store K/V there.
+# The slot of padding: kernels do not store K/V there.
 _NO_SLOT = -1
 # Room for new blocks beside those that a step's tokens can need: of prefixes from the cache.
 _SPARE_UPDATES = 1024

@@ -42,15 +42,15 @@ class DeviceModel(SampledOnHost, ABC):
         return HostStep(lambda: self._fetch(*computed), layout, sampling)
 
     def forward(self, layout: BatchLayout) -> FloatArray:
-        """As `ComputesLogits` says."""
+        """See `ComputesLogits`."""
         output = self._fetch(*self.forward_on_device(layout))
         self.kv_is_finite = output.kv_is_finite
         return output.logits
 
     @abstractmethod
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`; returns logits [R, V] in the model's dtype and whether K/V is finite [T],
-        both on the model's device.
+        """A forward pass; leaves on the device: logits [R, V] in the model's dtype, and whether K/V
+        is finite, [T].
         """
 
     def _fetch(self, logits: torch.Tensor, kv_is_finite: torch.Tensor) -> HostLogits:

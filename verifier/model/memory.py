@@ -59,7 +59,7 @@ def choose_num_kv_blocks(
 def free_memory_bytes(
     proc: Path = PROC, groups: Path = ROOT, *, keeps_used_files: bool = True
 ) -> int:
-    """Of the machine, and no more than the container's limit leaves.
+    """Free memory of the machine, and no more than the container's limit leaves.
 
     Pages of files that were not used lately count as free: they are given back when needed.
 
@@ -80,7 +80,7 @@ def free_memory_bytes(
 
 
 def _available_bytes(proc: Path) -> int | None:
-    """Of the machine."""
+    """Free memory of the machine; None: unknown."""
     found = words(proc / "meminfo")
     if "MemAvailable:" not in found:
         return None

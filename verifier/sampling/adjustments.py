@@ -49,7 +49,7 @@ class AdjustmentArrays(NamedTuple):
 
 
 class Adjustments:
-    """Of one sequence. Owned by the thread that verifies it.
+    """What adjusts the logits of one sequence. Owned by the thread that verifies it.
 
     Invariant: the first `_num_seen` of `_seen` are distinct, ascending.
 
@@ -66,10 +66,9 @@ class Adjustments:
         stop_token_ids: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
     ) -> None:
-        """`prompt_length`: how many of the tokens that are counted first do not count as output.
-
-        Args:
-            constraint: the grammar that the output follows; it is told of the tokens elsewhere.
+        """Args:
+        prompt_length: the first so many tokens are the prompt; only later ones count as output.
+        constraint: the grammar that the output follows; it is told of the tokens elsewhere.
         """
         self.token_ids: SequenceOf[int] = ()
         self.prompt_length = prompt_length
@@ -119,11 +118,11 @@ class Adjustments:
             self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
 
     def keep(self, likeliest: SequenceOf[int]) -> bool:
-        """Whether the likeliest tokens of rows are the likeliest ones after the adjustments, too:
-        only a grammar adjusts, and it allows them. False: the adjusted rows tell.
+        """True: the adjustments leave these tokens the likeliest, since only a grammar adjusts, and
+        it allows them all. False: that is not known, and the rows must be adjusted.
 
         Args:
-            likeliest: of the next row, and of each row after the token before.
+            likeliest: the likeliest token of the next row, and of each row after the token before.
         """
         if self.constraint is None or not self._only_masks:
             return False
@@ -163,7 +162,7 @@ class Adjustments:
 
 _NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 _NO_MASK = np.empty((0, 0), dtype=np.int32)
-# Of a sequence that has none.
+# For a sequence without adjustments.
 NO_ADJUSTMENTS = AdjustmentArrays(
     repetition_penalty=1.0,
     frequency_penalty=0.0,

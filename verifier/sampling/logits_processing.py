@@ -76,14 +76,14 @@ class History(NamedTuple):
 
     @property
     def adjustment_arrays(self) -> AdjustmentArrays:
-        """For the first row, and all after drafts."""
+        """What adjusts the K + 1 rows: the first, and one after each draft."""
         if self.adjustments is None:
             return NO_ADJUSTMENTS
         return self.adjustments.for_drafts(self.draft_token_ids)
 
     @property
     def drafts(self) -> IntArray:
-        """Of K."""
+        """The drafts, [K] int64."""
         return np.array(self.draft_token_ids, dtype=np.int64)
 
 
@@ -120,7 +120,7 @@ def target_probs(
 
 
 def sampling_probs(logits: LogitsArray, sampling: Sampling, history: History) -> FloatArray:
-    """As `target_probs`, of validated parameters.
+    """The distributions that `target_probs` gives, from validated parameters.
 
     Args:
         logits: [K + 1, V].

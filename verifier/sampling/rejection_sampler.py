@@ -158,7 +158,7 @@ def verify_isolating_faults(
     rule: AcceptanceRule,
     fail: Callable[[int, Exception], None],
 ) -> Verdict:
-    """As `verify`; but if that raises, verifies the sequences one by one, slowly, so that the
+    """Calls `verify`; if that raises, verifies the sequences one by one, slowly, so that the
     sequence that causes it is found and the others get the tokens that they would have got.
 
     Args:

@@ -33,12 +33,12 @@ from verifier.scheduling.sequence import Sequence
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
 
-# Of a waiting prompt, before the cache is asked for them; all those of a long one take 16 ms, in
-# which no stream runs.
+# Digests of a waiting prompt's blocks that are computed before the cache is asked for them. All of
+# a long prompt take 16 ms, in which no stream runs.
 _DIGESTS_AT_ONCE = 64
 
-# While the first waiting sequence has no room, the cache is asked for its prefix only so often:
-# that of a long prompt takes a millisecond, at each step. Others may have computed some of it.
+# While the first waiting sequence has no room, one in so many calls of `admit` asks the cache for
+# its prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
 _CALLS_PER_LOOK_UP = 16
 
 
@@ -438,8 +438,8 @@ class Scheduler:
         num_sharing: int,
         room: int,
     ) -> list[int]:
-        """The part of its drafts, at least one, that a sequence verifies, now that the room is
-        known.
+        """The first drafts of `draft`, which has at least one, for which this step has room and
+        budget, within its depth.
         """
         # Rounded up: later sequences share what this one leaves.
         num_drafts = min(len(draft.token_ids), room, -(-budget // num_sharing))

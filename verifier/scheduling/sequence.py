@@ -137,7 +137,7 @@ class Sequence:
     num_cached_tokens: int = 0
     # int32, see `BlockTable` in `batch_layout.py`.
     block_table: "array[int]" = field(default_factory=lambda: array("i"))
-    # Of the block table since its last admission; see `BatchLayout`.
+    # Identifies the block table since the last admission; see `BatchLayout`.
     table_id: int = 0
     # Digests of the first whole blocks of `token_ids`, computed when needed.
     block_digests: list[bytes] = field(default_factory=list)

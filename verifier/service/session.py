@@ -143,7 +143,7 @@ class Session:
 
     @property
     def num_uncompiled_tokens(self) -> int:
-        """Of those sequences."""
+        """Tokens of the sequences whose Opens wait for their grammar."""
         return sum(len(each.sequence.token_ids) for each in self._uncompiled.values())
 
     async def compiled(self) -> None:
@@ -405,7 +405,9 @@ class _Uncompiled:
     grammar: "asyncio.Future[GrammarState]"
 
     def update(self, command: Update) -> None:
-        """As the engine updates an open sequence. A client may send any number: none is kept."""
+        """Does what the engine does for an open sequence. The update is not kept: a client may send
+        any number.
+        """
         drafted_by, address = self.sequence.drafted_by, command.drafter_address
         if drafted_by is not None and address is not None:
             drafted_by = dataclasses.replace(drafted_by, address=address)
