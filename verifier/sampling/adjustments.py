@@ -129,7 +129,7 @@ class Adjustments:
         return self.constraint.allows(likeliest)
 
     def for_drafts(self, draft_token_ids: SequenceOf[int]) -> AdjustmentArrays:
-        """For a row that follows all counted tokens, and a row after each draft."""
+        """What adjusts the row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
         num_rows = len(draft_token_ids) + 1
         seen = counts = _NO_IDS

@@ -90,7 +90,7 @@ class Grammar:
 
 
 class Grammars:
-    """For any thread."""
+    """Compiles grammars in a thread of its own. For any thread."""
 
     def __init__(
         self,

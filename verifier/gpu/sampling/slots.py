@@ -12,7 +12,7 @@ from verifier.gpu.sampling.token_counts import TokenCounts
 from verifier.sampling.logits_processing import distribution_parameters
 from verifier.sampling.parameters import Sampling
 
-# As many as a request may have (`sampling.proto`, `gateway.proto`), and the model's end tokens.
+# The most that a request may have (`sampling.proto`, `gateway.proto`), with the model's end tokens.
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 
