@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.workloads import Task
 from verifier.batch.batch_layout import BatchLayout, IntArray
 from verifier.batch.host_step import ComputesLogits, SampledOnHost
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import FloatArray
 
 # A logit beside which no other counts.
 SURE = 1e9
@@ -70,16 +70,11 @@ class ForcedTexts(SampledOnHost):
         """`texts`: as `RecordedTexts` takes them."""
         self._model = model
         self.vocab_size = model.vocab_size
-        if hasattr(model, "row_tile"):
-            self.row_tile = model.row_tile
         self._texts = RecordedTexts(texts)
-
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        return self._model.kv_is_finite
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         logits = self._model.forward(layout)
+        self.kv_is_finite = self._model.kv_is_finite
         token_ids = self._texts.next_token_ids(layout)
         logits[np.arange(len(token_ids)), token_ids] = SURE
         return logits

@@ -18,7 +18,7 @@ from servicekit.process import end
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.observation import PHASES, PhaseClock
@@ -47,7 +47,6 @@ class PacedModel(SampledOnHost):
     """Implements `TargetModel`: one-hot logits by position alone."""
 
     vocab_size = VOCABULARY
-    kv_is_finite: BoolArray | None = None
     # Of the last forward pass of any instance.
     last_cpu_s = 0.0
 

@@ -191,7 +191,10 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
     scoring = StepBatch(
         [
             ScheduledSequence(
-                sequence=sequence, num_new_tokens=num_new_tokens, draft_token_ids=[], samples=False
+                sequence=sequence,
+                num_new_tokens=num_new_tokens,
+                draft_token_ids=[],
+                is_sampled=False,
             )
             for sequence in sequences
         ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import FloatArray
 
 VOCAB_SIZE = 16
 
@@ -46,7 +46,6 @@ class ScriptedModel(SampledOnHost):
         """`poison`: tokens whose own K/V is not finite."""
         self.vocab_size = vocab_size
         self.rule = rule
-        self.kv_is_finite: BoolArray | None = None
         self._poison = list(poison)
         self._block_size = block_size
         self._memory = np.full(num_slots, -1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import get_logger
-from verifier.batch.target_model import HasRowTile, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
 from verifier.drafters.drafters import Drafters
 from verifier.drafters.messages import DrafterMessage, Link
@@ -130,7 +130,7 @@ def build_engine(
     drafters = Drafters(
         open_link=open_drafter,
         vocab_size=served.vocab_size,
-        idle_timeout_s=config.drafter_idle_timeout_s,
+        unused_timeout_s=config.drafter_idle_timeout_s,
         count_fault=observer.drafter_failed,
     )
     scheduler = Scheduler(
@@ -145,7 +145,7 @@ def build_engine(
         depth_policy=DepthPolicy(
             max_rows=config.max_num_batched_tokens,
             max_depth=config.max_num_speculative_tokens,
-            row_tile=loaded.model.row_tile if isinstance(loaded.model, HasRowTile) else 8,
+            row_tile=loaded.model.row_tile,
         )
         if config.speculation_depth == "learned"
         else None,
@@ -158,7 +158,7 @@ def build_engine(
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
-            idle_timeout_s=config.draft_idle_timeout_s,
+            draft_timeout_s=config.draft_idle_timeout_s,
             acceptance_rule=AcceptanceRule(config.acceptance_rule),
             verification=ScoringMethod(config.verification),
         ),

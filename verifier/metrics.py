@@ -137,7 +137,7 @@ class VerifierMetrics(EngineObserver):
         self._step_tokens.observe(record.stats.num_scheduled_tokens)
         self._draft_wait.observe(record.stats.draft_wait_s)
         self._depth.observe_all(
-            len(item.draft_token_ids) for item in record.scheduled if item.samples
+            len(item.draft_token_ids) for item in record.scheduled if item.is_sampled
         )
         if record.speculation is not None:
             self._count_speculation(record.speculation, record.stats.draft_wait_s)

@@ -32,6 +32,8 @@ class StallingModel:
 
     def __init__(self, model: TargetModel, stall_file: Path) -> None:
         self.vocab_size = model.vocab_size
+        self.row_tile = model.row_tile
+        self.computes_at_launch = model.computes_at_launch
         self._model = model
         self._stall_file = stall_file
 

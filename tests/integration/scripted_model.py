@@ -9,7 +9,7 @@ import numpy as np
 from tests.scripted_model import ScriptedModel
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.service.wire import ServedModel
@@ -30,8 +30,6 @@ def model_of_script(script: dict[int, int], *, vocab_size: int) -> ScriptedModel
 
 class FixedLawModel(SampledOnHost):
     """Implements `TargetModel`: the same logits at every position, whatever came before."""
-
-    kv_is_finite: BoolArray | None = None
 
     def __init__(self, logits: FloatArray) -> None:
         self.vocab_size = len(logits)

@@ -58,7 +58,7 @@ Here the sequence has the blocks 0 and 1 of 16 tokens, so slot and position are 
 | logits | which of the tokens that are run need logits: the last one, and before it one per draft \
 | `batch_layout.py` |
 | draft | what is verified: of the proposal, what continues the text as it is now \
-| `speculation_policy.py` |
+| `draft_limits.py` |
 | sampled | the accepted drafts and one token of the model's own: the recovered token at the first \
 draft that it did not say itself, or the bonus token behind them all | `rejection_sampler.py` |
 | accepted, appended | of the drafts; of the tokens sampled, and the length after it. K/V of a \

@@ -23,7 +23,7 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.model.checkpoint import describe, load_checkpoint
+from verifier.model.checkpoint import checkpoint_of, load_checkpoint
 from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ class PagedModel:
     ) -> None:
         self.model = model
         self.device = model.device
-        self.checkpoint = describe(model, dtype=model.dtype, model_digest="")
+        self.checkpoint = checkpoint_of(model, dtype=model.dtype, model_digest="")
         self.cache = KVCache(
             self.checkpoint.kv_shape,
             num_blocks=num_blocks,

@@ -205,7 +205,7 @@ class ScheduledWorld:
                 self._remember(sequence)
                 self.scheduler.finish(sequence)
             return
-        if not item.samples:
+        if not item.is_sampled:
             assert not item.draft_token_ids
             return
         for draft_token_id in [*item.draft_token_ids, None]:

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from verifier.batch.batch_layout import ScheduledTokens
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, OpenSequence, Sequence
 
@@ -43,3 +44,7 @@ def make_open(token_ids: list[int], **fields: Any) -> OpenSequence:
         "num_speculative_tokens": 7,
     }
     return OpenSequence(**(values | fields))
+
+
+def num_scheduled_tokens(tokens: ScheduledTokens) -> int:
+    return len(tokens.token_ids) + len(tokens.draft_token_ids)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.verifier.sequences import num_scheduled_tokens
 from tests.verifier.test_batch_layout import steps
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, BlockTable, ScheduledTokens, lay_out
@@ -45,7 +46,7 @@ def test_worked_example() -> None:
 def expanded_steps(draw: st.DrawFn) -> Step:
     scheduled, block_size = draw(steps())
     return [
-        each._replace(num_expanded_tokens=draw(st.integers(0, each.num_scheduled_tokens)))
+        each._replace(num_expanded_tokens=draw(st.integers(0, num_scheduled_tokens(each))))
         for each in scheduled
     ], block_size
 
@@ -68,7 +69,7 @@ def test_every_token_attends_as_before_and_expanded_ones_are_single_queries(step
     assert visible_tokens(expanded) == visible_tokens(layout)
     counts: list[int] = []
     for each in scheduled:
-        num_together = each.num_scheduled_tokens - each.num_expanded_tokens
+        num_together = num_scheduled_tokens(each) - each.num_expanded_tokens
         counts += [num_together] * (num_together > 0) + [1] * each.num_expanded_tokens
     assert np.diff(expanded.cu_seqlens_q).tolist() == counts
 

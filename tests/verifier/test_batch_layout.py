@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.verifier.sequences import num_scheduled_tokens
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 
@@ -95,7 +96,7 @@ def rows_one_by_one(scheduled: list[ScheduledTokens]) -> tuple[list[int], list[i
     bonus: list[int] = []
     start = 0
     for sequence in scheduled:
-        end = start + sequence.num_scheduled_tokens
+        end = start + num_scheduled_tokens(sequence)
         num_drafts = len(sequence.draft_token_ids) if sequence.is_sampled else -1
         for i, hidden_row in enumerate(range(end - num_drafts - 1, end)):
             (bonus if i == num_drafts else target).append(len(logits))
@@ -114,7 +115,7 @@ def test_equals_the_oracle_token_by_token(step: tuple[list[ScheduledTokens], int
     assert layout.positions.tolist() == [t.position for t in tokens]
     assert layout.slot_mapping.tolist() == [t.slot for t in tokens]
     assert layout.seq_lens.tolist() == [
-        s.num_computed_tokens + s.num_scheduled_tokens for s in scheduled
+        s.num_computed_tokens + num_scheduled_tokens(s) for s in scheduled
     ]
     assert layout.block_tables == [s.block_table for s in scheduled]
 
@@ -139,7 +140,8 @@ def test_every_index_array_is_int64() -> None:
         ],
         block_size=16,
     )
-    arrays = [getattr(layout, name) for name in layout.__slots__ if name != "block_tables"]
+    others = ("block_tables", "wants_hidden_states")
+    arrays = [getattr(layout, name) for name in layout.__slots__ if name not in others]
     assert all(array.dtype == np.int64 for array in arrays)
 
 
@@ -205,8 +207,8 @@ def test_scored_rows_are_appended_once_and_change_no_other_index(
     plain = lay_out(scheduled, block_size=block_size)
     scored = []
     for each in scheduled:
-        start = draws.draw(st.integers(0, each.num_scheduled_tokens))
-        stop = draws.draw(st.integers(start, each.num_scheduled_tokens))
+        start = draws.draw(st.integers(0, num_scheduled_tokens(each)))
+        stop = draws.draw(st.integers(start, num_scheduled_tokens(each)))
         scored.append(each._replace(scored_offsets=range(start, stop)))
     layout = lay_out(scored, block_size=block_size)
     first_tokens = layout.cu_seqlens_q.tolist()

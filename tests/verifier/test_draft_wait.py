@@ -9,7 +9,7 @@ from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import (
     HOPS_KEPT,
     DraftWaitEstimates,
-    FirstTokenRecord,
+    HintRecord,
     RunningMean,
 )
 
@@ -107,18 +107,18 @@ class TestHops:
         assert observed.hop_quantile_s(0.0) == observed.hop_quantile_s(1.0) == 7.0
 
 
-class TestFirstTokenRecord:
+class TestHintRecord:
     def test_learns_when_the_position_is_decided(self) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         record.record_hint(2, [7, 8], [0, 1])
-        assert record.probability == 0, "not known yet"
+        assert record.first_token_probability == 0, "not known yet"
         record.settle([0, 1, 7])
-        assert record.probability == pytest.approx(0.2)
+        assert record.first_token_probability == pytest.approx(0.2)
         record.settle([0, 1, 7, 7])
-        assert record.probability == pytest.approx(0.2), "each hint once"
+        assert record.first_token_probability == pytest.approx(0.2), "each hint once"
 
     def test_decays_by_0_8(self) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         known = [0]
         expected = 0.0
         for right in (True, True, False, True):
@@ -126,28 +126,28 @@ class TestFirstTokenRecord:
             known.append(5 if right else 6)
             record.settle(known)
             expected = 0.8 * expected + 0.2 * right
-            assert record.probability == pytest.approx(expected)
+            assert record.first_token_probability == pytest.approx(expected)
 
     @pytest.mark.parametrize(("token_id", "expected"), [(7, 0.2), (8, 0.0)])
     def test_learns_from_a_late_hint_at_once(self, token_id: int, expected: float) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         record.record_hint(2, [token_id], [0, 1, 7, 9])
-        assert record.probability == pytest.approx(expected)
+        assert record.first_token_probability == pytest.approx(expected)
 
     def test_an_empty_hint_counts_as_wrong(self) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         record.record_hint(1, [7], [0, 7])
         record.record_hint(2, [], [0, 7])
-        assert record.probability == pytest.approx(0.16)
+        assert record.first_token_probability == pytest.approx(0.16)
 
     def test_only_the_first_token_counts(self) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         record.record_hint(1, [7, 9, 9], [0])
         record.settle([0, 7, 1, 1])
-        assert record.probability == pytest.approx(0.2)
+        assert record.first_token_probability == pytest.approx(0.2)
 
     def test_useless_hints_of_others_count_from_the_first_request_on(self) -> None:
-        record = FirstTokenRecord(num_useless_before=5)
+        record = HintRecord(num_useless_before=5)
         assert record.num_useless_hints == 0, "no request yet"
         record.record_request()
         assert record.num_useless_hints == 5
@@ -164,10 +164,10 @@ class TestFirstTokenRecord:
     def test_a_right_hint_is_useless_once_the_sequence_has_passed_its_end(
         self, length: int, num_useless: int
     ) -> None:
-        record = FirstTokenRecord()
+        record = HintRecord()
         record.record_hint(1, [1, 2, 3], list(range(length)))
         assert record.num_useless_hints == num_useless
-        assert record.probability == pytest.approx(0.2), "its first token was right"
+        assert record.first_token_probability == pytest.approx(0.2), "its first token was right"
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Simulation:
     def run(self) -> Outcome:
         outcome = Outcome()
         self.wait_estimates = DraftWaitEstimates()
-        self.record = FirstTokenRecord()
+        self.record = HintRecord()
         self.buffer = DraftBuffer()
         proposer = Proposer()
         known = self.text[: self.prompt_length]
@@ -235,7 +235,7 @@ class Simulation:
         started_at_s = self.now_s
         while not self.buffer and self.buffer.answered_length < len(known) and self.waits:
             longest_s = self.wait_estimates.longest_wait_s(
-                first_token_probabilities=[self.record.probability],
+                first_token_probabilities=[self.record.first_token_probability],
                 num_sequences=1,
                 elapsed_s=self.now_s - published_at_s,
             )

@@ -65,7 +65,7 @@ class TestPlainDecoding:
         prefills = [
             {item.sequence.sequence_id for item in step.scheduled}
             for step in running.observer.steps
-            if any(item.sequence.sequence_id == long and not item.samples
+            if any(item.sequence.sequence_id == long and not item.is_sampled
                    for item in step.scheduled)
         ]  # fmt: skip
         assert len(prefills) >= 3
@@ -236,7 +236,7 @@ class TestDrafts:
         session.wait_decided(sequence_id, 8)
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
-        assert sequence.first_token_record.num_useless_hints == num_useless
+        assert sequence.hint_record.num_useless_hints == num_useless
 
     def test_after_texts_that_do_not_repeat_one_request_is_enough(
         self, start_engine: StartEngine
@@ -253,7 +253,7 @@ class TestDrafts:
         session.wait_decided(sequence_id, 1)
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
-        assert sequence.first_token_record.num_useless_hints == MOST_USELESS_HINTS
+        assert sequence.hint_record.num_useless_hints == MOST_USELESS_HINTS
 
     def test_where_hints_are_of_no_use_only_steps_that_probe_request_them(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
@@ -543,7 +543,7 @@ class TestAlwaysWaiting:
         assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
     def test_times_out_while_others_decode(self, start_engine: StartEngine) -> None:
-        session = start_engine(idle_timeout_s=0.05, max_model_len=10_000, num_blocks=4000).attach()
+        session = start_engine(draft_timeout_s=0.05, max_model_len=10_000, num_blocks=4000).attach()
         with_hints = session.open([1], max_new_tokens=5000)
         without = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
         end = session.wait_end(without)
@@ -554,14 +554,14 @@ class TestAlwaysWaiting:
         assert isinstance(session.wait_end(with_hints), Decided)
 
     def test_times_out_when_it_is_alone(self, start_engine: StartEngine) -> None:
-        session = start_engine(idle_timeout_s=0.05).attach()
+        session = start_engine(draft_timeout_s=0.05).attach()
         started_at_s = time.monotonic()
         sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
         assert isinstance(session.wait_end(sequence_id), Rejected)
         assert time.monotonic() - started_at_s >= 0.05
 
     def test_may_wait_for_longer_than_a_clock_can_count(self, start_engine: StartEngine) -> None:
-        running = start_engine(idle_timeout_s=1e12)
+        running = start_engine(draft_timeout_s=1e12)
         session = running.attach()
         sequence_id = session.open([1], max_new_tokens=3, draft_wait=ALWAYS)
         for count in (1, 2):
@@ -835,7 +835,7 @@ class TestReporting:
 def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:
     """Random opens, hints, updates, closes and detached sessions in a small pool."""
     running = start_engine(num_blocks=20, max_num_seqs=4, max_num_waiting=6,
-                           max_num_batched_tokens=12, idle_timeout_s=0.02)  # fmt: skip
+                           max_num_batched_tokens=12, draft_timeout_s=0.02)  # fmt: skip
     draw = random.Random(8)
     sessions = [running.attach() for _ in range(3)]
     prompts: dict[str, list[int]] = {}

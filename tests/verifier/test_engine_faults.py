@@ -18,6 +18,7 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.drafts.draft_buffer import Hint
 from verifier.engine.messages import Event, Hints, Rejected, StepStats
 from verifier.engine.observation import Fault, StepRecord
@@ -106,6 +107,32 @@ def test_a_hint_that_makes_the_engine_raise_is_lost_alone(start_engine: StartEng
     assert running.observer.faults == [Fault.COMMAND]
 
 
+@pytest.mark.parametrize("method", ["choose", "learn", "learn_plain"])
+def test_a_depth_policy_that_raises_is_dropped_and_counted(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    policy = DepthPolicy(max_rows=64, max_depth=7, row_tile=8)
+    work = getattr(policy, method)
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if method == "choose" and not arguments[0]:
+            return work(*arguments, **named)  # there are no drafts to choose from
+        raise ValueError(method)
+
+    monkeypatch.setattr(policy, method, fail)
+    running = start_engine(depth_policy=policy)
+    bystander = Bystander(running)
+    session = running.attach()
+    with running.held():
+        sequence_id = session.open(PROMPT, max_new_tokens=9)
+        session.hint(sequence_id, len(PROMPT), continue_by(hashed, PROMPT, 8))
+    session.wait_end(sequence_id)
+    assert session.output(sequence_id) == continue_by(hashed, PROMPT, 9)
+    bystander.check()
+    assert running.observer.faults == [Fault.SCHEDULE]
+    assert sum(step.num_accepted_tokens for step in session.decided(sequence_id)) == 7
+
+
 def test_a_session_whose_sink_raises_is_ended_and_others_get_their_events(
     start_engine: StartEngine,
 ) -> None:
@@ -127,7 +154,7 @@ def test_a_score_call_that_makes_the_engine_raise_fails_as_our_fault(
 ) -> None:
     running = start_engine()
     bystander = Bystander(running)
-    monkeypatch.setattr("verifier.engine.step_batch._scored", lambda *_: 1 / 0)
+    monkeypatch.setattr("verifier.engine.scores._scored", lambda *_: 1 / 0)
     options = ScoreOptions(
         scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0), sampling=Sampling()
     )

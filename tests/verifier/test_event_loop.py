@@ -31,7 +31,7 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.server import VerifierServer
@@ -54,8 +54,6 @@ class ZeroModel(SampledOnHost):
     """Implements `TargetModel`: all tokens are equally likely, and the lowest id wins."""
 
     vocab_size = VOCAB_SIZE
-
-    kv_is_finite: BoolArray | None = None
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         return np.zeros((layout.num_rows, VOCAB_SIZE), dtype=np.float32)

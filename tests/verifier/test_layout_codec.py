@@ -42,9 +42,11 @@ def assert_same(first: BatchLayout, second: BatchLayout) -> None:
             assert one == other, field.name
 
 
-@given(st.lists(scheduled_tokens(), min_size=1, max_size=5))
-def test_decoding_gives_what_was_encoded(scheduled: list[ScheduledTokens]) -> None:
-    layout = lay_out(scheduled, block_size=BLOCK_SIZE)
+@given(st.lists(scheduled_tokens(), min_size=1, max_size=5), st.booleans())
+def test_decoding_gives_what_was_encoded(
+    scheduled: list[ScheduledTokens], wants_hidden_states: bool
+) -> None:
+    layout = lay_out(scheduled, block_size=BLOCK_SIZE, wants_hidden_states=wants_hidden_states)
     encoded = encode(layout)
     assert encoded.dtype == np.int32
     assert encoded.ndim == 1

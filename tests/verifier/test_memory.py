@@ -27,7 +27,7 @@ from verifier.model.gpu_memory import (
     free_for_kv_bytes,
     largest_steps,
 )
-from verifier.model.memory import GPU_FRACTION, choose_num_kv_blocks, free_memory_bytes
+from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_kv_blocks
 from verifier.model.ready_model import choose_max_model_len
 from verifier.model.transformers_model import TransformersModel
@@ -256,6 +256,7 @@ class StandInModel:
 
     vocab_size = 10
     kv_is_finite: BoolArray | None = None
+    hidden_states: FloatArray | None = None
 
     def __init__(self, gpu: StandInGpu) -> None:
         self._gpu = gpu
@@ -305,7 +306,7 @@ def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandIn
         block_size=16,
         block_bytes=64,
         free_bytes=600_000 - 300 - 200_000,
-        default_fraction=GPU_FRACTION,
+        default_fraction=MEASURED_FRACTION,
     )
     gpu.allocate(blocks * 64)
     gpu.allocate(200_000)
@@ -400,4 +401,7 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
         assert (blocks, made) == (600_000 // 4 // block_bytes, [])
     else:
         left_bytes = 600_000 - 300 - 200_000
-        assert (blocks, made) == (int(left_bytes * GPU_FRACTION // block_bytes), [PROFILE_BLOCKS])
+        assert (blocks, made) == (
+            int(left_bytes * MEASURED_FRACTION // block_bytes),
+            [PROFILE_BLOCKS],
+        )

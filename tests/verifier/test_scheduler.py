@@ -35,7 +35,7 @@ def commit(scheduler: Scheduler, item: ScheduledSequence, num_accepted: int = 0)
     """As if the model had accepted that many drafts and sampled one more token."""
     sequence = item.sequence
     sequence.num_computed_tokens += item.num_new_tokens
-    if not item.samples:
+    if not item.is_sampled:
         return
     sequence.num_computed_tokens += num_accepted
     sequence.token_ids += [*item.draft_token_ids[:num_accepted], 99]
@@ -75,7 +75,7 @@ def test_prompts_are_cut_into_chunks_that_fit_the_budget() -> None:
     chunks = []
     for _ in range(3):
         [item] = scheduler.schedule()
-        chunks.append((item.num_new_tokens, item.samples))
+        chunks.append((item.num_new_tokens, item.is_sampled))
         commit(scheduler, item)
     assert chunks == [(10, False), (10, False), (3, True)]
     assert len(sequence.token_ids) == 24
@@ -89,7 +89,7 @@ def test_decodes_come_before_prompts_and_prompts_get_the_rest() -> None:
     scheduled = scheduler.schedule()
     assert [item.sequence for item in scheduled] == [*decodes, prompt]
     assert [item.num_new_tokens for item in scheduled] == [1, 1, 1, 7]
-    assert [item.samples for item in scheduled] == [True, True, True, False]
+    assert [item.is_sampled for item in scheduled] == [True, True, True, False]
 
 
 def test_prompts_are_served_in_order_of_arrival() -> None:
@@ -162,14 +162,25 @@ def test_a_hint_gets_more_drafts_after_its_first_ones_were_right() -> None:
     assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
 
 
-def test_drafts_get_the_budget_that_decodes_leave() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
-    sequences = decoding(scheduler, 4, num_output_tokens=30)
-    for sequence in sequences:
-        give_hint(sequence, 4)
+@pytest.mark.parametrize(
+    ("budget", "num_hinted", "expected"),
+    [
+        (10, [31], [10]),
+        (6, [4, 4, 4, 4], [2, 2, 1, 1]),
+        (12, [1, 31, 31], [1, 6, 5]),
+        (0, [31, 31], [0, 0]),
+    ],
+)
+def test_sequences_share_the_budget_that_decodes_leave(
+    budget: int, num_hinted: list[int], expected: list[int]
+) -> None:
+    count = len(num_hinted)
+    scheduler = make_scheduler(max_num_batched_tokens=count + budget, max_num_seqs=count)
+    sequences = decoding(scheduler, count, num_output_tokens=60, num_speculative_tokens=31)
+    for sequence, num_tokens in zip(sequences, num_hinted, strict=True):
+        give_hint(sequence, num_tokens)
     scheduled = scheduler.schedule()
-    assert [len(item.draft_token_ids) for item in scheduled] == [2, 2, 1, 1]
-    assert num_tokens(scheduled) == 10
+    assert [len(item.draft_token_ids) for item in scheduled] == expected
 
 
 def test_a_sequence_without_drafts_leaves_its_share_to_others() -> None:
@@ -367,6 +378,6 @@ def check_step(scheduler: Scheduler, scheduled: list[ScheduledSequence]) -> None
         sequence = item.sequence
         assert 0 < item.num_new_tokens <= len(sequence.token_ids) - sequence.num_computed_tokens
         assert len(item.draft_token_ids) <= max(0, sequence.remaining - 1)
-        assert item.samples or not item.draft_token_ids
+        assert item.is_sampled or not item.draft_token_ids
         end = sequence.num_computed_tokens + item.num_new_tokens + len(item.draft_token_ids)
         assert len(sequence.block_table) * scheduler.block_size >= end

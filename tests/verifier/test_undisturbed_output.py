@@ -39,6 +39,8 @@ class WatchedModel:
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
+        self.row_tile = model.row_tile
+        self.computes_at_launch = model.computes_at_launch
         self.logits = np.empty(0, dtype=np.float32)
         self._model = model
 
@@ -74,7 +76,7 @@ class LogitsObserver(RecordingObserver):
         for i, item in enumerate(record.scheduled):
             for j in range(int(layout.num_sampled_tokens[i])):
                 position = int(layout.positions[layout.logits_indices[row]]) + 1
-                if item.samples and j <= int(record.verdict.num_accepted_tokens[i]):
+                if item.is_sampled and j <= int(record.verdict.num_accepted_tokens[i]):
                     key = (item.sequence.sequence_id, position)
                     assert key not in self.logits, "a token was decided twice"
                     self.logits[key] = self.model.logits[row].copy()

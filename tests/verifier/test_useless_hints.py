@@ -1,11 +1,11 @@
 """What new sequences expect of their hints, after texts that repeat and texts that do not."""
 
-from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS, UselessHintsPrior
 
 
-def observe(record: FirstTokenRecord, *outcomes: bool) -> None:
+def observe(record: HintRecord, *outcomes: bool) -> None:
     for right in outcomes:
         record.record_request()
         record.record_hint(0, [7 if right else 8, 9], [7])

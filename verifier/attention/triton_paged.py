@@ -21,7 +21,7 @@ from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
 
 ENOUGH_PROGRAMS = 512
-"""As many keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
+"""So many programs keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
 
 MAX_PROGRAMS = 2048
 """Where several share K/V. A launch has programs for the most sequences and the longest one that
@@ -29,7 +29,7 @@ there may be; those that find nothing to do have to be started, too.
 """
 
 MAX_WORKSPACE_BYTES = 128 << 20
-"""Of the results of splits; where they would take more, one program goes through all splits."""
+"""For the results of splits; where they would take more, one program goes through all splits."""
 
 _COMBINED_HEADS = 4
 _UNROLLED_SPLITS = 8
@@ -268,7 +268,7 @@ def tiles_of_step(
     splitting: Splitting,
     is_strict: bool,
 ) -> Tiles:
-    """For a step of these queries [num_heads, T, head_dim], padding included.
+    """The tiles of a step with these queries [num_heads, T, head_dim], padding included.
 
     Small tiles have twice as many splits: where the workspace has no room for the results of those,
     large ones may still be split.
@@ -288,12 +288,12 @@ def tiles_of_step(
 
 
 def _workspace_bytes(num_tokens: int, num_heads: int, num_splits: int, head_dim: int) -> int:
-    """Of the results of splits: for each a top, a total and a sum of values, in float32."""
+    """What the results of splits take: for each a top, a total and a sum of values, in float32."""
     return 4 * num_tokens * num_heads * num_splits * (head_dim + 2)
 
 
 def tiles_of_all_steps(dtype: torch.dtype, *, is_strict: bool) -> tuple[Tiles, ...]:
-    """From the largest on."""
+    """The tiles that `tiles_of_step` may choose, the largest first."""
     if dtype is torch.float32:
         return (FLOAT32_TILES,)
     return (LARGE_TILES,) if is_strict else (LARGE_TILES, SMALL_TILES)

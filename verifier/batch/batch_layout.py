@@ -39,7 +39,7 @@ IntArray = npt.NDArray[np.int64]
 # copies such a table at once, but a list number by number, and tables may be long.
 BlockTable = SequenceOf[int]
 
-# Of each sequence, as `_fill` reads them.
+# How many numbers of each sequence `_fill` reads.
 _NUM_NUMBERS = 7
 
 
@@ -61,14 +61,10 @@ class ScheduledTokens(NamedTuple):
     # How many of its last tokens attend one by one; see `batch_expansion.py`.
     num_expanded_tokens: int = 0
 
-    @property
-    def num_scheduled_tokens(self) -> int:
-        return len(self.token_ids) + len(self.draft_token_ids)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Index arrays of one step, all int64."""
+    """One step as index arrays, all int64."""
 
     input_token_ids: IntArray  # [T]
     positions: IntArray  # [T]
@@ -87,7 +83,7 @@ class BatchLayout:
     num_expanded_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
     scored_only_indices: IntArray  # hidden rows, the last of logits_indices, that are only scored
-    hidden_state_indices: IntArray  # [S] if hidden states are requested; else []
+    wants_hidden_states: bool  # whether hidden states of the scored rows are requested
 
     @property
     def num_tokens(self) -> int:
@@ -174,7 +170,7 @@ def lay_out(
         num_expanded_tokens=num_expanded_tokens,
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
-        hidden_state_indices=scored if wants_hidden_states else scored[:0],
+        wants_hidden_states=wants_hidden_states,
     )
 
 

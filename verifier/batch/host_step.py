@@ -1,7 +1,7 @@
 """The step of a model whose logits come to the host, where they are sampled.
 
-A model on a CPU computes when its step is waited for, not when it is launched: what the caller does
-in between would not run beside it, but after it.
+A model on a CPU computes when its step is waited for, not when it is launched: otherwise the
+caller's work between launch and wait would come after the computation, not beside it.
 """
 
 from collections.abc import Callable
@@ -24,27 +24,19 @@ class ComputesLogits(Protocol):
 
     vocab_size: int
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        """Whether the K/V of each token of the last layout was finite, [T] bool. None: the
-        model does not check.
-        """
-        ...
+    # Whether the K/V of each token of the last layout was finite, [T]. None: the model does not
+    # check.
+    kv_is_finite: BoolArray | None
+    # [S, hidden size], what the logits of the last layout's scored rows were computed from. None:
+    # the layout did not want them, or the model does not give hidden states.
+    hidden_states: FloatArray | None
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         """Logits [R, vocab_size] of the layout's rows, in order; valid until the next call.
 
-        Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
+        Writes K/V of all scheduled tokens, drafts included, and sets the attributes.
         """
         ...
-
-
-@runtime_checkable
-class KeepsHiddenStates(Protocol):
-    """A `ComputesLogits` that also gives the hidden states that its logits were computed from."""
-
-    # [S, hidden size], by the last layout's `hidden_state_indices`, if it had any.
-    hidden_states: FloatArray | None
 
 
 class HostLogits(NamedTuple):
@@ -57,6 +49,11 @@ class HostLogits(NamedTuple):
 
 class SampledOnHost:
     """Completes a `ComputesLogits` to a `TargetModel`."""
+
+    row_tile = 8
+    computes_at_launch = False
+    kv_is_finite: BoolArray | None = None
+    hidden_states: FloatArray | None = None
 
     def launch(self: ComputesLogits, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
         return HostStep(lambda: _forward(self, layout), layout, sampling)
@@ -105,8 +102,4 @@ class HostStep:
 
 
 def _forward(model: ComputesLogits, layout: BatchLayout) -> HostLogits:
-    logits = model.forward(layout)
-    hidden_states = None
-    if len(layout.hidden_state_indices) and isinstance(model, KeepsHiddenStates):
-        hidden_states = model.hidden_states
-    return HostLogits(logits, model.kv_is_finite, hidden_states)
+    return HostLogits(model.forward(layout), model.kv_is_finite, model.hidden_states)

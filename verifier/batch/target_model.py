@@ -5,7 +5,7 @@ does what needs no result. `host_step.py` is the step of a model whose logits co
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ FloatArray = npt.NDArray[np.float32]
 class StepSampling(NamedTuple):
     """How the next tokens of a step's sampled sequences are chosen."""
 
-    # Those with `num_sampled_tokens` in the layout, in its order; the first ones of the batch.
+    # The sampled sequences, those with `num_sampled_tokens` in the layout; the first ones of the
+    # batch, in its order.
     sequences: list[JudgedSequence]
     rule: AcceptanceRule
 
@@ -29,18 +30,18 @@ class StepSampling(NamedTuple):
 class StepResult(NamedTuple):
     """What a step has computed. All but the verdict is valid until the next launch."""
 
-    # On the sampled sequences.
+    # Which drafts of the sampled sequences are accepted, and what follows them.
     verdict: Verdict
-    # By index among them, of those that could not be verified: their part of the verdict has no
-    # meaning.
+    # Exceptions of sequences that could not be verified, by index among the sampled ones. Ignore
+    # their part of the verdict.
     failures: Mapping[int, Exception]
     # [T], whether the K/V of each token of the layout is finite. None: all is, or the model does
     # not check.
     kv_is_finite: BoolArray | None
     # Logits [n, vocab_size] of n of the R rows, by their indices.
     logits_of: Callable[[IntArray], FloatArray]
-    # [S, hidden size], what the logits of the layout's `hidden_state_indices` were computed from.
-    # None: it has no such indices, or the model does not give hidden states.
+    # [S, hidden size], what the logits of the layout's scored rows were computed from. None: the
+    # layout does not want them, or the model does not give hidden states.
     hidden_states: FloatArray | None
 
 
@@ -66,6 +67,12 @@ class TargetModel(Protocol):
     """Runs steps, one at a time; owns its K/V cache. Called by the engine thread only."""
 
     vocab_size: int
+    # The most rows of one tile, if its kernels compute rows in tiles: so the rest of a tile is
+    # cheap.
+    row_tile: int
+    # Whether a step is computed from its launch on, beside the caller; False: when it is waited
+    # for.
+    computes_at_launch: bool
 
     def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
         """Begins a step, which writes K/V of all scheduled tokens, drafts included. Asks no grammar
@@ -74,19 +81,3 @@ class TargetModel(Protocol):
         Must not change the layout, and may read it until the step's result is there.
         """
         ...
-
-
-@runtime_checkable
-class HasRowTile(Protocol):
-    """A target model whose kernels compute rows in tiles: so the rest of a tile is cheap."""
-
-    # The most rows of one.
-    row_tile: int
-
-
-@runtime_checkable
-class ComputesAtLaunch(Protocol):
-    """A target model that may compute beside its caller."""
-
-    # Whether a step is computed from its launch on; False: when it is waited for.
-    computes_at_launch: bool

@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 
 
 class CpuDecoder(SampledOnHost):
-    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
+    """Implements `TargetModel`. Owned by the engine thread."""
 
     def __init__(
         self,
@@ -63,8 +63,6 @@ class CpuDecoder(SampledOnHost):
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
         self.row_tile = TILES.max_rows
-        self.kv_is_finite: npt.NDArray[np.bool_] | None = None
-        self.hidden_states: FloatArray | None = None
         self._weights = weights
         self._num_threads = num_threads
         pieces_per_block = block_size // BLOCK_SIZE
@@ -112,7 +110,7 @@ class CpuDecoder(SampledOnHost):
         del arrays
         self.kv_is_finite = is_finite
         self.hidden_states = None
-        if len(layout.hidden_state_indices):
+        if layout.wants_hidden_states:
             rows = self._last_hidden[layout.scored_logits_indices]
             self.hidden_states = rows[:, : self._weights.hidden_size]
         # Copied only where the vocabulary is no multiple of 16: the sampler's kernels are compiled

@@ -16,7 +16,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a decoder.
+    """What a decoder has room for.
 
     Attributes:
         num_slots: of the cache; also the most tokens of a sequence.

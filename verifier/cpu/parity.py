@@ -45,7 +45,7 @@ _TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FL
 # Largest distance from the float32 logits, relative to that of transformers in the same dtype.
 # Correct models had up to 0.1.
 _ROUNDING_TOLERANCE = 1.0
-# Of one that transformers could not tell from zero.
+# What rounding costs transformers counts as at least this share of the largest logit.
 _SMALLEST_ROUNDING = 1e-5
 _REFUSAL = "the model is not computed as transformers computes it: logits"
 _TIMEOUT_S = 900.0
@@ -266,7 +266,7 @@ class ParityCheck:
 
 
 def sources_digest(*rooms: str) -> str:
-    """Of the sources of this room, of what compiles them, and of other rooms of the verifier."""
+    """A digest of the sources of this room, of what compiles them, and of other rooms."""
     digest = hashlib.sha256()
     others = (_ROOT / "verifier" / room for room in rooms)
     for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels", *others):

@@ -32,7 +32,7 @@ class WeightType(enum.Enum):
 
 
 class Activation(enum.IntEnum):
-    """Of a gated MLP: activation(gate) * up."""
+    """The activation of a gated MLP: activation(gate) * up."""
 
     SILU = 0
     GELU_TANH = 1
@@ -134,7 +134,7 @@ class DecoderWeights:
     # [V, H], not packed, of `other_type`; None: the head's weights are the embeddings.
     embeddings: BitsArray | None
     head: Matrix
-    # Of the layers' linear weights, experts included.
+    # The type of the layers' linear weights, experts included.
     linear_type: WeightType
-    # Of the head, the embeddings, the router, and K/V; never INT8 or FP8.
+    # The type of the head, the embeddings, the router, and K/V; never INT8 or FP8.
     other_type: WeightType

@@ -21,7 +21,7 @@ _LOCALHOST = ("127.0.0.1", "::1")
 
 
 class AdmittedDrafters:
-    """On the event loop."""
+    """The drafters that this verifier may use; owned by the event loop."""
 
     def __init__(
         self,

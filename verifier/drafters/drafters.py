@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from servicekit.logs import get_logger
 from verifier.drafters import wire
-from verifier.drafters.batches import (
-    DrafterProtocolError,
-)
+from verifier.drafters.batches import DrafterProtocolError
 from verifier.drafters.feed import DraftFeed
 from verifier.drafters.held import Held, HeldSequences
 from verifier.drafters.messages import (
@@ -104,7 +102,7 @@ class Drafters:
         *,
         open_link: Callable[[str], Link],
         vocab_size: int,
-        idle_timeout_s: float,
+        unused_timeout_s: float,
         count_fault: Callable[[DrafterFault], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -113,16 +111,16 @@ class Drafters:
         Args:
             open_link: begins to connect to an address; returns at once.
             vocab_size: drafts hold smaller token ids only.
-            idle_timeout_s: a drafter that no sequence needs for so long is let go.
+            unused_timeout_s: a drafter that no sequence needs for so long is let go.
         """
         self.state_changed: Callable[[FedDrafter], None] = lambda drafter: None
         self._open_link = open_link
         self._vocab_size = vocab_size
-        self._idle_timeout_s = idle_timeout_s
+        self._unused_timeout_s = unused_timeout_s
         self._count_fault = count_fault
         self._clock = clock
         self._by_address: dict[str, FedDrafter] = {}
-        self._held: HeldSequences[FedDrafter] = HeldSequences()
+        self._held = HeldSequences()
         self._next_tick_s = 0.0
         wire.warm_up()
 
@@ -134,7 +132,7 @@ class Drafters:
 
     def move(self, sequence: Sequence, drafted_by: DraftedBy) -> None:
         """The sequence gets its drafts from this drafter from now on, and from no other."""
-        self._leave(sequence)
+        self.close(sequence)
         drafter = self._find(drafted_by.address) if drafted_by.address else None
         if drafter is None:
             return
@@ -158,51 +156,48 @@ class Drafters:
         if drafted_by is None or fed is None:
             return
         if by_itself and drafted_by.has_pool and drafted_by.keep is Keep.UNSPECIFIED:
-            self._hold(fed, sequence)
+            self._hold(fed.feed, sequence)
         else:
-            self._leave(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
+            self.close(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
 
-    def close(self, sequence: Sequence, keep: Keep, length: int) -> None:
-        """The sequence is closed, and its pool keeps this part of its text."""
-        self._leave(sequence, keep, length)
-
-    def decide(
-        self, session_id: int, sequence_id: str, keep: Keep = Keep.NOTHING, length: int = 0
-    ) -> None:
-        """The Close of a sequence that is over; unknown ones are ignored."""
-        held = self._held.pop(session_id, sequence_id)
-        if held is not None:
-            self._remove(held.drafter, held.sequence, keep, length)
-
-    def detach(self, session_id: int) -> None:
-        """A session is over, and decides nothing more."""
-        self._give_up(self._held.of_session(session_id))
-
-    def _hold(self, drafter: FedDrafter, sequence: Sequence) -> None:
-        """Awaits the Close of a sequence that is over; gives up others if too many are."""
-        # The last sequence with this id: its Close cannot come any more.
-        self.decide(sequence.session_id, sequence.sequence_id)
-        while (excess := self._held.excess(sequence.session_id)) is not None:
-            self._give_up([excess])
-        drafter.feed.hold(sequence.sequence_id)
-        sequence.drafter = None
-        self._held.add(Held(drafter, sequence, self._clock() + _HELD_S))
-
-    def _give_up(self, those: Iterable[Held[FedDrafter]]) -> None:
-        """No Close is awaited any more, and nothing is kept."""
-        for held in those:
-            self.decide(held.sequence.session_id, held.sequence.sequence_id)
-
-    def _leave(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
+    def close(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
+        """The sequence leaves its drafter, if it has one; its pool keeps this part of its text."""
         if (fed := _fed(sequence)) is not None:
-            self._remove(fed, sequence, keep, length)
+            self._remove(fed.feed, sequence, keep, length)
             sequence.drafter = None
 
-    def _remove(self, drafter: FedDrafter, sequence: Sequence, keep: Keep, length: int) -> None:
+    def close_ended(
+        self, session_id: int, sequence_id: str, keep: Keep = Keep.NOTHING, length: int = 0
+    ) -> None:
+        """Handles the Close of a sequence that is over; unknown ones are ignored."""
+        held = self._held.pop(session_id, sequence_id)
+        if held is not None:
+            self._remove(held.feed, held.sequence, keep, length)
+
+    def detach(self, session_id: int) -> None:
+        """A session is over: no Close of its ended sequences will come."""
+        self._give_up(self._held.of_session(session_id))
+
+    def _hold(self, feed: DraftFeed, sequence: Sequence) -> None:
+        """Awaits the Close of a sequence that is over; gives up others if too many are."""
+        # The last sequence with this id: its Close cannot come any more.
+        self.close_ended(sequence.session_id, sequence.sequence_id)
+        while (excess := self._held.excess(sequence.session_id)) is not None:
+            self._give_up([excess])
+        feed.hold(sequence.sequence_id)
+        sequence.drafter = None
+        self._held.add(Held(feed, sequence, self._clock() + _HELD_S))
+
+    def _give_up(self, those: Iterable[Held]) -> None:
+        """No Close is awaited any more, and nothing is kept."""
+        for held in those:
+            self.close_ended(held.sequence.session_id, held.sequence.sequence_id)
+
+    def _remove(self, feed: DraftFeed, sequence: Sequence, keep: Keep, length: int) -> None:
         """The drafter is done with a sequence; without room to wait, its text is not kept."""
-        if keep is not Keep.NOTHING and not self._may_wait(drafter):
+        if keep is not Keep.NOTHING and not self._may_wait(feed):
             keep = Keep.NOTHING
-        drafter.feed.remove(
+        feed.remove(
             sequence.sequence_id,
             keep=keep,
             length=length,
@@ -210,12 +205,11 @@ class Drafters:
             only=sequence,
         )
 
-    def _may_wait(self, drafter: FedDrafter) -> bool:
-        """Whether one more text may wait for this drafter."""
+    def _may_wait(self, feed: DraftFeed) -> bool:
+        """Whether one more text may wait for this feed's drafter."""
         feeds = [each.feed for each in self._by_address.values()]
-        num_free = _MAX_WAITING - sum(feed.num_waiting for feed in feeds)
-        num_free_tokens = _MAX_WAITING_TOKENS - sum(feed.num_waiting_tokens for feed in feeds)
-        feed = drafter.feed
+        num_free = _MAX_WAITING - sum(each.num_waiting for each in feeds)
+        num_free_tokens = _MAX_WAITING_TOKENS - sum(each.num_waiting_tokens for each in feeds)
         return feed.num_waiting < num_free and feed.num_waiting_tokens < num_free_tokens
 
     def _find(self, address: str) -> FedDrafter | None:
@@ -348,7 +342,7 @@ class Drafters:
             drafter.feed.expire(now_s)
             if not drafter.feed.is_idle:
                 drafter.used_at_s = now_s
-            elif now_s >= drafter.used_at_s + self._idle_timeout_s:
+            elif now_s >= drafter.used_at_s + self._unused_timeout_s:
                 self._let_go(drafter, "no sequence needs it")
 
     def due_s(self) -> float | None:
@@ -381,9 +375,9 @@ class Drafters:
         self._held.check_integrity()
         for drafter in self._by_address.values():
             drafter.feed.check_integrity()
+        feeds = [drafter.feed for drafter in self._by_address.values()]
         for held in self._held:
-            is_in_use = self._by_address.get(held.drafter.address) is held.drafter
-            assert is_in_use or not held.drafter.feed.sequences
+            assert held.feed in feeds or not held.feed.sequences
 
 
 def _fed(sequence: Sequence) -> FedDrafter | None:

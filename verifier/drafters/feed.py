@@ -30,8 +30,9 @@ from verifier.scheduling.sequence import Sequence
 # Small enough that a batch is answered well within the deadline while histories are replayed.
 _MAX_BATCH_TOKENS = 16_384
 
-# At most, in bytes: a token id; a delta without its tokens, law and span; a release, which has the
-# sequence's id twice if it feeds a pool; a proposal without its tokens, but with an explanation.
+# At most, in bytes: a token id; a delta without its tokens, matching policy and span; a release,
+# which has the sequence's id twice if it feeds a pool; a proposal without its tokens, but with an
+# explanation.
 _TOKEN_BYTES = 5
 _DELTA_BYTES = 128
 _RELEASE_BYTES = 160
@@ -169,7 +170,7 @@ class DraftFeed:
         self._histories[sequence_id] = history = _History(sequence, drafted_by)
         # Where hints are of no use, the prompt goes with the first request: one message less. A
         # long one does not, since indexing it would delay the first hint.
-        expects_useless_hints = sequence.first_token_record.expects_useless_hints
+        expects_useless_hints = sequence.hint_record.expects_useless_hints
         if sequence.num_wanted_draft_tokens:
             # It comes from another drafter, and a step may wait for the hint that is wanted now.
             self._enqueue(sequence_id, history)
@@ -253,18 +254,13 @@ class DraftFeed:
         return len(self._in_flight[0].requested) if self._in_flight else 0
 
     @property
-    def num_unanswered(self) -> int:
-        """Batches in flight."""
-        return len(self._in_flight)
-
-    @property
     def num_waiting(self) -> int:
         """Sequences that are over, and whose text is still to be sent."""
         return len(self._waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of those texts."""
+        """Tokens of the texts that are still to be sent."""
         return self._num_waiting_tokens
 
     @property
@@ -274,7 +270,7 @@ class DraftFeed:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that are fed, the ended ones aside."""
+        """The sequences that are fed, without those that are over."""
         return [each.sequence for each in self._histories.values() if each.end is None]
 
     def next_batch(self, now_s: float) -> DeltaBatch | None:
@@ -396,14 +392,15 @@ class DraftFeed:
     def on_proposals(self, batch_id: int, proposals: SequenceOf[Proposal]) -> BatchResult:
         """Handles the answer to the oldest batch in flight.
 
+        Args:
+            proposals: `num_expected` of them.
+
         Raises:
             DrafterProtocolError: it is not that batch's answer.
         """
         if not self._in_flight or self._in_flight[0].batch_id != batch_id:
             raise DrafterProtocolError(f"batch {batch_id} was answered out of turn")
         batch = self._in_flight.popleft()
-        if len(proposals) != len(batch.requested):
-            raise DrafterProtocolError(f"{len(proposals)} answers to {len(batch.requested)} deltas")
         result = BatchResult([], [], [], batch.sent_s if batch.is_live else None)
         for (history, length, num_wanted), proposal in zip(batch.requested, proposals, strict=True):
             sequence = history.sequence

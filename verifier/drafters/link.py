@@ -47,7 +47,7 @@ _LONGEST_PAUSE_S = 30.0
 _FORGIVEN_AFTER_S = 60.0
 
 _GREET_TIMEOUT_S = 5.0
-# From an attempt to open a channel, with files that cannot be used, to the next.
+# Pause between attempts to open a channel whose TLS files cannot be used.
 _REOPEN_PAUSE_S = 1.0
 
 

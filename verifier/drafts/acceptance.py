@@ -1,10 +1,9 @@
-"""The probability that a draft stands, learned from every hint.
+"""The probability that a draft is right, learned from every hint.
 
-Tried is the next token of a hint, given that the hint was right so far. Its class is the hint's
-source, its match length m, and the token's place h in the hint; not its place among the drafts of a
-step. So a hint teaches the same whether its tokens are verified 31 at a time, or none is and the
-sequence's own tokens are compared with it one by one: what is known stays fresh where no draft is
-verified.
+A trial is the next token of a hint that was right so far. Its class is the hint's source, its match
+length m, and the token's place h in the hint; not its place among the drafts of a step. So a hint
+teaches the same whether its tokens are verified 31 at a time, or none is and the sequence's own
+tokens are compared with it one by one: what is known stays fresh where no draft is verified.
 
 A class starts with a probability of (m + h) / (m + h + 2), for m + h tokens that agreed. That is
 near the figures of source code, prose and licences (`benchmarks/held_out_texts.py`).
@@ -43,7 +42,7 @@ class Acceptance:
 
     Attributes:
         trials: [sources, match classes, place classes, 2] float64: decayed numbers of trials, and
-            of those that stood; the prior included.
+            of tokens that were right; the prior included.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Acceptance:
     def probability(
         self, *, source: int, match_length: int, place: int, log_odds: float = 0.0
     ) -> float:
-        """That a hint's token stands, if those before it did."""
+        """The probability that a hint's token is right, if those before it were."""
         out = np.empty(1)
         survival(self.trials, source, match_length, place, log_odds, out)
         return float(out[0])
@@ -97,7 +96,9 @@ def survival(
     log_odds: float,
     out: FloatArray,
 ) -> None:
-    """The probabilities that a hint's tokens from `place` on all stand, up to each: descending."""
+    """Sets `out` to the probability, for each token of a hint from `place` on, that it and all
+    before it are right.
+    """
     of_match = trials[source, _match_class(match_length)]
     factor = math.exp(log_odds)
     together, each, h = 1.0, 0.0, -1
@@ -121,8 +122,8 @@ def learn(
     log_odds: float,
     variance: float,
 ) -> tuple[float, float]:
-    """Learns that `num_stood` tokens of a hint from `place` on stood, and, if `is_failed`, that the
-    next did not. Returns the sequence's correction and its variance.
+    """Learns that `num_stood` tokens of a hint from `place` on were right, and, if `is_failed`, the
+    next was wrong. Returns the sequence's correction and its variance.
     """
     of_match = trials[source, _match_class(match_length)]
     h = 0

@@ -1,7 +1,7 @@
 """The speculation depth: how many drafts each sequence verifies in a step, from what was learned.
 
 `step_cost.py` knows what rows cost, `acceptance.py` how likely drafts stand, and
-`draft_allocation.py` weighs the one against the other. The limits of `speculation_policy.py` stay
+`draft_allocation.py` weighs the one against the other. The limits of `draft_limits.py` stay
 limits. Nothing here changes a token: the output does not depend on depths.
 
 Knows token ids, lengths and durations; nothing of sequences, blocks or models.
@@ -74,9 +74,9 @@ class DepthOutcome(NamedTuple):
     """What a step brought beside its forecast.
 
     Attributes:
-        expected_drafts: how many of the verified ones were expected to be accepted; so
-            `num_accepted`. Both without those that the policy did not choose.
-        expected_s: None: not learned from.
+        expected_drafts, num_accepted: of the drafts that the policy chose, how many it expected to
+            be accepted, and how many were.
+        expected_s: the forecast of `duration_s`. None: the policy did not learn from the step.
         plain_s: the estimate for plain decoding of the same tokens. None: the step computed
             prompts, too.
     """
@@ -154,8 +154,8 @@ class DepthPolicy:
         return chosen
 
     def learn_plain(self, duration_s: float) -> DepthOutcome | None:
-        """What is reported of a step without drafts, candidates and prefill chunks that need not
-        be learned from. None: learn from it.
+        """For a step that only decoded and had no candidates: its outcome, if the policy skips
+        learning from it. It learns from one in `_PLAIN_PERIOD_STEPS`. None: call `learn`.
         """
         is_learned_from = self._num_plain_steps % _PLAIN_PERIOD_STEPS == 0
         self._num_plain_steps += 1

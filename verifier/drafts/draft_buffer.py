@@ -3,7 +3,7 @@
 A hint predicts the tokens after a sequence's first `base_length` tokens. It may arrive late or
 cover several steps, so it is stored with its position and moved forward (realigned) to the
 sequence's length when the next step is formed. How many drafts are verified is decided in
-`speculation_policy.py`, whether to wait in `draft_wait.py`.
+`draft_limits.py`, whether to wait in `draft_wait.py`.
 
 Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens long and ending in
 5 6: the draft is 7 8. Had it ended in 5 9, the hint would be stale.
@@ -73,7 +73,7 @@ class DraftBuffer:
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
-        # Of the hint that was accepted last.
+        # Where the hint that was accepted last comes from.
         self.source = Source.UNSPECIFIED
 
     def __bool__(self) -> bool:
@@ -137,7 +137,7 @@ class DraftBuffer:
 
     @property
     def matched_ngram_length(self) -> int:
-        """Of the buffered hint, as it was received."""
+        """The match length of the buffered hint, as it was received."""
         return self._matched_ngram_length
 
     def place(self, length: int) -> int:
@@ -152,7 +152,7 @@ class DraftBuffer:
         return self._token_ids[skip : skip + num_tokens]
 
     def use(self, length: int) -> HintOutcome | None:
-        """Drafts are verified of a sequence of `length` tokens.
+        """Notes that drafts are verified when the sequence has `length` tokens.
 
         Returns:
             The hint's outcome, when it is used for the first time.

@@ -21,7 +21,7 @@ from verifier.drafts.hint_requests import is_gain_unlikely
 
 FIRST_TOKEN_DECAY = 0.8
 DURATION_DECAY = 0.9
-# Hops of which quantiles are reported.
+# The reported quantiles are of so many last hops.
 HOPS_KEPT = 256
 
 
@@ -76,7 +76,7 @@ class DraftWaitEstimates:
             self.hop_s.observe(elapsed_s)
 
     def hop_quantile_s(self, quantile: float) -> float:
-        """Of the last hops that no step delayed; 0 before the first. For any thread."""
+        """The quantile of the hops that no step delayed; 0 before the first. For any thread."""
         # A copy, made without letting another thread run.
         hops_s = sorted(self._recent_hops_s.copy())
         return hops_s[min(len(hops_s) - 1, int(quantile * len(hops_s)))] if hops_s else 0.0
@@ -100,11 +100,11 @@ class DraftWaitEstimates:
         return gain_s if gain_s > remaining_s else 0.0
 
 
-class FirstTokenRecord:
+class HintRecord:
     """p1 of one sequence, learned from every hint, used or not; and how many hints were useless.
 
     A hint's first token is compared with the sequence's token at that position, when that is
-    known. A hint without tokens counts as wrong. One is useless that is wrong, or that comes when
+    known. A hint without tokens counts as wrong. A hint is useless if it is wrong, or comes when
     the sequence has passed its end: a drafter that is so late costs messages and gains nothing. The
     caller leaves out empty hints of a drafter that is still indexing.
     """
@@ -112,19 +112,20 @@ class FirstTokenRecord:
     __slots__ = (
         "_num_useless_before",
         "_pending",
+        "first_token_probability",
         "num_hints",
         "num_requests",
         "num_useful_hints",
         "num_useless_hints",
-        "probability",
     )
 
     def __init__(self, num_useless_before: int = 0) -> None:
-        """`num_useless_before`: how many useless hints count from the first request on."""
-        self.probability = 0.0
+        """`num_useless_before`: how many useless hints the sequence starts with."""
+        self.first_token_probability = 0.0
         self.num_hints = 0
         self.num_useful_hints = 0
-        # The last hints in a row that were useless. From the first request on, those before it.
+        # Useless hints in a row, up to the last hint. The first request sets it to
+        # `num_useless_before`.
         self.num_useless_hints = 0
         self._num_useless_before = num_useless_before
         self.num_requests = 0
@@ -132,7 +133,7 @@ class FirstTokenRecord:
 
     @property
     def expects_useless_hints(self) -> bool:
-        """Whether so many count that hints are requested seldom from the first one on."""
+        """Whether the record begins with so many that hints after the first are only probes."""
         return is_gain_unlikely(num_useless_hints=self._num_useless_before)
 
     def record_request(self) -> None:
@@ -165,6 +166,5 @@ class FirstTokenRecord:
         self.num_useless_hints = 0 if is_useful else self.num_useless_hints + 1
         self.num_hints += 1
         self.num_useful_hints += is_useful
-        self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
-            right
-        )
+        self.first_token_probability *= FIRST_TOKEN_DECAY
+        self.first_token_probability += (1 - FIRST_TOKEN_DECAY) * right

@@ -1,4 +1,4 @@
-"""Who drafts for a sequence, and by which law, as its Open says it.
+"""Who drafts for a sequence, and by which matching policy, as its Open says it.
 
 Knows no connection; `verifier.drafters` has those.
 """

@@ -16,7 +16,8 @@ import math
 STEPS_AHEAD = 4
 USELESS_HINTS_BEFORE_PROBING = 6
 DECLINED_STEPS_BEFORE_PROBING = 24
-# From a step that probes to the next: for the message, and for each sequence that it probed for.
+# Seconds until the next step that probes: so many for a probe's message, and so many more for each
+# sequence in it.
 PROBE_PERIOD_S = 0.05
 PROBE_PERIOD_PER_SEQUENCE_S = 0.0025
 
@@ -27,7 +28,8 @@ def num_wanted_draft_tokens(*, num_speculative_tokens: int, remaining: int) -> i
     Enough for several steps, so that after a fully accepted step the next drafts are already here.
 
     Args:
-        num_speculative_tokens, remaining: as in `speculation_policy.num_drafts_to_verify`.
+        num_speculative_tokens: the sequence's limit per step.
+        remaining: output tokens still allowed; a draft needs room for itself and one more.
     """
     return max(0, min(num_speculative_tokens * STEPS_AHEAD, remaining - 1))
 
@@ -36,7 +38,7 @@ def is_gain_unlikely(*, num_useless_hints: int, num_declined: int = 0) -> bool:
     """Whether a hint for the sequence would probably gain nothing.
 
     Args:
-        num_useless_hints: `FirstTokenRecord.num_useless_hints`.
+        num_useless_hints: `HintRecord.num_useless_hints`.
         num_declined: the last steps in a row that had drafts for the sequence and verified none.
     """
     return (
@@ -53,7 +55,7 @@ class ProbePace:
         self._may_probe = False
 
     def begin_step(self, now_s: float) -> None:
-        """The requests of a further step begin."""
+        """Must come before the requests of each step."""
         self._now_s = now_s
         self._may_probe = now_s >= self._due_s
 

@@ -28,14 +28,15 @@ FloatArray = npt.NDArray[np.float64]
 _FADING = 0.997
 # How far the pace follows one step, once some were seen.
 _PACE_RATE = 0.1
-# A step whose error is more than this many mean errors off counts less.
+# A step counts less if its error is more than so many mean errors.
 _HUBER = 2.0
-# What a row is believed to cost before any step says so, of a step's fixed cost. Optimistic, so
-# that drafts are tried.
+# A row's cost before any step was seen, as a share of a step's fixed cost. Optimistic, so that
+# drafts are tried.
 _PRIOR_ROW = 0.02
 # How strongly a slope follows the one before it, in steps.
 _SMOOTHNESS = 0.3
-# Against coefficients that no step distinguishes.
+# Added to each coefficient's weight, as a share of it: keeps the equations solvable where no step
+# tells two coefficients apart.
 _RIDGE = 1e-3
 _SWEEPS = 4
 # A longer step counts as this long.
@@ -75,7 +76,10 @@ class StepCost:
     """
 
     def __init__(self, *, max_rows: int, row_tile: int) -> None:
-        """`max_rows`: of a step. `row_tile`: how many rows the model's kernels compute at once."""
+        """Args:
+        max_rows: the most of a step.
+        row_tile: how many rows the model's kernels compute at once.
+        """
         self.knots = _knots(max_rows, row_tile)
         size = _NUM_LINEAR + len(self.knots) - 1
         self.coefficients = np.zeros(size)
@@ -129,7 +133,7 @@ def _knots(max_rows: int, row_tile: int) -> npt.NDArray[np.int64]:
 
 @kernel
 def cost_of_rows(knots: npt.NDArray[np.int64], coefficients: FloatArray, num_rows: float) -> float:
-    """The curve; beyond its last knot it goes on as before it."""
+    """The curve; beyond its last knot, the last slope continues."""
     cost = 0.0
     for i in range(len(knots) - 1):
         first, last = knots[i], knots[i + 1]

@@ -1,18 +1,17 @@
-"""How many useless hints a new sequence has behind it, by what became of recent sequences.
+"""The number of useless hints that a new sequence starts with: a decaying mean over ended ones.
 
-Only useless hints show that a text does not repeat itself, or that its drafter is too late. Where
-recent ones were useless, a new sequence counts as many from its first request on: further hints are
-requested as probes until the first one comes, and from then on if it is useless. One of use ends
-that.
+Only useless hints show that a text does not repeat itself, or that its drafter is too late. If the
+number is high, the sequence requests its first hint as always, and further ones only in steps that
+probe. A useful hint sets it to 0.
 
 Example: the last sequences had no hint of use, and each ended with 10 useless ones. The next one
 requests its first hint at once, and further ones in steps that probe, unless the first is of use.
 """
 
-from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 
-# As many count of a sequence at most.
+# The most that one sequence counts.
 MOST_USELESS_HINTS = 10
 # A sequence with at least one useful hint in so many counts as one without useless hints.
 _MOST_HINTS_PER_USEFUL_ONE = 8
@@ -26,11 +25,11 @@ class UselessHintsPrior:
     def __init__(self) -> None:
         self._mean = 0.0
 
-    def begin(self) -> FirstTokenRecord:
+    def begin(self) -> HintRecord:
         """The record of a new sequence."""
-        return FirstTokenRecord(num_useless_before=round(self._mean))
+        return HintRecord(num_useless_before=round(self._mean))
 
-    def learn(self, record: FirstTokenRecord) -> None:
+    def learn(self, record: HintRecord) -> None:
         """A sequence has ended."""
         if not record.num_hints:
             if record.num_requests < USELESS_HINTS_BEFORE_PROBING:

@@ -1,10 +1,13 @@
-"""Moves every sequence of a step forward by the verdict on it, and queues its events."""
+"""Moves every sequence of a step forward by the step's result, and queues its events."""
 
 import time
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
+import numpy as np
+
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import HintOutcome, Source
 from verifier.drafts.hint_log import HintLog
@@ -12,17 +15,17 @@ from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wante
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import Decided, StepTraced
 from verifier.engine.observation import Fault
+from verifier.engine.scores import ScoreEmitter
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.engine.step_trace import trace_of
-from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
+from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import Verdict
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
 
 
-class _Verdict(NamedTuple):
+class _VerdictLists(NamedTuple):
     """A step's verdict as lists: to read one element of an array takes as long as a call."""
 
     output_token_ids: list[list[int]]
@@ -62,17 +65,24 @@ class Committer:
         self._drafters = drafters
         self._hint_counts = hint_counts
         self._faults = faults
+        self._scores = ScoreEmitter(table, faults)
         self._probe_pace = ProbePace()
         # When the current step was decided.
         self._now_s = 0.0
 
-    def commit(self, batch: StepBatch, layout: BatchLayout, verdict: Verdict, step_id: int) -> None:
-        """Moves the sequences forward, and queues their events. Before that it sends the drafters
+    def commit(
+        self, batch: StepBatch, layout: BatchLayout, result: StepResult, step_id: int
+    ) -> None:
+        """Moves the sequences forward, and queues their events. Before these it sends the drafters
         their tokens, if the next step may wait for what they propose, and gain by it.
         """
+        self._reject_failed(batch, layout, result)
+        # Before what the step decided, which may end a sequence.
+        self._scores.emit(batch, layout, result)
+        verdict = result.verdict
         self._now_s = time.monotonic()
         self._probe_pace.begin_step(self._now_s)
-        lists = _Verdict(
+        lists = _VerdictLists(
             verdict.output_token_ids.tolist(),
             verdict.num_accepted_tokens.tolist(),
             verdict.is_finite.tolist(),
@@ -94,14 +104,30 @@ class Committer:
             except Exception as error:
                 self._faults.fail(decision.item.sequence, Fault.COMMIT, error)
 
-    def _advance(self, entry: int, item: ScheduledSequence, verdict: _Verdict) -> _Decision:
+    def _reject_failed(self, batch: StepBatch, layout: BatchLayout, result: StepResult) -> None:
+        """Rejects sequences that have a token, drafts aside, whose K/V is not finite. They are not
+        moved forward, so nothing computed for them in this step enters the prefix cache. Then those
+        that could not be verified.
+        """
+        if result.kv_is_finite is not None:
+            failed = np.flatnonzero(~result.kv_is_finite)
+            entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
+            first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
+            for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
+                self._table.reject(batch.scheduled[entry].sequence, ModelOutputError(NOT_FINITE_KV))
+        for index, error in {**result.failures, **batch.failures}.items():
+            sequence = batch.sampled[index].sequence
+            if sequence.is_running:
+                self._faults.fail(sequence, Fault.VERIFY, error)
+
+    def _advance(self, entry: int, item: ScheduledSequence, verdict: _VerdictLists) -> _Decision:
         """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.
 
         If the row after some accepted drafts is not usable, these drafts are decided first, as they
         would be without drafting; then the sequence is rejected.
         """
         sequence = item.sequence
-        if not item.samples:
+        if not item.is_sampled:
             sequence.num_computed_tokens += item.num_new_tokens
             return _Decision(entry, item, None, True)
         num_accepted, is_finite = verdict.num_accepted_tokens[entry], verdict.is_finite[entry]
@@ -151,7 +177,7 @@ class Committer:
         """Queues the events of one sequence."""
         _, item, decided, is_finite = decision
         sequence = item.sequence
-        if sequence.hint_log is not None and (decided is not None or not item.samples):
+        if sequence.hint_log is not None and (decided is not None or not item.is_sampled):
             self._emit_trace(decision, sequence.hint_log, layout, step_id)
         if decided is not None:
             self._table.emit(sequence, decided)
@@ -166,7 +192,7 @@ class Committer:
         """
         known = sequence.token_ids
         sequence.publications.append((len(known), self._now_s))
-        record = sequence.first_token_record
+        record = sequence.hint_record
         record.settle(known)
         if not remaining:
             sequence.num_wanted_draft_tokens = 0
@@ -213,7 +239,7 @@ def _is_urgent(sequence: Sequence) -> bool:
     """Whether the next step may wait for the sequence's hint, and would probably gain by it."""
     return sequence.must_await_hint or (
         sequence.may_await_hint
-        and not is_gain_unlikely(num_useless_hints=sequence.first_token_record.num_useless_hints)
+        and not is_gain_unlikely(num_useless_hints=sequence.hint_record.num_useless_hints)
     )
 
 

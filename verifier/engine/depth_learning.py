@@ -6,7 +6,7 @@ from verifier.engine.observation import StepRecord
 
 
 def learn_from_step(policy: DepthPolicy, record: StepRecord) -> DepthOutcome:
-    """Its duration is taken without its wait for hints."""
+    """Lets the policy learn from a step, whose duration is taken without its wait for hints."""
     layout, verdict, duration_s = record.layout, record.verdict, record.stats.duration_s
     sampled = record.scheduled[: len(verdict.num_accepted_tokens)]
     num_sequences, num_rows = len(layout.seq_lens), layout.num_tokens

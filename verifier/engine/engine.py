@@ -4,12 +4,16 @@ Read `Engine.step` first. Other threads only queue commands (`inbox.py`) and rec
 their session's sink (`messages.py`); the engine never waits for a client. `faults.py` says what an
 unforeseen exception ends.
 
-The order after a step: its tokens are committed, and if the next step may wait for hints, they go
-to the drafters at once. All else that the next step does not need waits until that is launched: a
-device computes meanwhile, and a CPU begins after that. This leaves the interpreter and, on few
-cores, the processor to the hint under way, with which the events would make gateways and clients
-compete. Where a session makes the hints, the events go at once; and where a step waits for hints,
-it learns meanwhile from the one before.
+After a step:
+
+1. Its tokens are committed. If the next step may wait for hints, they go to the drafters now.
+2. The next step is launched.
+3. Then, while a device computes or before a CPU does, the depth policy learns from the last step,
+   its events go to the sessions, and tokens to the drafters that have not got them yet.
+
+Events wait until then because gateways and clients would compete with the drafter for the
+processor. Exceptions: a session that makes the hints itself gets its events in (1); a step that
+waits for hints learns from the last one during that wait.
 """
 
 import itertools
@@ -22,7 +26,7 @@ from typing import TypeVar
 
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.target_model import ComputesAtLaunch, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_wait import DraftWaitEstimates, WaitOutcome
 from verifier.engine.commit import Committer
@@ -51,7 +55,7 @@ from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
-from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.scheduler import DepthPolicyError, ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import ScoringMethod, Sequence
 
 # The most that a queue can wait for depends on the platform.
@@ -68,7 +72,7 @@ class EngineOptions:
     max_num_waiting: int
     max_waiting_tokens: int
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
-    idle_timeout_s: float
+    draft_timeout_s: float
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
     verification: ScoringMethod = ScoringMethod.SINGLE_PASS
 
@@ -118,10 +122,10 @@ class Engine:
             hint_counts=scheduler.counts.hints,
             faults=self._faults,
         )
-        self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
-        # Of the last step, until its events are handed out, and until it is learned from.
+        # The last step's statistics until its events are sent; its record until the depth policy
+        # has learned from it.
         self._unflushed: StepStats | None = None
         self._unlearned: StepRecord | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -135,7 +139,7 @@ class Engine:
         if not scheduled:
             return False
         self._step_id += 1
-        batch, fail = StepBatch(scheduled, self._options.verification), self._faults.fail
+        batch = StepBatch(scheduled, self._options.verification)
         layout = ranged("lay_out", self._lay_out, batch)
         sampling = batch.sampling(self._options.acceptance_rule)
         clock.end("schedule")
@@ -144,7 +148,7 @@ class Engine:
         self._learn()
         self._flush()
         self._drafters.flush()
-        if self._computes_at_launch:
+        if self._model.computes_at_launch:
             # Beside the device. On a host nothing would run beside them, and few are needed.
             ranged("masks", batch.compute_masks)
         self._inbox.computing_since_s = time.monotonic()
@@ -152,16 +156,13 @@ class Engine:
         clock.end("forward")
         result = ranged("verify", handle.result)
         clock.end("verify")
-        batch.reject_failed(self._table, layout, result, fail)
-        batch.emit_scores(self._table, layout, result, fail)
-        verdict = result.verdict
-        ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
+        ranged("commit", self._committer.commit, batch, layout, result, self._step_id)
         stats = ranged("publish", self._publish, batch, layout, clock.total_s, draft_wait_s)
         clock.end("commit")
         self._unlearned = StepRecord(
             scheduled=batch.scheduled,
             layout=layout,
-            verdict=verdict,
+            verdict=result.verdict,
             stats=stats,
             phase_durations_s=clock.durations_s,
         )
@@ -169,7 +170,9 @@ class Engine:
 
     @property
     def awaits_hints(self) -> bool:
-        """Whether all that runs sits out until its hint comes or is overdue. Through `call`."""
+        """Whether every running sequence waits for its hint, so that there is nothing to compute.
+        Through `call`.
+        """
         running = self._scheduler.running
         return bool(running) and all(sequence.must_await_hint for sequence in running)
 
@@ -235,7 +238,18 @@ class Engine:
         self._isolating_faults(self._table.admit)
 
     def _schedule(self) -> list[ScheduledSequence]:
+        try:
+            return self._isolating_faults(self._scheduler.schedule)
+        except DepthPolicyError as error:
+            self._drop_depth_policy(error)
         return self._isolating_faults(self._scheduler.schedule)
+
+    def _drop_depth_policy(self, error: Exception) -> None:
+        """Goes on without the policy: steps verify as many drafts as they have room for, and the
+        output is the same.
+        """
+        self._faults.record(Fault.SCHEDULE, error)
+        self._scheduler.depth_policy = None
 
     def _isolating_faults(self, schedule: Callable[[], Result]) -> Result:
         """Calls the scheduler, until no sequence is left that makes it raise."""
@@ -257,7 +271,9 @@ class Engine:
             if not without_draft:
                 break
             longest_s = self._estimates.longest_wait_s(
-                first_token_probabilities=[s.first_token_record.probability for s in without_draft],
+                first_token_probabilities=[
+                    s.hint_record.first_token_probability for s in without_draft
+                ],
                 num_sequences=sum(not s.must_await_hint for s in running),
                 elapsed_s=now_s - max(s.published_at_s for s in without_draft),
             )
@@ -307,7 +323,7 @@ class Engine:
             draft_round_trip_s=self._inbox.round_trip_s,
         )
         self._inbox.round_trip_s = 0.0
-        if all(item.samples and item.num_new_tokens == 1 for item in batch.scheduled):
+        if all(item.is_sampled and item.num_new_tokens == 1 for item in batch.scheduled):
             self._estimates.step_s.observe(stats.duration_s)
         self._unflushed = stats
         if any(item.sequence.is_drafted_by_session for item in batch.sampled):
@@ -324,9 +340,7 @@ class Engine:
             try:
                 record.speculation = learn_from_step(policy, record)
             except Exception as error:
-                # Exactness does not depend on it: steps go on without what it learned.
-                self._faults.record(Fault.SCHEDULE, error)
-                self._scheduler.depth_policy = None
+                self._drop_depth_policy(error)
         self._observer.stepped(record)
 
     def _flush(self) -> None:
@@ -340,7 +354,7 @@ class Engine:
             self._inbox.put(DetachSession(session_id=session_id))
 
     def hop_quantile_s(self, quantile: float) -> float:
-        """Of the last hops that no step delayed, in seconds; 0 before the first. For any thread."""
+        """The quantile of the hops that no step delayed; 0 before the first. For any thread."""
         return self._estimates.hop_quantile_s(quantile)
 
     def _update_load(self) -> None:
@@ -362,15 +376,15 @@ class Engine:
     def _reject_idle(self) -> None:
         now_s = time.monotonic()
         for sequence in [s for s in self._scheduler.running if s.must_await_hint]:
-            if now_s - sequence.published_at_s > self._options.idle_timeout_s:
-                message = f"no draft came within {self._options.idle_timeout_s:g} s"
+            if now_s - sequence.published_at_s > self._options.draft_timeout_s:
+                message = f"no draft came within {self._options.draft_timeout_s:g} s"
                 self._table.reject(sequence, IdleError(message))
 
     def _idle_wait_s(self) -> float | None:
         """How long nothing can happen without a command; None: for ever."""
         now_s = time.monotonic()
         dues_s = [
-            sequence.published_at_s + self._options.idle_timeout_s - now_s
+            sequence.published_at_s + self._options.draft_timeout_s - now_s
             for sequence in self._scheduler.running
             if sequence.must_await_hint
         ]

@@ -4,7 +4,8 @@
   scheduled, sampled, scored or committed: the sequence is rejected with INTERNAL, and nothing that
   it computes from then on enters the prefix cache. A failing hint is dropped, nothing else. A
   session whose sink fails is ended.
-- Nothing, if it was raised by an observer (`observation.py`).
+- Nothing, if it was raised by an observer (`observation.py`) or by the depth policy, without which
+  steps go on.
 - The engine, if shared state can no longer be trusted: after a failed forward pass (K/V half
   written, out of memory, a device or another rank in an unknown state), a failed layout of a step,
   or a failed removal of a sequence from the scheduler. The thread ends with the error, and the
@@ -35,7 +36,9 @@ class FaultHandler:
         self._observer = observer
 
     def fail(self, sequence: Sequence, fault: Fault, error: Exception) -> None:
-        """Rejects the sequence that the fault was met with. A RequestError is its client's."""
+        """Rejects the sequence that the fault was met with. A RequestError is its client's fault:
+        it is reported as it is, and not counted.
+        """
         if isinstance(error, RequestError):
             self._table.reject(sequence, error)
             return

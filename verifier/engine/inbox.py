@@ -62,9 +62,10 @@ class Inbox:
         self._hint_counts = hint_counts
         # When the last forward pass began.
         self.computing_since_s = 0.0
-        # Of this `handle`: whether an Open that finds the queue full can hope for room.
+        # Whether to try to admit waiting sequences before an Open is refused for a full queue.
+        # False once that made no room; True again with each `handle`, and when a sequence ends.
         self._may_admit = True
-        # Of the last hint that arrived while no step was computed; 0: none since this was reset.
+        # The last hop that no step delayed; 0: none since the engine reset this.
         self.round_trip_s = 0.0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._idle_futures: list[Future[None]] = []
@@ -165,7 +166,7 @@ class Inbox:
         sent_s: float | None = None
         for hint in command.hints:
             sequence = self._table.find(command.session_id, hint.sequence_id)
-            if sequence is None or sequence.has_drafter:
+            if sequence is None or sequence.names_drafter:
                 continue
             if self._offer(sequence, hint):
                 for length, at_s in sequence.publications:
@@ -191,7 +192,7 @@ class Inbox:
         buffer, known = sequence.draft_buffer, sequence.token_ids
         is_first = buffer.answered_length < hint.base_length <= len(known)
         if is_first and (hint.token_ids or not hint.is_indexing):
-            sequence.first_token_record.record_hint(hint.base_length, hint.token_ids, known)
+            sequence.hint_record.record_hint(hint.base_length, hint.token_ids, known)
         outcome = buffer.offer(
             hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
         )

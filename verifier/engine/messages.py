@@ -33,7 +33,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """`drafter_address`: of its drafter from now on; "": none; None: unchanged."""
+    """`drafter_address`: its drafter's from now on; "": none; None: unchanged."""
 
     session_id: int
     sequence_id: str
@@ -139,6 +139,19 @@ class Decided(NamedTuple):
     source: Source = Source.UNSPECIFIED
 
 
+def cancelled(sequence_id: str, base_length: int) -> Decided:
+    """The end of a sequence that was closed."""
+    return Decided(
+        sequence_id=sequence_id,
+        base_length=base_length,
+        token_ids=[],
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_wanted_draft_tokens=0,
+        finish_reason=FinishReason.CANCELLED,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraced:
     """A step's trace; precedes the step's Decided, if there is one."""
@@ -178,7 +191,7 @@ class DrafterStatus:
     address: str
     state: DrafterState
     reason: str
-    # Of no sequence.
+    # Always empty; every event has this field.
     sequence_id: str = ""
 
 

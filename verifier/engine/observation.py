@@ -29,8 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-#: Of a step, in order: schedule (with layout, and what sampling needs), forward (from the launch),
-#: verify, commit.
+#: The parts of a step, in order: schedule (with layout, and what sampling needs), forward (from the
+#: launch), verify, commit.
 PHASES = ("schedule", "forward", "verify", "commit")
 
 
@@ -40,7 +40,7 @@ class Fault(enum.StrEnum):
     """
 
     COMMAND = "command"  # handling one command
-    SCHEDULE = "schedule"  # admitting or scheduling one sequence
+    SCHEDULE = "schedule"  # admitting or scheduling one sequence, or the depth policy
     VERIFY = "verify"  # sampling one sequence's tokens
     SCORE = "score"  # scoring one sequence's rows
     COMMIT = "commit"  # moving one sequence forward
@@ -92,7 +92,7 @@ class EngineObserver:
         """A step is over; the next one may be under way."""
 
     def hop_measured(self, duration_s: float) -> None:
-        """A hint arrived while no step was computed, so long after it was requested, in seconds."""
+        """A hint arrived `duration_s` after its request, and no step was computed in between."""
 
     def wait_ended(self, outcome: WaitOutcome) -> None:
         """A step has waited for hints."""

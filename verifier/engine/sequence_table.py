@@ -24,6 +24,7 @@ from verifier.engine.messages import (
     Rejected,
     StepStats,
     Update,
+    cancelled,
     is_terminal,
 )
 from verifier.errors import InvalidRequestError, OverloadedError
@@ -116,7 +117,7 @@ class SequenceTable:
             grammar=opened.grammar,
             rows_to_score=opened.rows_to_score,
             hint_log=HintLog() if opened.trace else None,
-            first_token_record=self._useless_hints.begin(),
+            hint_record=self._useless_hints.begin(),
         )
         if opened.drafted_by is not None:
             sequence.drafted_by = opened.drafted_by
@@ -148,12 +149,12 @@ class SequenceTable:
     def close(self, command: Close) -> None:
         sequence = self.find(command.session_id, command.sequence_id)
         if sequence is None:
-            self._drafters.decide(
+            self._drafters.close_ended(
                 command.session_id, command.sequence_id, command.keep, command.keep_length
             )
             return
         self._drafters.close(sequence, command.keep, command.keep_length)
-        self.emit(sequence, _cancelled(sequence))
+        self.emit(sequence, cancelled(sequence.sequence_id, len(sequence.token_ids)))
 
     def forget(self, command: Forget) -> None:
         """Ends a sequence and drops its queued events."""
@@ -241,7 +242,7 @@ class SequenceTable:
             self._outbox[session_id].append(status)
 
     def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
-        self._useless_hints.learn(sequence.first_token_record)
+        self._useless_hints.learn(sequence.hint_record)
         self._drafters.end(sequence, by_itself=by_itself)
         # Its text may wait for a drafter; what it was sampled with, some MiB, need not.
         sequence.grammar = sequence.adjustments = None
@@ -251,15 +252,3 @@ class SequenceTable:
 
 def _discard(events: list[Event], step: StepStats | None) -> None:
     """The sink of a session that is to be ended."""
-
-
-def _cancelled(sequence: Sequence) -> Decided:
-    return Decided(
-        sequence_id=sequence.sequence_id,
-        base_length=len(sequence.token_ids),
-        token_ids=[],
-        num_draft_tokens=0,
-        num_accepted_tokens=0,
-        num_wanted_draft_tokens=0,
-        finish_reason=FinishReason.CANCELLED,
-    )

@@ -84,7 +84,7 @@ class GpuDecoder(DeviceModel):
     """The decoder of all families that `verifier.cpu.loading` describes.
 
     Attributes:
-        row_tile: as in `HasRowTile`: what steps are padded to, mostly.
+        row_tile: as in `TargetModel`: what steps are padded to, mostly.
         sampler: of the next launches; None: logits come to the host, and are sampled there.
     """
 
@@ -178,13 +178,13 @@ class GpuDecoder(DeviceModel):
         with torch.inference_mode(), current_device(self._weights.device):
             rows, is_bad, _ = self._hidden(layout)
             self.hidden_states = None
-            if len(layout.hidden_state_indices):
+            if layout.wants_hidden_states:
                 scored = to_device(layout.scored_logits_indices, self._weights.device)
                 self.hidden_states = as_floats(rows[scored])
             return self._logits(rows), is_bad == 0
 
     def _hidden(self, layout: BatchLayout) -> _Hidden:
-        """Of a step, without its padding; valid until the next one."""
+        """What the layers leave of a step, without its padding; valid until the next one."""
         bucket = None if self._graphs is None else self._graphs.bucket_of(layout.num_tokens)
         if not self._batch.fits(layout, bucket):
             bucket = None

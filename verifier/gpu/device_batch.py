@@ -37,7 +37,7 @@ from verifier.batch.batch_layout import BatchLayout, IntArray
 
 # Each array begins at a multiple of this many bytes, as vector loads require.
 _ALIGNMENT = 256
-# Of padding: kernels do not store K/V there.
+# The slot of padding: kernels do not store K/V there.
 _NO_SLOT = -1
 # Room for new blocks beside those that a step's tokens can need: of prefixes from the cache.
 _SPARE_UPDATES = 1024
@@ -235,7 +235,7 @@ class TableRows:
         """
         table_ids = layout.table_ids.tolist()
         if 0 in table_ids:
-            # Of which nothing is known: each is written anew, and forgotten.
+            # Nothing is known of a table with id 0: it is written anew, and forgotten.
             table_ids = [each or -1 - entry for entry, each in enumerate(table_ids)]
         self._check(set(table_ids), max(map(len, layout.block_tables)))
         known = self._known
@@ -263,7 +263,7 @@ class TableRows:
         return rows, places, blocks
 
     def _check(self, table_ids: set[int], longest: int) -> None:
-        """Before anything changes."""
+        """Raises ValueError if the tables do not fit; must come before anything changes."""
         if len(table_ids) > self._num_rows:
             raise ValueError(f"{len(table_ids)} block tables, where {self._num_rows} fit")
         if longest > self._num_columns:

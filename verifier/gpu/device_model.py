@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.host_step import HostLogits, HostStep
-from verifier.batch.target_model import BoolArray, FloatArray, StepHandle, StepSampling
+from verifier.batch.host_step import HostLogits, HostStep, SampledOnHost
+from verifier.batch.target_model import FloatArray, StepHandle, StepSampling
 
 
 class ForwardOutput(NamedTuple):
@@ -23,9 +23,9 @@ class ForwardOutput(NamedTuple):
     is_bad_row: torch.Tensor  # [R], of the rows' tokens
 
 
-class DeviceModel(ABC):
-    """Implements `TargetModel`, `ComputesLogits` and `KeepsHiddenStates`, but for
-    `forward_on_device`, which sets `hidden_states`. Owned by the engine thread.
+class DeviceModel(SampledOnHost, ABC):
+    """Implements `TargetModel` and `ComputesLogits`, but for `forward_on_device`, which sets
+    `hidden_states`. Owned by the engine thread.
 
     Attributes:
         computes_at_launch: whether a step's kernels are queued when it is launched.
@@ -33,26 +33,24 @@ class DeviceModel(ABC):
 
     def __init__(self, *, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self.kv_is_finite: BoolArray | None = None
-        self.hidden_states: FloatArray | None = None
         self.computes_at_launch = device.type != "cpu"
 
     def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
         if not self.computes_at_launch:
-            return HostStep(lambda: self._fetch(*self.forward_on_device(layout)), layout, sampling)
+            return super().launch(layout, sampling)
         computed = self.forward_on_device(layout)
         return HostStep(lambda: self._fetch(*computed), layout, sampling)
 
     def forward(self, layout: BatchLayout) -> FloatArray:
-        """As `ComputesLogits` says."""
+        """See `ComputesLogits`."""
         output = self._fetch(*self.forward_on_device(layout))
         self.kv_is_finite = output.kv_is_finite
         return output.logits
 
     @abstractmethod
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`; returns logits [R, V] in the model's dtype and whether K/V is finite [T],
-        both on the model's device.
+        """A forward pass; leaves on the device: logits [R, V] in the model's dtype, and whether K/V
+        is finite, [T].
         """
 
     def _fetch(self, logits: torch.Tensor, kv_is_finite: torch.Tensor) -> HostLogits:

@@ -84,7 +84,7 @@ class DeviceStep:
         if len(self._by_host):
             verdict = self._with_those_of_the_host(verdict, kv_is_finite)
         hidden_states = None
-        if len(layout.hidden_state_indices):
+        if layout.wants_hidden_states:
             hidden_states = self._on_host(output.rows, layout.scored_logits_indices)
         return StepResult(
             verdict=verdict,

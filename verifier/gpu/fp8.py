@@ -79,7 +79,7 @@ class ScaledLinear:
 
 
 def widening(weights: GpuWeights) -> GpuWeights:
-    """The same model, whose FP8 weights are widened."""
+    """The weights of a model that widens its FP8 weights before products."""
 
     def widened_layer(linear: Linear) -> Linear:
         if not isinstance(linear, ScaledLinear):
@@ -179,7 +179,7 @@ def plain_product(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled_mm(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As `plain_product`, by the GPU's matrix units, which sum in float32.
+    """The product that `plain_product` gives, by the GPU's matrix units, which sum in float32.
 
     What torch asks for: the left matrix row-major, the right one column-major, a scale of each in
     float32. Without `use_fast_accum`, which sums in fewer bits.

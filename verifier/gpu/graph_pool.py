@@ -31,7 +31,7 @@ import torch
 
 from servicekit.logs import get_logger
 
-# What a model with these buckets states as `HasRowTile`, so that drafts fill them.
+# What a model with these buckets states as its `row_tile`, so that drafts fill them.
 ROW_TILE = 8
 # By 8 to 64, by 32 to 512, by 64 to 2,048. Fewer than 8 tokens are no faster: products with a
 # single row were slower on an H200.
@@ -92,8 +92,8 @@ class _Bucket(Generic[Output]):
 
 
 def buckets_within(buckets: tuple[int, ...], max_num_tokens: int) -> tuple[int, ...]:
-    """Those up to the largest step, which is one itself if there are any beyond it: under load,
-    steps are as large.
+    """The buckets below the largest step, and its size, if any bucket is as large: under load,
+    steps are.
     """
     within = [size for size in buckets if size < max_num_tokens]
     return (*within, max_num_tokens) if len(within) < len(buckets) else tuple(within)
@@ -125,7 +125,7 @@ class GraphPool(Generic[Output]):
 
     @property
     def num_bytes(self) -> int:
-        """Of all graphs."""
+        """The memory of all graphs."""
         return sum(each.graph.num_bytes for each in self._buckets.values() if each.graph)
 
     @property

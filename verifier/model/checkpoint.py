@@ -127,12 +127,12 @@ def load_checkpoint(
         quantise_linear_layers(model, device, rounds_rows=rounds_rows)
     cast(torch.nn.Module, model).to(device)
     try:
-        return describe(model, dtype=torch_dtype, model_digest=digest.result(), folder=folder)
+        return checkpoint_of(model, dtype=torch_dtype, model_digest=digest.result(), folder=folder)
     except AttributeError as error:
         raise CheckpointError(f"{config.model_type} is not served: {error}") from error
 
 
-def describe(
+def checkpoint_of(
     model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str, folder: Path | None = None
 ) -> Checkpoint:
     """The Checkpoint of a model whose attention is `ATTENTION_NAME`."""

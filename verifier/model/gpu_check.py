@@ -31,7 +31,7 @@ from verifier.model.parity_reference import fp8_reference, reference
 
 logger = get_logger(__name__)
 
-# Of the products that a check of strict numerics compares: as many as any tile takes.
+# Rows of the largest product that a check of strict numerics compares: as many as any tile takes.
 _MOST_ROWS = 256
 
 

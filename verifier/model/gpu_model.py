@@ -27,8 +27,8 @@ from verifier.model.digests import begin_digest
 from verifier.model.gpu_check import check_decoder, reference_on
 from verifier.model.gpu_memory import PROFILE_BLOCKS, check_largest_steps, free_for_kv_bytes
 from verifier.model.memory import (
-    CPU_FRACTION,
-    GPU_FRACTION,
+    MEASURED_FRACTION,
+    UNMEASURED_FRACTION,
     choose_num_kv_blocks,
     free_memory_bytes,
 )
@@ -289,7 +289,7 @@ def _room_for_kv_blocks(
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     if device.type == "cuda":
-        fraction = GPU_FRACTION
+        fraction = MEASURED_FRACTION
         free_bytes = free_for_kv_bytes(
             config,
             device,
@@ -301,7 +301,7 @@ def _room_for_kv_blocks(
         )
         free_bytes = max(0, free_bytes - graph_bytes)
     else:
-        fraction, free_bytes = CPU_FRACTION, free_memory_bytes()
+        fraction, free_bytes = UNMEASURED_FRACTION, free_memory_bytes()
     return choose_num_kv_blocks(
         config,
         model_limit=model_limit,

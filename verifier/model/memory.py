@@ -9,11 +9,14 @@ from servicekit.config import ConfigError
 from servicekit.control_groups import PROC, ROOT, limiting_groups, words
 from verifier.config import VerifierConfig
 
-CPU_FRACTION = 0.25
-"""Of free memory that K/V takes by default where nothing has measured what a step takes."""
+UNMEASURED_FRACTION = 0.25
+"""K/V's default share of free memory where no step was measured: on a CPU, or with several ranks.
+"""
 
-GPU_FRACTION = 0.9
-"""Of what weights and the largest step leave; the rest is for fragments of torch's allocator."""
+MEASURED_FRACTION = 0.9
+"""K/V's default share of what weights and the largest step leave; the rest is for fragments of
+torch's allocator.
+"""
 
 
 def choose_num_kv_blocks(
@@ -23,7 +26,7 @@ def choose_num_kv_blocks(
     block_size: int,
     block_bytes: int,
     free_bytes: float,
-    default_fraction: float = CPU_FRACTION,
+    default_fraction: float = UNMEASURED_FRACTION,
 ) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for.
 
@@ -56,7 +59,7 @@ def choose_num_kv_blocks(
 def free_memory_bytes(
     proc: Path = PROC, groups: Path = ROOT, *, keeps_used_files: bool = True
 ) -> int:
-    """Of the machine, and no more than the container's limit leaves.
+    """Free memory of the machine, and no more than the container's limit leaves.
 
     Pages of files that were not used lately count as free: they are given back when needed.
 
@@ -77,7 +80,7 @@ def free_memory_bytes(
 
 
 def _available_bytes(proc: Path) -> int | None:
-    """Of the machine."""
+    """Free memory of the machine; None: unknown."""
     found = words(proc / "meminfo")
     if "MemAvailable:" not in found:
         return None

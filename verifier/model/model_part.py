@@ -20,8 +20,8 @@ from verifier.model.checkpoint import Checkpoint, load_checkpoint
 from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
 from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
 from verifier.model.memory import (
-    CPU_FRACTION,
-    GPU_FRACTION,
+    MEASURED_FRACTION,
+    UNMEASURED_FRACTION,
     choose_num_kv_blocks,
     free_memory_bytes,
 )
@@ -180,14 +180,14 @@ def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
     model_limit = part.checkpoint.max_position_embeddings
     block_bytes = part.checkpoint.kv_shape.block_bytes(part.block_size)
     free_bytes: float
-    fraction = CPU_FRACTION
+    fraction = UNMEASURED_FRACTION
     if part.device.type == "cpu":
         # All ranks take from the same memory.
         free_bytes = free_memory_bytes() / config.tensor_parallel_size
     elif part.collectives is not None:
         free_bytes = torch.cuda.mem_get_info(part.device)[0]
     else:
-        fraction = GPU_FRACTION
+        fraction = MEASURED_FRACTION
         free_bytes = free_for_kv_bytes(
             config,
             part.device,

@@ -196,7 +196,7 @@ def _cache_folder() -> Path:
 
 
 def block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
-    """Of K and V of one block, over all layers."""
+    """Bytes of one block's K and V, over all layers."""
     shape = described.config
     values = 2 * len(shape.layers) * shape.num_kv_heads * shape.head_dim * block_size
     return int(values * np.dtype(other_type.value).itemsize)

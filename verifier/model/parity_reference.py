@@ -92,7 +92,7 @@ def reference(
 def fp8_reference(
     folder: Path, *, dtype: torch.dtype, device: torch.device = _CPU
 ) -> tuple[torch.Tensor, float, float]:
-    """As `reference`, by widened FP8 weights; and the distance that products in FP8 cost.
+    """What `reference` returns, by widened FP8 weights; and the distance that products in FP8 cost.
 
     Raises:
         CheckpointError: weights are missing.

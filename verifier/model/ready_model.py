@@ -33,7 +33,7 @@ class ReadyModel:
 
 
 def dtype_name(dtype: str, quantization: str, *, multiplies_in_fp8: bool = False) -> str:
-    """As clients are told it."""
+    """The name of the arithmetic that clients are told."""
     if multiplies_in_fp8:
         return f"{dtype}, fp8 weights and activations"
     return dtype if quantization == "none" else f"{dtype}, {quantization} weights"

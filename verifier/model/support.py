@@ -13,10 +13,12 @@ from typing import Any
 from servicekit.config import ConfigError
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
-"""Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
+"""The least of a GPU that can be used: Ampere. Older GPUs have no bfloat16, and flash-attn's
+kernels do not run on them.
+"""
 
 MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
-"""Of a GPU that knows FP8: Ada."""
+"""The least of a GPU that knows FP8: Ada."""
 
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 ATTENTION = "attention_backend"
@@ -158,7 +160,7 @@ def on_cpu(processor_refusal: str | None = None) -> list[dict[str, str | None]]:
 
 
 def on_gpu(capability: tuple[int, int]) -> list[dict[str, str | None]]:
-    """The same on this machine's GPU of that compute capability."""
+    """What `on_cpu` says, for this machine's GPU, which has that compute capability."""
     return [_told(feature, feature.refusal(capability)) for feature in FEATURES]
 
 
@@ -209,7 +211,7 @@ def lack_of_triton() -> str | None:
 
 
 def driver_version(file: Path = _DRIVER_VERSION) -> str | None:
-    """Of NVIDIA's kernel module."""
+    """The version of NVIDIA's kernel module; None: there is none."""
     try:
         found = re.search(r"Module.*?\s(\d+\.\d+(\.\d+)?)\s", file.read_text())
     except OSError:

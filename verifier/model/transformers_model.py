@@ -77,7 +77,7 @@ class TransformersModel(DeviceModel):
         return logits, kv_is_finite
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
-        if len(layout.hidden_state_indices):
+        if layout.wants_hidden_states:
             with self._keeping_hidden_states(layout):
                 return self._forward(layout)
         return self._forward(layout)
@@ -98,7 +98,7 @@ class TransformersModel(DeviceModel):
         """Within the context, stores the output layer's input, in any model the hidden states."""
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
+            states = arguments[0][0, self._on_device(layout.scored_logits_indices)]
             self.hidden_states = as_floats(states)
 
         head = cast(torch.nn.Module, self._model.get_output_embeddings())

@@ -239,7 +239,7 @@ def accept_rows(
     num_draft_tokens: IntArray,
     is_usable: BoolArray,
 ) -> tuple[IntArray, IntArray, BoolArray]:
-    """`accept`, and whether the row after each sequence's accepted drafts is usable, [B].
+    """What `accept` returns; and, [B], whether the row after the accepted drafts is usable.
 
     Raises:
         ValueError: the arrays' lengths contradict each other.

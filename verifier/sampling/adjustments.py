@@ -26,7 +26,7 @@ LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _LEAST_CAPACITY = 64
 
 
-class Adjusting(NamedTuple):
+class AdjustmentArrays(NamedTuple):
     """`Adjustments` as kernels take them, for the rows of one step."""
 
     repetition_penalty: float
@@ -49,7 +49,7 @@ class Adjusting(NamedTuple):
 
 
 class Adjustments:
-    """Of one sequence. Owned by the thread that verifies it.
+    """What adjusts the logits of one sequence. Owned by the thread that verifies it.
 
     Invariant: the first `_num_seen` of `_seen` are distinct, ascending.
 
@@ -66,10 +66,9 @@ class Adjustments:
         stop_token_ids: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
     ) -> None:
-        """`prompt_length`: how many of the tokens that are counted first do not count as output.
-
-        Args:
-            constraint: the grammar that the output follows; it is told of the tokens elsewhere.
+        """Args:
+        prompt_length: the first so many tokens are the prompt; only later ones count as output.
+        constraint: the grammar that the output follows; it is told of the tokens elsewhere.
         """
         self.token_ids: SequenceOf[int] = ()
         self.prompt_length = prompt_length
@@ -119,18 +118,18 @@ class Adjustments:
             self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
 
     def keep(self, likeliest: SequenceOf[int]) -> bool:
-        """Whether the likeliest tokens of rows are the likeliest ones after the adjustments, too:
-        only a grammar adjusts, and it allows them. False: the adjusted rows tell.
+        """True: the adjustments leave these tokens the likeliest, since only a grammar adjusts, and
+        it allows them all. False: that is not known, and the rows must be adjusted.
 
         Args:
-            likeliest: of the next row, and of each row after the token before.
+            likeliest: the likeliest token of the next row, and of each row after the token before.
         """
         if self.constraint is None or not self._only_masks:
             return False
         return self.constraint.allows(likeliest)
 
-    def for_drafts(self, draft_token_ids: SequenceOf[int]) -> Adjusting:
-        """For a row that follows all counted tokens, and a row after each draft."""
+    def for_drafts(self, draft_token_ids: SequenceOf[int]) -> AdjustmentArrays:
+        """What adjusts the row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
         num_rows = len(draft_token_ids) + 1
         seen = counts = _NO_IDS
@@ -138,7 +137,7 @@ class Adjustments:
             seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
             seen[:num_seen] = self._seen[:num_seen]
             counts[:num_seen] = self._counts[:num_seen]
-        return Adjusting(
+        return AdjustmentArrays(
             repetition_penalty=float(sampling.repetition_penalty),
             frequency_penalty=float(sampling.frequency_penalty),
             presence_penalty=float(sampling.presence_penalty),
@@ -163,8 +162,8 @@ class Adjustments:
 
 _NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 _NO_MASK = np.empty((0, 0), dtype=np.int32)
-# Of a sequence that has none.
-NO_ADJUSTING = Adjusting(
+# For a sequence without adjustments.
+NO_ADJUSTMENTS = AdjustmentArrays(
     repetition_penalty=1.0,
     frequency_penalty=0.0,
     presence_penalty=0.0,
@@ -181,7 +180,7 @@ NO_ADJUSTING = Adjusting(
 
 @kernel
 def adjust(
-    logits: LogitsArray, index: int, adjusting: Adjusting, num_seen: int, row: DoubleArray
+    logits: LogitsArray, index: int, adjusting: AdjustmentArrays, num_seen: int, row: DoubleArray
 ) -> None:
     """Writes a row's adjusted logits to `row` [V]. Tokens without a logit have no effect: a model
     may name some as end tokens.
@@ -221,7 +220,7 @@ def adjust(
 
 
 @kernel
-def add_draft(adjusting: Adjusting, num_seen: int, token_id: int) -> int:
+def add_draft(adjusting: AdjustmentArrays, num_seen: int, token_id: int) -> int:
     """Adds the draft after a row as an output token; returns the number of distinct ones."""
     if num_seen == len(adjusting.seen_token_ids):
         return num_seen  # none are counted, or after the last row

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class Constraint(Protocol):
-    """Of one sequence. Owned by the thread that verifies it."""
+    """The grammar that one sequence follows. Owned by the thread that verifies it."""
 
     def allows(self, token_ids: SequenceOf[int]) -> bool:
         """Whether these tokens, one or more, may come next. It takes less time than masks.

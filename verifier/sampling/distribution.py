@@ -29,14 +29,14 @@ _EXPONENT_BIAS, _EXPONENT_SHIFT = np.int64(1023), np.int64(52)
 
 _NUM_LANES = 256
 NUM_BUCKETS = 1024
-# As many candidates are sorted.
+# With at most so many candidates left, they are sorted, not put into buckets.
 _FEW = 48
 # The first buckets cover logits this far below the largest; e^-48 is next to nothing.
 NEAR = 48.0
 
 
-class Parameters(NamedTuple):
-    """Those of `Sampling` that make a distribution of adjusted logits."""
+class DistributionParameters(NamedTuple):
+    """The parameters of `Sampling` that make a distribution of adjusted logits."""
 
     temperature: float
     # -inf: no min-p. Probabilities are compared by their logarithms.
@@ -52,7 +52,7 @@ class Scratch(NamedTuple):
 
     # Adjusted logits. [V]
     row: DoubleArray
-    # Of the n tokens kept: the logits less the largest, over the temperature. [V]
+    # The logits of the n tokens kept, less the largest, over the temperature. [V]
     scaled: DoubleArray
     # exp(scaled), then their probabilities. [V]
     weights: DoubleArray
@@ -151,7 +151,7 @@ def first_of(values: DoubleArray, count: int, value: float) -> int:
 
 
 @kernel
-def keep_allowed(parameters: Parameters, scratch: Scratch) -> tuple[int, float]:
+def keep_allowed(parameters: DistributionParameters, scratch: Scratch) -> tuple[int, float]:
     """Writes the tokens that may be sampled to the scratch's `token_ids`, `scaled`, `weights`.
 
     Args:

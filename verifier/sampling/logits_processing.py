@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from verifier.sampling.adjustments import (
-    NO_ADJUSTING,
-    Adjusting,
+    NO_ADJUSTMENTS,
+    AdjustmentArrays,
     Adjustments,
     DoubleArray,
     IntArray,
@@ -29,7 +29,7 @@ from verifier.sampling.adjustments import (
     adjust,
 )
 from verifier.sampling.distribution import (
-    Parameters,
+    DistributionParameters,
     first_of,
     keep_allowed,
     largest,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 
-_AS_IT_IS = Parameters(temperature=1.0, log_min_p=-math.inf, top_k=0, top_p=1.0)
+_AS_IT_IS = DistributionParameters(temperature=1.0, log_min_p=-math.inf, top_k=0, top_p=1.0)
 
 
 class History(NamedTuple):
@@ -75,15 +75,15 @@ class History(NamedTuple):
         return cls(adjustments=adjustments, draft_token_ids=draft_token_ids)
 
     @property
-    def adjusting(self) -> Adjusting:
-        """For the first row, and all after drafts."""
+    def adjustment_arrays(self) -> AdjustmentArrays:
+        """What adjusts the K + 1 rows: the first, and one after each draft."""
         if self.adjustments is None:
-            return NO_ADJUSTING
+            return NO_ADJUSTMENTS
         return self.adjustments.for_drafts(self.draft_token_ids)
 
     @property
     def drafts(self) -> IntArray:
-        """Of K."""
+        """The drafts, [K] int64."""
         return np.array(self.draft_token_ids, dtype=np.int64)
 
 
@@ -120,7 +120,7 @@ def target_probs(
 
 
 def sampling_probs(logits: LogitsArray, sampling: Sampling, history: History) -> FloatArray:
-    """As `target_probs`, of validated parameters.
+    """The distributions that `target_probs` gives, from validated parameters.
 
     Args:
         logits: [K + 1, V].
@@ -129,7 +129,9 @@ def sampling_probs(logits: LogitsArray, sampling: Sampling, history: History) ->
         [K + 1, V] float32; a point mass where the temperature is 0.
     """
     probs = np.zeros(logits.shape, dtype=np.float32)
-    _fill_probs(logits, history.drafts, history.adjusting, parameters_of(sampling), probs)
+    _fill_probs(
+        logits, history.drafts, history.adjustment_arrays, distribution_parameters(sampling), probs
+    )
     return probs
 
 
@@ -172,7 +174,7 @@ def reported_logprobs(
     if (largest_id := token_ids.max(initial=-1)) >= vocab_size:
         raise IndexError(f"token {largest_id} is outside the vocabulary of {vocab_size}")
     is_raw = sampling.raw_logprobs
-    has_law = not is_raw and not sampling.is_greedy
+    is_of_sampled = not is_raw and not sampling.is_greedy
     num_top = min(num_top, vocab_size)
     rows = ReportedRows(
         token_ids=token_ids.copy(),
@@ -185,8 +187,8 @@ def reported_logprobs(
     _fill_logprobs(
         logits,
         history.drafts,
-        NO_ADJUSTING if is_raw else history.adjusting,
-        parameters_of(sampling) if has_law else _AS_IT_IS,
+        NO_ADJUSTMENTS if is_raw else history.adjustment_arrays,
+        distribution_parameters(sampling) if is_of_sampled else _AS_IT_IS,
         rows.token_ids,
         rows.logprobs,
         rows.ranks,
@@ -197,8 +199,8 @@ def reported_logprobs(
     return rows
 
 
-def parameters_of(sampling: Sampling) -> Parameters:
-    return Parameters(
+def distribution_parameters(sampling: Sampling) -> DistributionParameters:
+    return DistributionParameters(
         temperature=float(sampling.temperature),
         log_min_p=math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
         top_k=sampling.top_k,
@@ -210,8 +212,8 @@ def parameters_of(sampling: Sampling) -> Parameters:
 def _fill_probs(
     logits: LogitsArray,
     drafts: IntArray,
-    adjusting: Adjusting,
-    parameters: Parameters,
+    adjusting: AdjustmentArrays,
+    parameters: DistributionParameters,
     probs: FloatArray,
 ) -> None:
     num_rows, vocab_size = logits.shape
@@ -234,8 +236,8 @@ def _fill_probs(
 def _fill_logprobs(
     logits: LogitsArray,
     drafts: IntArray,
-    adjusting: Adjusting,
-    parameters: Parameters,
+    adjusting: AdjustmentArrays,
+    parameters: DistributionParameters,
     token_ids: IntArray,
     logprobs: DoubleArray,
     ranks: IntArray,

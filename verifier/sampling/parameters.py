@@ -21,9 +21,9 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     min_new_tokens: int = 0
-    # None: no logprobs. 0: of the output tokens only. n: also of the n likeliest.
+    # None: no logprobs. 0: logprobs of the output tokens only. n: also of the n likeliest.
     logprobs: int | None = None
-    # The same for the prompt.
+    # Logprobs of the prompt, in the same way.
     prompt_logprobs: int | None = None
     # Logprobs of the model's unadjusted distribution, not of the one that is sampled.
     raw_logprobs: bool = False

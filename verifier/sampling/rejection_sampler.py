@@ -35,9 +35,9 @@ from verifier.sampling.acceptance_rules import (
     sample_by_ratio,
     win_race,
 )
-from verifier.sampling.adjustments import Adjusting, add_draft, adjust
+from verifier.sampling.adjustments import AdjustmentArrays, add_draft, adjust
 from verifier.sampling.distribution import (
-    Parameters,
+    DistributionParameters,
     first_of,
     keep_allowed,
     largest,
@@ -47,7 +47,7 @@ from verifier.sampling.distribution import (
 from verifier.sampling.logits_processing import (
     FloatArray,
     History,
-    parameters_of,
+    distribution_parameters,
     reported_logprobs,
 )
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
@@ -121,8 +121,8 @@ def verify(
                 logits[start:end],
                 is_usable[start:end],
                 sequence.history.drafts,
-                sequence.history.adjusting,
-                parameters_of(sampling),
+                sequence.history.adjustment_arrays,
+                distribution_parameters(sampling),
                 np.uint64(sampling.seed),
                 sequence.first_position,
                 rule is AcceptanceRule.RATIO,
@@ -158,7 +158,7 @@ def verify_isolating_faults(
     rule: AcceptanceRule,
     fail: Callable[[int, Exception], None],
 ) -> Verdict:
-    """As `verify`; but if that raises, verifies the sequences one by one, slowly, so that the
+    """Calls `verify`; if that raises, verifies the sequences one by one, slowly, so that the
     sequence that causes it is found and the others get the tokens that they would have got.
 
     Args:
@@ -256,8 +256,8 @@ def _sample_rows(
     logits: FloatArray,
     is_usable: BoolArray,
     drafts: IntArray,
-    adjusting: Adjusting,
-    parameters: Parameters,
+    adjusting: AdjustmentArrays,
+    parameters: DistributionParameters,
     seed: np.uint64,
     first_position: int,
     is_ratio: bool,

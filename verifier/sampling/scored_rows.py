@@ -34,7 +34,7 @@ class ScoredPosition:
     """The scores of one draft row."""
 
     top_token_id: int
-    # Of the draft after this row; None after the last draft.
+    # The logprob of the draft after this row; None after the last draft.
     draft: TokenLogprob | None
     top: tuple[TokenLogprob, ...]
     # On request: the distribution that would be sampled, [V] float32; the logprobs that
@@ -48,9 +48,9 @@ class ScoredPosition:
 class ScoredRows:
     """Scores of one sequence in one step; either list may be empty."""
 
-    # Of the prompt token after each prompt row.
+    # One for each prompt row, of the prompt token after it.
     prompt_logprobs: list[TokenLogprob]
-    # Of each draft row.
+    # One for each draft row.
     positions: list[ScoredPosition]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
-from verifier.drafts.speculation_policy import num_drafts_possible, num_drafts_trusted
+from verifier.drafts.draft_limits import num_drafts_possible, num_drafts_trusted
 from verifier.drafts.step_cost import NO_STEP, StepShape
 from verifier.scheduling.sequence import DraftWait, Sequence
 from verifier.structured.grammar_state import GrammarState
@@ -32,13 +32,13 @@ class SelectedDraft:
     is_forced: bool = False
 
 
-# Of sequences without drafts: never changed.
+# Shared by all sequences without drafts: never changed.
 _NO_DRAFT = SelectedDraft(token_ids=[])
 
 
 def draft_within_limits(sequence: Sequence) -> SelectedDraft:
-    """All but the room of the step: the hint's tokens that the request and the hint's match allow,
-    up to the last that could be accepted.
+    """The hint's tokens that the request and the hint's match allow, up to the last that could be
+    accepted; without a hint, what a grammar forces. The step's room may cut them further.
     """
     grammar, buffer = sequence.grammar, sequence.draft_buffer
     if grammar is None and not buffer:

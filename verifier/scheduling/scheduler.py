@@ -23,27 +23,27 @@ import bisect
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from servicekit.logs import get_logger
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.speculation_policy import num_drafts_to_verify
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
 
-logger = get_logger(__name__)
-
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
 
-# Of a waiting prompt, before the cache is asked for them; all those of a long one take 16 ms, in
-# which no stream runs.
+# Digests of a waiting prompt's blocks that are computed before the cache is asked for them. All of
+# a long prompt take 16 ms, in which no stream runs.
 _DIGESTS_AT_ONCE = 64
 
-# While the first waiting sequence has no room, the cache is asked for its prefix only so often:
-# that of a long prompt takes a millisecond, at each step. Others may have computed some of it.
+# While the first waiting sequence has no room, one in so many calls of `admit` asks the cache for
+# its prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
 _CALLS_PER_LOOK_UP = 16
+
+
+class DepthPolicyError(Exception):
+    """The depth policy raised the cause of this."""
 
 
 class ScheduledSequence(NamedTuple):
@@ -54,7 +54,7 @@ class ScheduledSequence(NamedTuple):
     num_new_tokens: int
     draft_token_ids: list[int]
     # False for a prefill chunk that ends before the last known token, and where it is only scored.
-    samples: bool
+    is_sampled: bool
     # What the depth policy chose from; None: it had no choice.
     candidate: DraftCandidate | None = None
     # Whether its drafts are those that a grammar forces, not a hint's.
@@ -178,7 +178,11 @@ class Scheduler:
         return opened
 
     def schedule(self) -> list[ScheduledSequence]:
-        """Forms a step: decodes with their drafts first, then prefill chunks."""
+        """Forms a step: decodes with their drafts first, then prefill chunks.
+
+        Raises:
+            DepthPolicyError: nothing is scheduled.
+        """
         decoding, prefilling, num_spare_blocks = self._make_room()
         budget = self.max_num_batched_tokens - len(decoding)
         # Prompts get at least half of the budget that drafts could use.
@@ -422,12 +426,8 @@ class Scheduler:
                     budget=budget,
                     draft_budget=draft_budget,
                 )
-            except Exception:
-                # Exactness does not depend on it: steps verify what they have room for.
-                logger.exception("depth_policy_failed")
-                self.depth_policy = None
-                for draft in drafts:
-                    draft.depth = draft.candidate = None
+            except Exception as error:
+                raise DepthPolicyError from error
         return drafts
 
     def _draft_of(
@@ -438,16 +438,13 @@ class Scheduler:
         num_sharing: int,
         room: int,
     ) -> list[int]:
-        """The part of its drafts, at least one, that a sequence verifies, now that the room is
-        known.
+        """The first drafts of `draft`, which has at least one, for which this step has room and
+        budget, within its depth.
         """
-        limit = min(len(draft.token_ids), room)
-        num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=limit if draft.depth is None else min(limit, draft.depth),
-            remaining=sequence.remaining,
-            budget=budget,
-            num_sharing=num_sharing,
-        )
+        # Rounded up: later sequences share what this one leaves.
+        num_drafts = min(len(draft.token_ids), room, -(-budget // num_sharing))
+        if draft.depth is not None:
+            num_drafts = min(num_drafts, draft.depth)
         if sequence.grammar is not None:
             num_drafts = sequence.grammar.num_verifiable(draft.token_ids[:num_drafts])
         if num_drafts and not draft.is_forced:
@@ -468,9 +465,9 @@ class Scheduler:
         num_tokens = end + len(draft_token_ids)
         if num_tokens > len(sequence.block_table) * self.block_size:
             self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
-        samples = sequence.scoring is None and end == len(sequence.token_ids)
+        is_sampled = sequence.scoring is None and end == len(sequence.token_ids)
         return ScheduledSequence(
-            sequence, num_new_tokens, draft_token_ids, samples, candidate, is_forced
+            sequence, num_new_tokens, draft_token_ids, is_sampled, candidate, is_forced
         )
 
 

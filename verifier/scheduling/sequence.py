@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from verifier.drafts.depth_policy import SequenceDepth
 from verifier.drafts.draft_buffer import DraftBuffer
-from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.drafted_by import AnswersHints, DraftedBy
 from verifier.drafts.hint_log import HintLog
 from verifier.sampling import Sampling
@@ -137,7 +137,7 @@ class Sequence:
     num_cached_tokens: int = 0
     # int32, see `BlockTable` in `batch_layout.py`.
     block_table: "array[int]" = field(default_factory=lambda: array("i"))
-    # Of the block table since its last admission; see `BatchLayout`.
+    # Identifies the block table since the last admission; see `BatchLayout`.
     table_id: int = 0
     # Digests of the first whole blocks of `token_ids`, computed when needed.
     block_digests: list[bytes] = field(default_factory=list)
@@ -145,7 +145,8 @@ class Sequence:
     num_entered_blocks: int = 0
     # The hint length last requested. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
-    # Who drafts, by which law; and that drafter, unless it takes no tokens of this sequence.
+    # Who drafts, by which matching policy; and that drafter, unless it takes no tokens of this
+    # sequence.
     drafted_by: DraftedBy | None = None
     drafter: AnswersHints | None = None
     # The drafter that took no more tokens of it; "": none has.
@@ -157,7 +158,7 @@ class Sequence:
     depth_record: SequenceDepth = field(default_factory=SequenceDepth)
     # None: not traced.
     hint_log: HintLog | None = None
-    first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
+    hint_record: HintRecord = field(default_factory=HintRecord)
     # The last published (length, monotonic seconds): hints for that length are under way since
     # then. Empty before the first token; without a drafter the last few are kept, to time hints.
     publications: collections.deque[tuple[int, float]] = field(
@@ -199,14 +200,14 @@ class Sequence:
         return self.publications[-1][1]
 
     @property
-    def has_drafter(self) -> bool:
+    def names_drafter(self) -> bool:
         """Whether a drafter was named, so that drafts do not come from the session."""
         return self.drafted_by is not None and self.drafted_by.address != ""
 
     @property
     def is_drafted_by_session(self) -> bool:
         """A hint for the current length is requested of its session."""
-        return self.drafting and self.num_wanted_draft_tokens > 0 and not self.has_drafter
+        return self.drafting and self.num_wanted_draft_tokens > 0 and not self.names_drafter
 
     @property
     def is_prefilling(self) -> bool:
@@ -254,7 +255,7 @@ class Sequence:
             return False
         if self.drafter is not None:
             return self.drafter.is_answering
-        return self.drafting and not self.has_drafter
+        return self.drafting and not self.names_drafter
 
     @property
     def _is_unanswered(self) -> bool:

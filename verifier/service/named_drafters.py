@@ -22,7 +22,7 @@ _LOG_INTERVAL_S = 60.0
 
 
 class NamedDrafters:
-    """Of one session; on the event loop."""
+    """The drafters that one session may name; owned by the event loop."""
 
     def __init__(
         self, admits: Callable[[str], bool], *, clock: Callable[[], float] = time.monotonic

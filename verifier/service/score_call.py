@@ -1,7 +1,7 @@
 """One Score call: the target model's scores of given drafts, without sampling.
 
 A call opens its sequences on a session of its own. The engine computes them like prompts, in chunks
-under the common token budget, and emits the scores of the requested rows (`step_batch.py`). No
+under the common token budget, and emits the scores of the requested rows (`scores.py`). No
 drafter is needed. Closing the call ends its open sequences.
 """
 
@@ -48,7 +48,7 @@ class SequenceScores:
     """The scores of one sequence: K_i + 1 positions."""
 
     positions: list[ScoredPosition] = field(default_factory=list)
-    # Of the tokens after the first; empty if not requested.
+    # One for each token after the first; empty if not requested.
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
@@ -141,7 +141,7 @@ def _open_sequence(
 
 
 def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
-    """The error, its field with the call's sequence; an overload or a fault of ours as it is."""
+    """The error with the call's sequence in its field; an overload or a fault of ours unchanged."""
     if error.retry_after_ms is not None or isinstance(error, InternalError):
         return error
     name = f"sequences[{sequence_id}]"

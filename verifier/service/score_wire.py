@@ -19,9 +19,9 @@ from verifier.service.wire import (
 )
 
 MAX_SCORE_TOKENS = 1 << 17
-# Of one response, at about 24 bytes each: no message is over 1 MiB.
+# In one response, at about 24 bytes each: no message is over 1 MiB.
 MAX_SCORE_LOGPROBS = 1 << 15
-# Of a response with distributions or hidden states: the limit of gRPC clients by default.
+# A response with distributions or hidden states: by default, gRPC clients take no larger one.
 MAX_FULL_SCORE_BYTES = 4 << 20
 # Upper bounds, in a response: of a logprob, and of a position without its logprobs and tensors.
 _LOGPROB_BYTES = 24
@@ -43,7 +43,7 @@ class ScoreQuery:
 
     sequences: list[DraftsToScore]
     options: ScoreOptions
-    # Of the distributions and hidden states in the response.
+    # Bytes of the distributions and hidden states in the response.
     num_tensor_bytes: int
 
     @property

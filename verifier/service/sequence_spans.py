@@ -44,7 +44,7 @@ class SequenceSpans:
     def __init__(self, spans: "Spans") -> None:
         self._spans = spans
         self._open: dict[str, _Recorded] = {}
-        # Of those: Opens of the same id, each of which will be rejected.
+        # By the id of an open sequence: further Opens of that id, each of which will be rejected.
         self._num_refused: Counter[str] = Counter()
 
     def receive(self, sequence_id: str) -> None:

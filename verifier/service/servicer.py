@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Over all concurrent Score calls; a single call may exceed it.
 MAX_SCORED_TOKENS = 1 << 20
-# Of distributions and hidden states in the responses of all concurrent Score calls.
+# Distributions and hidden states in the responses of all concurrent Score calls.
 MAX_SCORED_TENSOR_BYTES = 64 << 20
 
 _Context = grpc.aio.ServicerContext[Any, Any]

@@ -16,7 +16,6 @@ from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import (
     Close,
-    Decided,
     DetachSession,
     Event,
     Forget,
@@ -25,6 +24,7 @@ from verifier.engine.messages import (
     Rejected,
     StepStats,
     Update,
+    cancelled,
 )
 from verifier.errors import (
     DrainingError,
@@ -34,7 +34,7 @@ from verifier.errors import (
     SessionError,
     UnsupportedFieldError,
 )
-from verifier.scheduling.sequence import FinishReason, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 from verifier.service.named_drafters import NamedDrafters
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def num_uncompiled_tokens(self) -> int:
-        """Of those sequences."""
+        """Tokens of the sequences whose Opens wait for their grammar."""
         return sum(len(each.sequence.token_ids) for each in self._uncompiled.values())
 
     async def compiled(self) -> None:
@@ -375,16 +375,8 @@ class Session:
         if uncompiled is None:
             return
         uncompiled.grammar.cancel()
-        cancelled = Decided(
-            sequence_id=command.sequence_id,
-            base_length=len(uncompiled.sequence.token_ids),
-            token_ids=[],
-            num_draft_tokens=0,
-            num_accepted_tokens=0,
-            num_wanted_draft_tokens=0,
-            finish_reason=FinishReason.CANCELLED,
-        )
-        self._deliver([cancelled], None)
+        base_length = len(uncompiled.sequence.token_ids)
+        self._deliver([cancelled(command.sequence_id, base_length)], None)
 
     def _on_compiled(self, uncompiled: "_Uncompiled") -> None:
         sequence, compiled = uncompiled.sequence, uncompiled.grammar
@@ -413,7 +405,9 @@ class _Uncompiled:
     grammar: "asyncio.Future[GrammarState]"
 
     def update(self, command: Update) -> None:
-        """As the engine updates an open sequence. A client may send any number: none is kept."""
+        """Does what the engine does for an open sequence. The update is not kept: a client may send
+        any number.
+        """
         drafted_by, address = self.sequence.drafted_by, command.drafter_address
         if drafted_by is not None and address is not None:
             drafted_by = dataclasses.replace(drafted_by, address=address)

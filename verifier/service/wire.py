@@ -54,11 +54,11 @@ COMMAND_LIMITS = MessageLimits(verifier_pb2.Command.DESCRIPTOR, limits_pb2)
 _DRAFT_LIMITS = MessageLimits(verifier_pb2.Draft.DESCRIPTOR, limits_pb2)
 _MAX_DRAFT_ID_BYTES = _DRAFT_LIMITS.max_bytes("sequence_id")
 _MAX_DRAFT_TOKENS = _DRAFT_LIMITS.max_items("token_ids")
-# Of one prompt, including the likeliest tokens at each position: a gateway can send them in one
+# For one prompt, including the likeliest tokens at each position: a gateway can send them in one
 # message.
 MAX_PROMPT_LOGPROBS = 1 << 17
-# Of one message to a gateway, unless a single event is larger. Parsing a large message blocks the
-# gateway's event loop; a message over 5 MiB ends the session.
+# The largest message to a gateway, unless a single event is larger. Parsing a large message blocks
+# the gateway's event loop; a message over 5 MiB ends the session.
 MAX_RESPONSE_BYTES = 128 << 10
 
 
@@ -166,8 +166,6 @@ _DRAFTER_STATES = {
     DrafterState.IDLE: verifier_pb2.DrafterStatus.STATE_IDLE,
 }
 
-# Fields of Open that must be empty.
-_UNSUPPORTED_OPEN = ("adapter_id",)
 _STRUCTURED = "sampling.structured_output"
 
 
@@ -184,9 +182,8 @@ def open_sequence(
     """
     if not message.sequence_id:
         raise InvalidRequestError("must not be empty", field="sequence_id")
-    for field in _UNSUPPORTED_OPEN:
-        if getattr(message, field):
-            raise UnsupportedFieldError(f"{field} is not supported", field=field)
+    if message.adapter_id:
+        raise UnsupportedFieldError("adapter_id is not supported", field="adapter_id")
     if message.trace_parent and not is_trace_parent(message.trace_parent):
         raise InvalidRequestError("it is no W3C trace parent", field="trace_parent")
     if message.trace and not served.allow_trace:
@@ -400,7 +397,7 @@ def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.Se
 
 
 def split(response: verifier_pb2.SessionResponse) -> list[verifier_pb2.SessionResponse]:
-    """The same events, in order, in messages of at most `MAX_RESPONSE_BYTES` where possible."""
+    """The response's events, in order, in messages of at most `MAX_RESPONSE_BYTES` if possible."""
     if response.ByteSize() <= MAX_RESPONSE_BYTES:
         return [response]
     events = list(response.events)

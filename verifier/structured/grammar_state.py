@@ -54,13 +54,13 @@ class GrammarState:
         self._may_begin = may_begin
         self._draft_matcher = draft_matcher
         self._field = field
-        # Of the output: how many tokens the matchers have consumed, and those that they have not.
+        # How many output tokens the matchers have consumed, and the tokens that they have not.
         self._num_taken = 0
         self._new: list[int] = []
         # The library writes such a text as tokens as a whole: once, and not again for each token.
         self._run: list[int] = []
         self._run_start = -1
-        # Of the present output and after each of these drafts. Empty: there are none.
+        # Masks of the present output and after each of these drafts. Empty: there are none.
         self._masks = self._no_masks = np.zeros((0, (vocab_size + 31) // 32), dtype=np.int32)
         self._masked_drafts: list[int] = []
         # What a matcher raised.

@@ -90,7 +90,7 @@ class Grammar:
 
 
 class Grammars:
-    """For any thread."""
+    """Compiles grammars in a thread of its own. For any thread."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Grammars:
         self._vocab_size = vocab_size
         # Guards what follows, and tells the thread of a job or of the end.
         self._changed = threading.Condition()
-        # Those that wait, oldest first. One that is cancelled leaves at once, with its tokens.
+        # Jobs that wait, oldest first. One that is cancelled leaves at once, with its tokens.
         self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
         self._is_closed = False
         # What compiles for too long, for as long as it does.
@@ -216,7 +216,7 @@ class Grammars:
                 each.future.set_exception(_too_long(each.grammar, job.grammar))
 
     def _take_jobs(self) -> list["_Job"]:
-        """Those that wait."""
+        """Removes and returns the jobs that wait."""
         with self._changed:
             taken = list(self._jobs.values())
             self._jobs.clear()

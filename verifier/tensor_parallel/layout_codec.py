@@ -1,8 +1,8 @@
 """A step's layout as one flat int32 array, and back. Pure.
 
 The array holds, for every field in the order of the dataclass, its length and its values. The
-values of `block_tables` are the number of tables, their lengths, and then all their blocks. New
-arrays in `BatchLayout` need no change here.
+values of `block_tables` are the number of tables, their lengths, and then all their blocks. A
+boolean is one value, 0 or 1. New arrays in `BatchLayout` need no change here.
 
 Worked example: `seq_lens = [4, 9]` is `2 4 9`; `block_tables = [[7], [3, 5]]` is `6 2 1 2 7 3 5`.
 """
@@ -32,6 +32,8 @@ def encode(layout: BatchLayout) -> WireArray:
         if field.name == _TABLES:
             lengths = [len(table) for table in value]
             parts += ((1 + len(value) + sum(lengths), len(value)), lengths, *value)
+        elif isinstance(value, bool):
+            parts.append((1, value))
         elif isinstance(value, np.ndarray):
             parts += ((len(value),), value)
         else:
@@ -52,7 +54,12 @@ def decode(encoded: WireArray) -> BatchLayout:
         value = encoded[start + 1 : start + 1 + length]
         if len(value) != length:
             raise ValueError(f"the message ends before {field.name} does")
-        values[field.name] = _tables(value) if field.name == _TABLES else value.astype(np.int64)
+        if field.name == _TABLES:
+            values[field.name] = _tables(value)
+        elif field.type is bool:
+            values[field.name] = bool(value[0])
+        else:
+            values[field.name] = value.astype(np.int64)
         start += 1 + length
     if start != len(encoded):
         raise ValueError("the message holds more than a layout")

@@ -98,8 +98,8 @@ class DirectEngine:
         return self.links[address]
 
     def open(self, token_ids: list[int], address: str = A, **fields: Any) -> str:
-        law = {k: fields.pop(k) for k in ("pool_id", "hint_tokens", "keep") if k in fields}
-        return self.session.open(token_ids, drafted_by=drafted_by(address, **law), **fields)
+        policy = {k: fields.pop(k) for k in ("pool_id", "hint_tokens", "keep") if k in fields}
+        return self.session.open(token_ids, drafted_by=drafted_by(address, **policy), **fields)
 
     def believe(self, *, step_s: float, hop_s: float) -> None:
         """Fixes the estimates of the wait rule."""
@@ -117,7 +117,7 @@ class DirectEngine:
         def fix() -> None:
             sequence = self.running.engine._table.find(self.session.session_id, sequence_id)
             assert sequence is not None
-            sequence.first_token_record.probability = probability
+            sequence.hint_record.first_token_probability = probability
 
         self.running.engine.call(fix)
 

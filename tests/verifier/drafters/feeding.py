@@ -45,12 +45,17 @@ def fed_sequence(
     )
 
 
-def feed_of(*sequences: Sequence, **law: Any) -> DraftFeed:
-    """A feed of these sequences; `law`: as `drafted_by` takes it."""
+def feed_of(*sequences: Sequence, **policy: Any) -> DraftFeed:
+    """A feed of these sequences; `policy`: as `drafted_by` takes it."""
     feed = DraftFeed()
     for sequence in sequences:
-        assert feed.add(sequence, drafted_by(**law))
+        assert feed.add(sequence, drafted_by(**policy))
     return feed
+
+
+def num_unanswered(feed: DraftFeed) -> int:
+    """Batches in flight."""
+    return len(feed._in_flight)
 
 
 def step(feed: DraftFeed, sequence: Sequence, *token_ids: int, wanted: int = 24) -> None:
@@ -127,7 +132,7 @@ def check_invariants(feed: DraftFeed) -> None:
             assert history.num_sent <= len(history.sequence.token_ids)
             is_unsent = history.num_sent < len(history.sequence.token_ids)
             assert is_queued or not (is_unsent and history.num_wanted)
-            is_deferred = history.sequence.first_token_record.expects_useless_hints
+            is_deferred = history.sequence.hint_record.expects_useless_hints
             assert is_queued or history.num_sent or is_deferred
     assert not feed._releases.keys() & histories.keys()
     assert len(feed._in_flight) <= 8

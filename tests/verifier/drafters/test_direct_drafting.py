@@ -96,7 +96,7 @@ class TestHints:
         self, start_engine: StartEngine, num_useless_before: int
     ) -> None:
         """Also where new sequences expect useless hints, and send their prompts later."""
-        direct = start_direct(start_engine, idle_timeout_s=5.0)
+        direct = start_direct(start_engine, draft_timeout_s=5.0)
         first, second = direct.connect(A), direct.connect(B)
         prior = direct.running.engine._table._useless_hints
         direct.running.engine.call(lambda: setattr(prior, "_mean", num_useless_before))
@@ -502,11 +502,11 @@ class TestOwnFaults:
 def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
     direct = start_direct(start_engine)
     link = direct.connect()
-    law = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST, chained=True)
-    sequence_id = direct.session.open([1, 2, 3], drafted_by=law, prompt_length=2)
+    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST, chained=True)
+    sequence_id = direct.session.open([1, 2, 3], drafted_by=policy, prompt_length=2)
     request = link.receive()
     [delta] = request.sequences
-    assert delta.params.SerializeToString() == law.encoded_params
+    assert delta.params.SerializeToString() == policy.encoded_params
     assert (delta.sequence_id, delta.prompt_length, delta.max_length) == (sequence_id, 2, 10)
     direct.session.wait_end(sequence_id)
 

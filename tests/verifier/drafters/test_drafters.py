@@ -41,7 +41,7 @@ class World:
         self.drafters = Drafters(
             open_link=self.links.open,
             vocab_size=VOCAB_SIZE,
-            idle_timeout_s=IDLE_TIMEOUT_S,
+            unused_timeout_s=IDLE_TIMEOUT_S,
             count_fault=self.faults.append,
             clock=lambda: self.now_s,
         )
@@ -61,12 +61,12 @@ class World:
         *,
         wanted: int = 4,
         session_id: int = 1,
-        **law: object,
+        **policy: object,
     ) -> Sequence:
         """A sequence that is drafted for."""
         sequence = fed_sequence(name=name, session_id=session_id)
         sequence.num_wanted_draft_tokens = wanted
-        sequence.drafted_by = drafted_by(address, **law)  # type: ignore[arg-type]
+        sequence.drafted_by = drafted_by(address, **policy)  # type: ignore[arg-type]
         self.drafters.move(sequence, sequence.drafted_by)
         return sequence
 
@@ -381,14 +381,14 @@ class TestKeeping:
     def test_else_its_close_says_it(self, world: World) -> None:
         link = self.ended(world)
         world.pass_s(29.0)
-        world.drafters.decide(1, "s", Keep.OUTPUT, 2)
-        world.drafters.decide(1, "s", Keep.ALL)
+        world.drafters.close_ended(1, "s", Keep.OUTPUT, 2)
+        world.drafters.close_ended(1, "s", Keep.ALL)
         world.settle(link)
         assert released(link) == [("s", pb.KEEP_OUTPUT, 2)], "once"
 
     def test_another_session_cannot_say_it(self, world: World) -> None:
         link = self.ended(world)
-        world.drafters.decide(2, "s", Keep.ALL)
+        world.drafters.close_ended(2, "s", Keep.ALL)
         world.drafters.detach(2)
         world.settle(link)
         assert released(link) == []
@@ -406,7 +406,7 @@ class TestKeeping:
         else:
             other = world.sequence("t", pool_id="p", keep=Keep.UNSPECIFIED)
             world.drafters.end(other, by_itself=True)
-        world.drafters.decide(1, "s", Keep.ALL)
+        world.drafters.close_ended(1, "s", Keep.ALL)
         world.settle(link)
         assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
 
@@ -431,7 +431,7 @@ class TestKeeping:
         link.up()
         world.settle(link)
         assert len(link.sent) == 1, "not before the decision"
-        world.drafters.decide(1, "s", Keep.ALL)
+        world.drafters.close_ended(1, "s", Keep.ALL)
         world.settle(link)
         assert list(link.sent[1].sequences[0].token_ids) == [1, 2, 3]
         assert released(link) == [("s", pb.KEEP_ALL, 0)]
@@ -447,7 +447,7 @@ class TestKeeping:
         else:
             world.drafters.end(sequence, by_itself=True)
         if how == "decide":
-            world.drafters.decide(1, "s", Keep.OUTPUT)
+            world.drafters.close_ended(1, "s", Keep.OUTPUT)
         world.pass_s(29.0)
         link = world.up()
         world.settle(link)
@@ -475,7 +475,7 @@ class TestKeeping:
             sequence = world.sequence(name, address, pool_id="p", keep=keep)
             world.drafters.end(sequence, by_itself=True)
         for name in "abcd":
-            world.drafters.decide(1, name, Keep.OUTPUT)
+            world.drafters.close_ended(1, name, Keep.OUTPUT)
         links = [world.up(A), world.up(B)]
         for link in links:
             world.settle(link)
@@ -635,7 +635,7 @@ class TestIdsUsedAgain:
         world.up()
         world.settle(link)
         world.pass_s(31.0)
-        world.drafters.decide(1, "s", Keep.ALL)
+        world.drafters.close_ended(1, "s", Keep.ALL)
         second.token_ids.append(4)
         world.drafters.advance(second)
         world.drafters.flush()

@@ -14,6 +14,7 @@ from tests.verifier.drafters.feeding import (
     drafted_by,
     fed_sequence,
     next_batch,
+    num_unanswered,
 )
 from tests.volume import examples
 from verifier.drafters import wire
@@ -90,8 +91,8 @@ class FeedMachine(RuleBasedStateMachine):
         self.live[name] = fed_sequence(list(range(num_tokens)), name=name)
         if has_pool:
             self.pooled.add(name)
-        law = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
-        assert self.feed.add(self.live[name], law)
+        policy = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
+        assert self.feed.add(self.live[name], policy)
 
     @precondition(lambda self: self.live)
     @rule(draw=st.randoms(use_true_random=False))
@@ -193,7 +194,7 @@ class FeedMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_are_in_order(self) -> None:
         check_invariants(self.feed)
-        assert self.feed.num_unanswered == len(self.in_flight)
+        assert num_unanswered(self.feed) == len(self.in_flight)
         assert {s.sequence_id for s in self.feed.sequences} == set(self.live)
 
     @invariant()

@@ -9,7 +9,7 @@ from tests.verifier.drafters.feeding import (
     step,
 )
 from verifier.drafters.feed import RELEASE_DELAY_S, DraftFeed
-from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.drafted_by import Keep
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.scheduling.sequence import Sequence
@@ -64,9 +64,7 @@ class TestPrompts:
 
     def test_else_it_goes_at_once(self) -> None:
         sequence = fed_sequence([1, 2, 3])
-        sequence.first_token_record = FirstTokenRecord(
-            num_useless_before=USELESS_HINTS_BEFORE_PROBING - 1
-        )
+        sequence.hint_record = HintRecord(num_useless_before=USELESS_HINTS_BEFORE_PROBING - 1)
         assert [delta.token_ids for delta in next_batch(feed_of(sequence)).deltas] == [[1, 2, 3]]
 
     def test_a_sequence_that_ends_before_its_first_request_costs_no_message(self) -> None:
@@ -85,5 +83,5 @@ def ended(sequence: Sequence) -> DraftFeed:
 
 def expecting_useless_hints(token_ids: list[int]) -> Sequence:
     sequence = fed_sequence(token_ids)
-    sequence.first_token_record = FirstTokenRecord(num_useless_before=USELESS_HINTS_BEFORE_PROBING)
+    sequence.hint_record = HintRecord(num_useless_before=USELESS_HINTS_BEFORE_PROBING)
     return sequence

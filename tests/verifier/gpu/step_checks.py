@@ -137,6 +137,7 @@ class Twins:
 
     def __init__(self, own: GpuDecoder, host: GpuDecoder) -> None:
         self.vocab_size = own.vocab_size
+        self.row_tile = own.row_tile
         self.computes_at_launch = own.computes_at_launch
         self.own = own
         self.host = host
@@ -241,14 +242,14 @@ def running(
             max_model_len=MAX_LENGTH,
             max_num_waiting=50,
             max_waiting_tokens=1 << 20,
-            idle_timeout_s=PATIENCE_S,
+            draft_timeout_s=PATIENCE_S,
             acceptance_rule=rule,
             verification=verification,
         ),
         drafters=Drafters(
             open_link=no_link,
             vocab_size=twins.vocab_size,
-            idle_timeout_s=PATIENCE_S,
+            unused_timeout_s=PATIENCE_S,
             count_fault=observers.drafter_failed,
         ),
         observer=observers,

@@ -15,6 +15,8 @@ from verifier.errors import InternalError, InvalidRequestError
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait
 from verifier.structured.grammar_state import GrammarState
+from verifier.tensor_parallel.leader import ParallelModel
+from verifier.tensor_parallel.watch import Watch
 
 PROMPT = [1, 2, 0, 2, 1, 0]
 GREEDY = Sampling(is_constrained=True)
@@ -44,12 +46,13 @@ def test_a_host_computes_no_mask_where_the_likeliest_token_is_allowed(
 
 
 @pytest.mark.stand_in
-def test_an_engine_computes_a_mask_while_a_device_computes_the_step() -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_engine_computes_a_mask_while_a_device_computes_the_step(num_ranks: int) -> None:
     running = start_engine_with()
     model = GatedModel(running.model)
     with running.held():
-        running.engine._model = model
-        running.engine._computes_at_launch = True
+        model.computes_at_launch = True
+        running.engine._model = model if num_ranks == 1 else ParallelModel(model, [], Watch())
     session, grammar = running.attach(), WatchedGrammar(running.model.vocab_size)
     grammar.may_end.clear()
     sequence_id = session.open(PROMPT, sampling=GREEDY, grammar=grammar, max_new_tokens=1)
@@ -71,7 +74,7 @@ def test_a_grammar_that_fails_ends_its_own_sequence(
     session = running.attach()
     vocab_size = running.model.vocab_size
     with running.held():
-        running.engine._computes_at_launch = is_device
+        running.model.computes_at_launch = is_device
         free = session.open(PROMPT, max_new_tokens=9)
         wrong = session.open(
             PROMPT, sampling=GREEDY, grammar=WatchedGrammar(vocab_size, error), max_new_tokens=9
@@ -155,7 +158,7 @@ def test_a_panic_of_the_library_ends_its_own_sequence(
     )
     session = running.attach()
     with running.held():
-        running.engine._computes_at_launch = is_device
+        running.model.computes_at_launch = is_device
         other = session.open(PROMPT, max_new_tokens=9)
         panicking = session.open(
             PROMPT,

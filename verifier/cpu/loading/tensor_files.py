@@ -23,7 +23,7 @@ from verifier.cpu.weights import BitsArray, WeightType
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
-# Of a tensor that a model has; so products of the numbers are cheap.
+# Limits of a tensor that a model has; so products of the numbers are cheap.
 _MAX_DIMENSIONS = 8
 _LARGEST_NUMBER = 1 << 48
 _ITEM_BYTES = {
@@ -47,7 +47,7 @@ class StoredTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    # Of its bytes in the file.
+    # Where its bytes are in the file.
     start: int
     end: int
     file: Path

@@ -80,7 +80,7 @@ class DeviceSampler:
         self._is_ratio = rule is AcceptanceRule.RATIO
         self._num_blocks = triton.cdiv(vocab_size, _BLOCK)
         self._chunk_rows = min(self._max_num_rows, _CHUNK_ROWS)
-        # Of the staged step.
+        # The staged step: the drafts of each sequence, and all rows.
         self._num_drafts: list[int] = []
         self._num_rows = 0
 
@@ -244,7 +244,7 @@ class DeviceSampler:
 
     @property
     def num_failed(self) -> int:
-        """As the step that was run last had it; after `wait`."""
+        """What `run` was given with the last step; after `wait`."""
         return int(self._verdicts.host[0, 0])
 
     def result(self) -> Verdict:

@@ -20,16 +20,16 @@ from verifier.sampling.rejection_sampler import JudgedSequence
 class Staged(NamedTuple):
     """Who samples what of the staged step, by index among its sequences."""
 
-    # Those of the host, in order.
+    # The sequences that the host samples, in order.
     by_host: list[int]
-    # Those that could not be staged: their verdicts have no meaning.
+    # Sequences that could not be staged: ignore their verdicts.
     failures: dict[int, Exception]
 
 
 class _Held(NamedTuple):
     slot: int
     sampling: Sampling
-    # Of a sequence that may have ended since: its grammar and tokens are not kept for it.
+    # A weak reference: the sequence may have ended, and its grammar and tokens must not be kept.
     adjustments: weakref.ref[Adjustments] | None
 
     def is_of(self, sampling: Sampling, adjustments: Adjustments | None) -> bool:
@@ -105,7 +105,7 @@ class SequenceSlots:
             del self._held[table_id]
             self._sampler.close(held.slot)
         elif len(self._held) == self._sampler.max_num_seqs:
-            # Those of the step were all moved behind it, and they are not too many.
+            # It is not of this step: this step's sequences were all moved behind it, and fit.
             self._sampler.close(self._held.popitem(last=False)[1].slot)
         slot = self._sampler.open(
             sampling,

@@ -9,10 +9,10 @@ import torch
 from verifier.attention.backend import to_device
 from verifier.gpu.sampling.kernels import jit
 from verifier.gpu.sampling.token_counts import TokenCounts
-from verifier.sampling.logits_processing import parameters_of
+from verifier.sampling.logits_processing import distribution_parameters
 from verifier.sampling.parameters import Sampling
 
-# As many as a request may have (`sampling.proto`, `gateway.proto`), and the model's end tokens.
+# The most that a request may have (`sampling.proto`, `gateway.proto`), with the model's end tokens.
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 
@@ -81,7 +81,7 @@ class Slots:
             or sampling.frequency_penalty != 0.0
             or sampling.presence_penalty != 0.0
         )
-        parameters = parameters_of(sampling)
+        parameters = distribution_parameters(sampling)
         integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
         # No vocabulary is larger than that.
         integers[jit.TOP_K.value] = min(parameters.top_k, 2**31)

@@ -10,22 +10,6 @@ for the next one without a wait. Within these limits `depth_policy.py` chooses b
 from collections.abc import Sequence as SequenceOf
 
 
-def num_drafts_to_verify(
-    *, num_speculative_tokens: int, remaining: int, budget: int, num_sharing: int
-) -> int:
-    """The largest K that the limits allow.
-
-    Args:
-        num_speculative_tokens: the sequence's limit per step.
-        remaining: output tokens still allowed; a draft needs room for itself and one more.
-        budget: tokens left for drafts in this step.
-        num_sharing: sequences that still share the budget, this one included. Later ones share
-            whatever earlier ones leave.
-    """
-    share = -(-budget // num_sharing)
-    return max(0, min(num_speculative_tokens, remaining - 1, share))
-
-
 def num_drafts_trusted(*, tokens_per_match: int, match_length: int) -> int | None:
     """The largest K that a hint's match justifies; None: no limit.
 

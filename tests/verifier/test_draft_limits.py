@@ -1,53 +1,13 @@
-"""K, and how long a hint is requested."""
+"""The limits of K."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.drafts.speculation_policy import (
-    num_drafts_possible,
-    num_drafts_to_verify,
-    num_drafts_trusted,
-)
+from verifier.drafts.draft_limits import num_drafts_possible, num_drafts_trusted
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History, sampling_probs
-
-
-@pytest.mark.parametrize(
-    ("limit", "remaining", "expected"),
-    [(7, 100, 7), (7, 8, 7), (7, 7, 6), (7, 2, 1), (7, 1, 0), (7, 0, 0), (0, 100, 0)],
-)
-def test_a_draft_needs_room_for_itself_and_one_more(
-    limit: int, remaining: int, expected: int
-) -> None:
-    num_drafts = num_drafts_to_verify(
-        num_speculative_tokens=limit, remaining=remaining, budget=100, num_sharing=1
-    )
-    assert num_drafts == expected
-
-
-@pytest.mark.parametrize(
-    ("budget", "limits", "expected"),
-    [
-        (10, [31], [10]),
-        (6, [4, 4, 4, 4], [2, 2, 1, 1]),
-        (12, [1, 31, 31], [1, 6, 5]),
-        (0, [31, 31], [0, 0]),
-    ],
-)
-def test_sequences_share_the_budget(budget: int, limits: list[int], expected: list[int]) -> None:
-    counts = []
-    for i, limit in enumerate(limits):
-        count = num_drafts_to_verify(
-            num_speculative_tokens=limit,
-            remaining=100,
-            budget=budget,
-            num_sharing=len(limits) - i,
-        )
-        counts.append(count)
-        budget -= count
-    assert counts == expected
 
 
 @pytest.mark.parametrize(
