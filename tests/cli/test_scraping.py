@@ -1,6 +1,7 @@
 """Metrics are read as Prometheus would read them, and a hostile server can do no harm."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,6 +155,30 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyP
     content = b"HTTP/1.0 200 OK\r\n\r\n" + b"a 1\n" * 1000
     with serving(content) as url, pytest.raises(ScrapeError, match="longer than"):
         scrape(url)
+
+
+@pytest.mark.stand_in
+def test_a_head_that_comes_byte_by_byte_is_awaited_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scraping, "_TIMEOUT_S", 0.5)
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                while not is_over.wait(0.1):
+                    connection.send(b"H")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(ScrapeError, match=r"took longer than 0\.5 s"):
+                scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_a_history_covers_its_window_and_keeps_the_last_two_snapshots() -> None:
