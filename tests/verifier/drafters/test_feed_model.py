@@ -72,7 +72,8 @@ class FeedMachine(RuleBasedStateMachine):
         # Those whose pool must hold it in the end, and when it is given up.
         self.owed: dict[str, float] = {}
         self.pooled: set[str] = set()
-        self.in_flight: list[tuple[int, list[Proposal]]] = []
+        # Its id, the answer that comes, and whose drafts were asked for.
+        self.in_flight: list[tuple[int, list[Proposal], set[str]]] = []
         self.num_made = 0
         self.num_lost = 0
         self.now_s = 0.0
@@ -177,19 +178,21 @@ class FeedMachine(RuleBasedStateMachine):
         names = [delta.sequence_id for delta in batch.deltas]
         assert len(set(names)) == len(names)
         assert not set(names) & self.held.keys(), "nothing is sent before the decision"
-        self.in_flight.append((batch.batch_id, [self.drafter.take(d) for d in batch.deltas]))
+        asked = {delta.sequence_id for delta in batch.deltas if delta.max_draft_tokens}
+        proposals = [self.drafter.take(delta) for delta in batch.deltas]
+        self.in_flight.append((batch.batch_id, proposals, asked))
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def receive(self) -> None:
-        batch_id, proposals = self.in_flight.pop(0)
+        batch_id, proposals, asked = self.in_flight.pop(0)
         result = self.feed.on_proposals(batch_id, proposals)
         assert not result.given_up
         assert not result.mistakes
         for sequence, hint in result.hints:
             assert self.live[hint.sequence_id] is sequence
             assert hint.base_length <= len(sequence.token_ids)
-        assert result.hints or result.sent_s is None or not (set(self.live) & _names(proposals))
+        assert result.hints or result.sent_s is None or not (self.live.keys() & asked)
 
     @invariant()
     def the_books_are_in_order(self) -> None:
@@ -236,10 +239,6 @@ class FeedMachine(RuleBasedStateMachine):
             elif self.feed.due_s(self.now_s) is None:
                 return
         raise AssertionError("there is always something to send")
-
-
-def _names(proposals: list[Proposal]) -> set[str]:
-    return {proposal.sequence_id for proposal in proposals}
 
 
 TestFeedMachine = FeedMachine.TestCase
