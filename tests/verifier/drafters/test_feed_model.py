@@ -76,6 +76,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.in_flight: list[tuple[int, list[Proposal], set[str]]] = []
         self.num_made = 0
         self.num_lost = 0
+        self.lost: set[str] = set()
         self.now_s = 0.0
 
     def choose(self, names: dict[str, Sequence], draw: random.Random) -> str:
@@ -138,9 +139,11 @@ class FeedMachine(RuleBasedStateMachine):
 
     def end_one(self, name: str, sequence: Sequence, keep: Keep, length: int) -> None:
         until_s = self.now_s + 1.0
+        # The answer that tells of the loss may come after the text's last token, or never.
+        is_gone = name in self.lost - self.drafter.histories.keys()
         self.feed.remove(name, keep=keep, length=length, until_s=until_s)
         self.kept[name] = (keep, sequence.token_ids[: length or None])
-        if keep in (Keep.OUTPUT, Keep.ALL) and name in self.pooled:
+        if keep in (Keep.OUTPUT, Keep.ALL) and name in self.pooled and not is_gone:
             self.owed[name] = until_s
 
     @precondition(lambda self: self.drafter.histories and self.num_lost < 8)
@@ -149,6 +152,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.num_lost += 1
         name = draw.choice(sorted(self.drafter.histories))
         del self.drafter.histories[name]
+        self.lost.add(name)
         # Its last token may have been sent already, and then nobody notices.
         self.owed.pop(name, None)
 
