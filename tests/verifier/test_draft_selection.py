@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import start_engine_with
 from tests.verifier.sequences import make_sequence
 from verifier.drafts.depth_policy import DepthPolicy
 from verifier.drafts.step_cost import StepShape
+from verifier.engine.observation import Fault
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import DraftWait, Sequence
@@ -106,6 +108,36 @@ def test_blocks_that_are_not_there_cut_what_the_policy_chose() -> None:
     # Each prompt fills a block; the first sequence's drafts fill the other two.
     sequences = [make_sequence(), make_sequence()]
     assert depths(scheduled(policy, sequences, num_blocks=4)) == [NUM_DRAFTS, 0]
+
+
+def fail(*arguments: object, **options: object) -> Any:
+    raise ArithmeticError("this policy knows nothing")
+
+
+def test_a_policy_that_cannot_choose_is_given_up_and_all_drafts_that_fit_are_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = policy_where_a_row_costs(1e-2)
+    monkeypatch.setattr(policy, "choose", fail)
+    with capture_logs() as log:
+        items = scheduled(policy, [make_sequence(), make_sequence()])
+    assert depths(items) == [NUM_DRAFTS] * 2
+    assert [entry["event"] for entry in log] == ["depth_policy_failed"], "not given up"
+
+
+def test_a_policy_that_cannot_learn_is_given_up_and_costs_no_sequence_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = DepthPolicy(max_rows=64, max_depth=NUM_DRAFTS, row_tile=8)
+    monkeypatch.setattr(policy, "learn", fail)
+    running = start_engine_with(depth_policy=policy)
+    session = running.attach()
+    sequence_id = session.open([1, 2, 3], max_new_tokens=20)
+    session.wait_end(sequence_id)
+    running.stop()
+    assert session.output(sequence_id) == continue_by(hashed, [1, 2, 3], 20)
+    assert running.observer.faults == [Fault.SCHEDULE], "not given up"
+    assert len(running.observer.steps) == 20, "a step was not observed"
 
 
 def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> None:

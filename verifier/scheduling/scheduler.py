@@ -426,8 +426,6 @@ class Scheduler:
                 # Exactness does not depend on it: steps verify what they have room for.
                 logger.exception("depth_policy_failed")
                 self.depth_policy = None
-                for draft in drafts:
-                    draft.depth = draft.candidate = None
         return drafts
 
     def _draft_of(
