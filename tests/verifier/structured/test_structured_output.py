@@ -416,6 +416,23 @@ async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wai
     assert len(compiled) == 3
 
 
+async def test_a_session_that_ends_gives_up_the_grammars_that_wait(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' grammars would wait behind them."""
+    waiting: Future[GrammarState] = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: waiting)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        session.call.cancel()
+        while not waiting.cancelled():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_a_session_that_ends_leaves_no_grammar_behind(
     start_verifier: StartVerifier,
 ) -> None:
