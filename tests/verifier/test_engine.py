@@ -411,6 +411,24 @@ class TestStopTokens:
         assert session.wait_decided(sequence_id, 2).token_ids == TEXT[5:6]
         assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
+    def test_what_the_model_says_after_an_accepted_stop_token_does_not_matter(
+        self, start_engine: StartEngine
+    ) -> None:
+        text = follow(TEXT)
+        running = start_engine(rule=lambda known: None if 6 in known else text(known))
+        session = running.attach()
+        sequence_id = session.open(
+            TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({6})
+        )
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:8])
+        session.wait_end(sequence_id)
+        running.sync()
+        session.read_all()
+        assert session.decided(sequence_id)[-1].token_ids == TEXT[5:8]
+        assert session.of(sequence_id)[-1] is session.decided(sequence_id)[-1]
+        assert running.observer.faults == []
+
     def test_a_stop_token_at_the_length_limit_is_a_stop(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         sequence_id = session.open(TEXT[:4], max_new_tokens=2, stop_token_ids=frozenset({9}))
@@ -824,12 +842,43 @@ class TestReporting:
         session.read_all()
         assert session.wait_end(sequence_id), "idle before the last event"
 
+    def test_who_does_not_wait_any_longer_for_the_idle_engine_costs_nobody_anything(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        gone, idle = running.engine.when_idle(), running.engine.when_idle()
+        assert gone.cancel()
+        session.close(sequence_id)
+        assert idle.result(PATIENCE_S) is None
+
     def test_a_failing_call_fails_its_caller_alone(self, start_engine: StartEngine) -> None:
         running = start_engine()
         with pytest.raises(ZeroDivisionError):
             running.engine.call(lambda: 1 // 0).result(PATIENCE_S)
         session = running.attach()
         assert isinstance(session.wait_end(session.open([1])), Decided)
+
+
+def test_commands_without_end_do_not_keep_the_engine_from_its_steps(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine()
+    has_ended = threading.Event()
+
+    def call_again() -> None:
+        if not has_ended.wait(0.0001):
+            running.engine.call(call_again)
+
+    session = running.attach()
+    sequence_id = session.open([1])
+    for _ in range(3):
+        running.engine.call(call_again)
+    session.read(timeout_s=20)
+    has_ended.set()
+    assert isinstance(session.wait_end(sequence_id), Decided)
 
 
 def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:

@@ -147,6 +147,14 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert all(each.num_accepted_tokens == each.num_draft_tokens for each in decided)
     # They are no hint's.
     assert not any(each.matched_ngram_length or each.source for each in decided)
+    # A stop token amid such drafts ends the output, and no draft behind it counts.
+    stop = output[len(decided[0].token_ids) + 2]
+    await session.open(
+        constrained("b", {"regex": f"{text}[0-9]{{4}}"}, stop_token_ids=[stop]),
+    )
+    assert await finish(session, "b") == output[: output.index(stop) + 1]
+    last = session.decided("b")[-1]
+    assert 0 < last.num_accepted_tokens <= len(last.token_ids)
 
 
 async def test_only_a_sequence_with_drafts_gets_a_second_matcher(
