@@ -813,6 +813,17 @@ class TestReporting:
         assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (4, 40)
         assert load.num_steps == 1
 
+    def test_a_step_with_a_prompt_says_nothing_of_how_long_others_take(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        session.wait_end(session.open([1] * 20, max_new_tokens=1))
+        assert running.engine.load.num_steps == 1
+        assert running.engine.load.step_duration_s == 0.0
+        session.wait_end(session.open([1] * 20, max_new_tokens=2))
+        assert running.engine.load.step_duration_s > 0.0
+
     def test_the_hop_is_measured_from_decision_to_hint(self, start_engine: StartEngine) -> None:
         running = start_engine()
         session = running.attach()
