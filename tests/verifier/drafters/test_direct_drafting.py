@@ -134,6 +134,23 @@ class TestHints:
         gate.open()
         direct.session.wait_end(sequence_id)
 
+    def test_an_update_that_names_the_drafter_that_refused_the_sequence_changes_nothing(
+        self, start_engine: StartEngine
+    ) -> None:
+        gate = Gate()
+        direct = start_direct(start_engine, rule=gate)
+        link = direct.connect()
+        gate.close_at(4)
+        sequence_id = direct.open([1, 2, 3], max_new_tokens=40)
+        link.answer(link.receive(), lambda delta: appended(delta, status=pb.STATUS_INVALID))
+        gate.step_to(6)
+        num_sent = len(link.sent)
+        direct.session.update(sequence_id, drafter_address=A)
+        gate.step_to(9)
+        gate.open()
+        direct.session.wait_end(sequence_id)
+        assert not any(request.sequences for request in link.sent[num_sent:])
+
     def test_the_requests_limit_of_a_hint_is_asked_for(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)
         link = direct.connect()
