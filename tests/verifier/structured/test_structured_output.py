@@ -479,6 +479,25 @@ async def test_a_drain_waits_for_grammars(start_verifier: StartVerifier) -> None
     assert sorted(ends + refused, key=int) == [str(n) for n in range(20)]
 
 
+async def test_a_drain_does_not_end_before_a_grammar_that_takes_long(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: Future[GrammarState] = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: compiled)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(running.verifier.servicer.drain())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        compiled.set_exception(InvalidRequestError("wrong", field="regex"))
+        await session.wait_rejected()
+        await draining
+
+
 async def test_scores_are_those_of_free_text(start_verifier: StartVerifier) -> None:
     running = await start_verifier(allow_structured_output=True)
     request = pb.ScoreRequest(
