@@ -25,7 +25,7 @@ from verifier.batch.target_model import FloatArray
 from verifier.drafts import hint_requests
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS
-from verifier.engine.messages import Decided, Opened, Rejected
+from verifier.engine.messages import Decided, Event, Opened, Rejected, StepStats
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod, Sequence
@@ -791,6 +791,21 @@ class TestReporting:
         assert step is not None
         assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
         assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)
+
+    def test_who_is_told_of_an_end_finds_it_in_the_load(self, start_engine: StartEngine) -> None:
+        engine = start_engine().engine
+        num_running: list[int] = []
+
+        def sink(events: list[Event], step: StepStats | None) -> None:
+            if any(map(is_terminal, events)):
+                num_running.append(engine.load.num_running)
+
+        session = EngineSession(engine)
+        session.session_id = engine.attach(sink)
+        session.open([1], max_new_tokens=4)
+        engine.when_idle().result(PATIENCE_S)
+        session.detach()
+        assert num_running == [0]
 
     def test_the_phases_add_up_to_the_step(self, start_engine: StartEngine) -> None:
         running = start_engine()

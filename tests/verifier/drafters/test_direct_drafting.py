@@ -555,3 +555,14 @@ class TestEndedTexts:
         assert isinstance(drafter, FedDrafter)
         assert drafter.feed._histories[sequence_id].sequence is sequence
         assert adjusting(sequence) == (None, None)
+
+    def test_a_text_whose_session_is_over_awaits_no_close(self, start_engine: StartEngine) -> None:
+        direct = start_direct(start_engine)
+        direct.connect()
+        direct.session.wait_end(direct.open([1, 2, 3], pool_id="p", keep=Keep.UNSPECIFIED))
+        direct.running.sync()
+        held = direct.running.engine._drafters._held
+        assert len(list(held)) == 1
+        direct.session.detach()
+        direct.running.sync()
+        assert not list(held)
