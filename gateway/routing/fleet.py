@@ -150,6 +150,8 @@ class Fleet:
         """
         busy = [verifier.name for verifier in self.verifiers if not verifier.is_idle]
         assert not busy, f"links that are not idle: {busy}"
+        expecting = [verifier.name for verifier in self.verifiers if verifier.load.prompts]
+        assert not expecting, f"links that expect prompts to be computed: {expecting}"
 
 
 def no_verifier() -> RequestError:

@@ -64,8 +64,11 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         if self.interruptions:
             await self.interruptions.pop(0)[1](context)
+        if self.hang:
+            await asyncio.Event().wait()
         return gateway_pb2.ListModelsResponse(
             models=[gateway_pb2.Model(model_id="demo", vocab_size=2048, num_verifiers=2)]
         )

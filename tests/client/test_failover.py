@@ -266,6 +266,16 @@ async def test_no_pause_goes_beyond_the_callers_deadline(
     assert len(gateway.requests) == 1
 
 
+async def test_a_gateway_that_lists_no_models_is_waited_for_as_long_as_the_caller_says(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.hang = True
+    async with connect(gateway.address) as client, asyncio.timeout(60):
+        with pytest.raises(TandemError) as caught:
+            await client.list_models(timeout_s=0.2)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 async def test_calls_of_a_closed_client_are_cancelled(
     gateway: StandInGateway, connect: Any
 ) -> None:
@@ -324,7 +334,8 @@ async def test_every_call_carries_the_token(gateway: StandInGateway, connect: An
     gateway.interruptions = [(0, GONE)]
     async with connect(gateway.address, token="secret") as client:
         await client.generate(REQUEST)
-    assert [each["authorization"] for each in gateway.metadata] == ["Bearer secret"] * 2
+        await client.list_models()
+    assert [each["authorization"] for each in gateway.metadata] == ["Bearer secret"] * 3
 
 
 async def test_a_stream_that_is_left_is_not_resumed(gateway: StandInGateway, connect: Any) -> None:

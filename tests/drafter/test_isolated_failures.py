@@ -16,6 +16,8 @@ import drafter.service
 from drafter.batch.answer import answer_rows, index_texts
 from drafter.batch.append import append_rows
 from drafter.batch.scan import DRAFT, LONG_TAIL, OPEN, OUTCOME, SHORT_TAIL, TEXT_LENGTH, WHY_OPEN
+from drafter.history.history import History
+from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
 from drafter.ngram.index import MUST_GROW
 from drafter.pool_index.records import PoolLimits
@@ -266,6 +268,26 @@ async def test_invalid_deltas_leave_the_other_sequences_of_a_batch_alone(
             if status == pb.STATUS_OK:
                 assert list(proposal.token_ids) == [7, 5]
     assert (await running.load()).num_sequences == 3
+
+
+async def test_a_sequence_that_could_not_be_stored_is_forgotten(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = StoredHistories.append
+
+    def fail_for_one(self: StoredHistories, history: History, token_ids: Any) -> None:
+        if history.sequence_id == "bad":
+            raise MemoryError
+        append(self, history, token_ids)
+
+    running = await start_drafter()
+    monkeypatch.setattr(StoredHistories, "append", fail_for_one)
+    request = step(0, 40, "a", "bad", "b")
+    [a, bad, b] = (await exchange(running.open_stream(), request)).proposals
+    assert a.token_ids == b.token_ids
+    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
+    assert_failed_once(running, "sequence_failed", "sequence")
+    assert set(running.histories) == {"a", "b"}
 
 
 async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(

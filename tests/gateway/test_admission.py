@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.api.request_texts import RequestTexts
 from gateway.errors import ERROR_CODES
 from servicekit.errors import field_violation, retry_after_ms
 from tests.gateway.running_gateway import (
@@ -91,6 +92,24 @@ async def test_waiting_tokens_are_bounded_as_a_sum(
     error = await error_of(running.call(5, output_token_ids=[6] * 30))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     large.cancel()
+
+
+async def test_a_text_that_finds_no_room_is_not_even_encoded(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], tokenizer=model_folder, max_waiting_tokens=100
+    )
+    first = running.call(*range(100, 170))
+    await verifier.nth("open", 0)
+    # It would be an internal error.
+    monkeypatch.delattr(RequestTexts, "encode_prompt")
+    error = await error_of(running.call(text="a text " * 200))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    first.cancel()
 
 
 async def test_a_refused_request_is_no_longer_counted(

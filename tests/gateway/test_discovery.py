@@ -488,3 +488,13 @@ def test_what_is_remembered_of_drafters_that_are_gone_is_bounded() -> None:
     assert drafters.num_up == 1
     assert "10.0.0.0:1" not in drafters._states["verifier"]
     assert len(drafters._num_answered) == 1025
+
+
+def test_a_drafter_that_came_back_is_not_forgotten_with_those_that_are_gone() -> None:
+    drafters = Drafters()
+    for addresses in (["back:1"], [], ["back:1"]):
+        drafters.set_addresses(addresses)
+    drafters.set_state("verifier", "back:1", DrafterState.SLOW)
+    for number in range(1100):
+        drafters.set_addresses(["back:1", f"10.0.{number // 256}.{number % 256}:1"])
+    assert drafters.has_unable("verifier")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.detokenizer import REPLACEMENT
+from gateway.text.detokenizer import REPLACEMENT, ByteDetokenizer
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
@@ -43,6 +43,19 @@ def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer.detokenizer(), ["abc"])
     assert text.feed(tokenizer.encode("xab")).text == "x"
     assert text.finish() == "ab"
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown", "is_stopped"),
+    [("ab", f"a{REPLACEMENT}", False), ("a" + REPLACEMENT, "", True)],
+)
+def test_an_incomplete_character_comes_behind_the_text_that_was_held_back(
+    stop: str, shown: str, is_stopped: bool
+) -> None:
+    text = OutputText(ByteDetokenizer(lambda token_id: bytes([token_id])), [stop])
+    assert text.feed(b"xa\xe2").text == "x"
+    assert text.finish() == shown
+    assert text.stopped is is_stopped
 
 
 def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:

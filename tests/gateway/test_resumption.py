@@ -524,6 +524,27 @@ async def test_if_all_refuse_the_client_gets_the_last_refusal(
     assert retry_after_ms(error) == told_ms
 
 
+async def test_every_fifth_refused_request_goes_to_another_verifier_once_many_were_refused(
+    start_fleet: StartFleet,
+) -> None:
+    """Where all are full, each offer only adds to the load."""
+    fleet = await start_fleet(2)
+    fleet.running.gateway.coordinator._retries._num_left = -0.1
+    for count in range(1, 7):
+        call = fleet.running.call(1)
+        full, opened = await fleet.owner(count)
+        full.send(
+            full.rejected(
+                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=1
+            )
+        )
+        if count < 6:
+            assert (await error_of(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    other, _ = await fleet.owner(7)
+    assert other is not full
+    call.cancel()
+
+
 async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(3, max_resumes=1)
     call = fleet.running.call(1)

@@ -89,6 +89,14 @@ def test_a_quota_of_tokens_allows_one_request_of_any_size() -> None:
     assert shed == ["tenant_waiting_tokens"] * 2
 
 
+@pytest.mark.parametrize("principal", [ANONYMOUS, Principal(tenant="a", max_waiting_tokens=100)])
+def test_what_a_request_waited_with_before_does_not_stand_in_its_way(principal: Principal) -> None:
+    """An estimate, until its prompt is encoded."""
+    request = make_admission(max_waiting_tokens=100).admit(1, principal)
+    request.wait_with(90)
+    request.wait_with(95)
+
+
 def test_counts_return_to_nothing_whatever_happens() -> None:
     generator = random.Random(5)
     principals = [ANONYMOUS, A, B, Principal(tenant="c", max_choices=4, max_waiting_tokens=100)]
@@ -137,6 +145,10 @@ def test_the_retry_hint_grows_with_refusals_and_shrinks_when_requests_are_served
     assert hint.refuse() == MAX_RETRY_AFTER_MS
     now_s[0] += 300.0
     assert hint.refuse() == 1000, "old refusals do not count"
+    for _ in range(1000):
+        hint.count_served()
+    now_s[0] += 300.0
+    assert [hint.refuse() for _ in range(2)] == [1000, 2000], "nor do old services"
 
 
 def call_as(running: RunningGateway, token: str, **fields: Any) -> GenerateCall:

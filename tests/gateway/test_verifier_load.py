@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.peers.verifier_load import VerifierLoad
+from gateway.routing.fleet import Fleet
 from gateway.routing.progress_watch import ProgressWatch
 
 
@@ -174,3 +175,47 @@ async def test_a_verifier_that_drains_may_be_silent_for_longer(is_draining: bool
     load.begun_s = load.last_progress_s = load.last_answer_s = now_s - 130
     watch._check(verifier)
     assert reasons[-1] == f"no answer within {120 if is_draining else 1.5:g} s"
+
+
+def test_a_verifier_that_does_not_respond_is_no_alternative() -> None:
+    welcome = SimpleNamespace(model_id="demo", model_digest="digest")
+    fleet = Fleet(metrics=MagicMock(), logger=MagicMock())
+    first, other = (
+        MagicMock(is_available=True, welcome=welcome, load=VerifierLoad()) for _ in range(2)
+    )
+    fleet.verifiers = [first, other]
+    assert fleet.has_alternative(first)
+    other.load.is_unresponsive = True
+    assert not fleet.has_alternative(first), "its sequences would go to and fro"
+
+
+async def test_no_verifier_is_blamed_for_the_time_that_this_process_stood_still() -> None:
+    reasons: list[str] = []
+    now_s = 0.0
+    load = VerifierLoad()
+    load.connect(now_s, "one")
+    verifier: Any = MagicMock(
+        load=load,
+        num_sequences=1,
+        give_up=reasons.append,
+        is_draining=False,
+        poll=lambda timeout_s: asyncio.sleep(0),
+    )
+    fleet: Any = SimpleNamespace(has_alternative=lambda _: True, verifiers=[verifier])
+    watch = ProgressWatch(
+        fleet=fleet, failover_after_s=0.06, progress_timeout_s=120.0, can_wait=False
+    )
+    is_checked = asyncio.Event()
+    check = watch._check
+
+    def checked(verifier: Any) -> None:
+        check(verifier)
+        is_checked.set()
+
+    watch._loop, watch._check = MagicMock(time=lambda: now_s), checked  # type: ignore[method-assign]
+    running = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(0)
+    now_s = 1000.0
+    await asyncio.wait_for(is_checked.wait(), 60)
+    running.cancel()
+    assert reasons == []

@@ -113,6 +113,10 @@ async def test_a_name_that_does_not_resolve_keeps_its_addresses(answer: list[str
         dns.answers[HOST] = ["10.0.0.4"]
         await dns.applied(HOST)
         assert found.addresses == ["10.0.0.4:50052", "10.0.0.3:1"]
+        del dns.answers[HOST]
+        await dns.applied(HOST)
+        warnings = [e["name"] for e in found.log.entries if e["log_level"] == "warning"]
+        assert warnings == [NAME] * 2, "nor for the next one"
 
 
 async def test_a_slow_name_holds_up_no_other() -> None:

@@ -144,6 +144,9 @@ def test_what_failed_is_read_again_even_if_it_looks_the_same(tmp_path: Path) -> 
     os.utime(words.paths[1], ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     words.watched.refresh()
     assert words.watched.value == ("a", "new")
+    num_reads = words.num_reads
+    words.watched.refresh()
+    assert words.num_reads == num_reads, "what was read is not read again"
 
 
 def test_files_that_cannot_be_read_at_first_are_an_error(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def test_a_probe_takes_another_number(
     step = (np.zeros(len(KNOTS) + 3), 1, 1.0, cost_per_draft)
     assert sum(allocated(survivals, [4], 9, *step)) == (2 if cost_per_draft < 1 else 0)
     assert sum(allocated(survivals, [4], 9, *step, probe_factor)) == expected
+    assert sum(allocated(survivals, [4], 3, *step, probe_factor)) == min(3, expected), "no room"
 
 
 def test_some_of_the_likeliest_can_be_taken_instead_of_none() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import start_engine_with
 from tests.verifier.sequences import make_sequence
-from verifier.drafts.depth_policy import DepthPolicy
+from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.step_cost import StepShape
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
@@ -106,6 +106,38 @@ def test_blocks_that_are_not_there_cut_what_the_policy_chose() -> None:
     # Each prompt fills a block; the first sequence's drafts fill the other two.
     sequences = [make_sequence(), make_sequence()]
     assert depths(scheduled(policy, sequences, num_blocks=4)) == [NUM_DRAFTS, 0]
+
+
+def test_the_prompts_of_a_step_are_told_as_far_as_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes: list[StepShape] = []
+
+    def choose(candidates: list[DraftCandidate], *, shape: StepShape, **_: Any) -> list[int]:
+        shapes.append(shape)
+        return [0] * len(candidates)
+
+    policy = policy_where_a_row_costs(1e-2)
+    monkeypatch.setattr(policy, "choose", choose)
+    scheduler = Scheduler(
+        block_pool=BlockPool(64),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        depth_policy=policy,
+    )
+    sequence = make_sequence()
+    scheduler.add(sequence)
+    scheduler.admit()
+    sequence.num_computed_tokens = 3
+    sequence.draft_buffer.offer(4, [1] * NUM_DRAFTS, 2, sequence.token_ids)
+    for _ in range(3):
+        scheduler.add(make_sequence(40))
+    scheduler.admit()
+    items = scheduler.schedule()
+    (told,) = shapes
+    assert told.num_sequences == len(items) == 3
+    assert told.num_rows == sum(item.num_new_tokens for item in items) == 64
 
 
 def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> None:

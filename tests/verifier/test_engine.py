@@ -25,7 +25,7 @@ from verifier.batch.target_model import FloatArray
 from verifier.drafts import hint_requests
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS
-from verifier.engine.messages import Decided, Opened, Rejected
+from verifier.engine.messages import Decided, Event, Opened, Rejected, StepStats
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod, Sequence
@@ -411,6 +411,24 @@ class TestStopTokens:
         assert session.wait_decided(sequence_id, 2).token_ids == TEXT[5:6]
         assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
+    def test_what_the_model_says_after_an_accepted_stop_token_does_not_matter(
+        self, start_engine: StartEngine
+    ) -> None:
+        text = follow(TEXT)
+        running = start_engine(rule=lambda known: None if 6 in known else text(known))
+        session = running.attach()
+        sequence_id = session.open(
+            TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({6})
+        )
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:8])
+        session.wait_end(sequence_id)
+        running.sync()
+        session.read_all()
+        assert session.decided(sequence_id)[-1].token_ids == TEXT[5:8]
+        assert session.of(sequence_id)[-1] is session.decided(sequence_id)[-1]
+        assert running.observer.faults == []
+
     def test_a_stop_token_at_the_length_limit_is_a_stop(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         sequence_id = session.open(TEXT[:4], max_new_tokens=2, stop_token_ids=frozenset({9}))
@@ -774,6 +792,21 @@ class TestReporting:
         assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
         assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)
 
+    def test_who_is_told_of_an_end_finds_it_in_the_load(self, start_engine: StartEngine) -> None:
+        engine = start_engine().engine
+        num_running: list[int] = []
+
+        def sink(events: list[Event], step: StepStats | None) -> None:
+            if any(map(is_terminal, events)):
+                num_running.append(engine.load.num_running)
+
+        session = EngineSession(engine)
+        session.session_id = engine.attach(sink)
+        session.open([1], max_new_tokens=4)
+        engine.when_idle().result(PATIENCE_S)
+        session.detach()
+        assert num_running == [0]
+
     def test_the_phases_add_up_to_the_step(self, start_engine: StartEngine) -> None:
         running = start_engine()
         session = running.attach()
@@ -794,6 +827,17 @@ class TestReporting:
         assert (load.num_running, load.num_waiting) == (2, 1)
         assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (4, 40)
         assert load.num_steps == 1
+
+    def test_a_step_with_a_prompt_says_nothing_of_how_long_others_take(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        session.wait_end(session.open([1] * 20, max_new_tokens=1))
+        assert running.engine.load.num_steps == 1
+        assert running.engine.load.step_duration_s == 0.0
+        session.wait_end(session.open([1] * 20, max_new_tokens=2))
+        assert running.engine.load.step_duration_s > 0.0
 
     def test_the_hop_is_measured_from_decision_to_hint(self, start_engine: StartEngine) -> None:
         running = start_engine()
@@ -824,12 +868,43 @@ class TestReporting:
         session.read_all()
         assert session.wait_end(sequence_id), "idle before the last event"
 
+    def test_who_does_not_wait_any_longer_for_the_idle_engine_costs_nobody_anything(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        gone, idle = running.engine.when_idle(), running.engine.when_idle()
+        assert gone.cancel()
+        session.close(sequence_id)
+        assert idle.result(PATIENCE_S) is None
+
     def test_a_failing_call_fails_its_caller_alone(self, start_engine: StartEngine) -> None:
         running = start_engine()
         with pytest.raises(ZeroDivisionError):
             running.engine.call(lambda: 1 // 0).result(PATIENCE_S)
         session = running.attach()
         assert isinstance(session.wait_end(session.open([1])), Decided)
+
+
+def test_commands_without_end_do_not_keep_the_engine_from_its_steps(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine()
+    has_ended = threading.Event()
+
+    def call_again() -> None:
+        if not has_ended.wait(0.0001):
+            running.engine.call(call_again)
+
+    session = running.attach()
+    sequence_id = session.open([1])
+    for _ in range(3):
+        running.engine.call(call_again)
+    session.read(timeout_s=20)
+    has_ended.set()
+    assert isinstance(session.wait_end(sequence_id), Decided)
 
 
 def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:

@@ -82,12 +82,16 @@ def test_a_sequence_that_makes_the_engine_raise_fails_alone(
     assert (entry["during"], entry["sequence_id"]) == (fault.value, sequence_id)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"stop_token_ids": None}, {"num_speculative_tokens": "a"}], ids=["before", "after"]
+)
 def test_a_sequence_that_fails_leaves_nothing_in_the_prefix_cache(
-    start_engine: StartEngine,
+    start_engine: StartEngine, fields: dict[str, Any]
 ) -> None:
+    """Before its tokens count as computed, or after that."""
     running = start_engine()
     session = running.attach()
-    broken = session.open(PROMPT * 4, stop_token_ids=None)
+    broken = session.open(PROMPT * 4, **fields)
     assert isinstance(session.wait_end(broken), Rejected)
     assert not running.engine._scheduler.block_pool.cache._digests
 

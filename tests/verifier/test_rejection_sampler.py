@@ -17,7 +17,13 @@ from verifier.sampling import Sampling
 from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, accept_rows, race
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History, sampling_probs
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
+from verifier.sampling.rejection_sampler import (
+    AcceptanceRule,
+    JudgedSequence,
+    Verdict,
+    verify,
+    verify_isolating_faults,
+)
 
 
 def ints(values: list[int]) -> IntArray:
@@ -126,6 +132,7 @@ def judge(
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
     rule: AcceptanceRule = AcceptanceRule.MATCH,
+    verify: Callable[..., Verdict] = verify,
 ) -> Verdict:
     """`verify` for sequences whose history does not matter."""
     ends = np.cumsum(num_draft_tokens)
@@ -547,6 +554,35 @@ class TestRowsThatAreNotFinite:
             assert verdict.num_accepted_tokens[1] == num_right
             assert (verdict.output_token_ids == healthy.output_token_ids).all()
             assert verdict.logprobs == healthy.logprobs
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_sequence_that_raises_costs_the_others_nothing(
+    logits: torch.Tensor, failing: int
+) -> None:
+    judge_three = functools.partial(
+        judge,
+        logits,
+        first_positions=ints([3, 4, 5]),
+        draft_token_ids=ints([1, *RIGHT_DRAFTS, 3]),
+        num_draft_tokens=ints([1, 3, 1]),
+    )
+    samplings = [dataclasses.replace(SAMPLINGS["random"], logprobs=2, seed=i) for i in range(3)]
+    expected = judge_three(sampling=samplings)
+    samplings[failing] = dataclasses.replace(samplings[failing], seed="a")  # type: ignore[arg-type]
+    failed: list[int] = []
+    verdict = judge_three(
+        sampling=samplings,
+        verify=functools.partial(
+            verify_isolating_faults, is_usable=None, fail=lambda i, _: failed.append(i)
+        ),
+    )
+    assert failed == [failing]
+    for i in {0, 1, 2} - {failing}:
+        assert (verdict.output_token_ids[i] == expected.output_token_ids[i]).all()
+        assert verdict.num_accepted_tokens[i] == expected.num_accepted_tokens[i]
+        assert verdict.is_finite[i]
+        assert verdict.logprobs[i] == expected.logprobs[i]
 
 
 def test_a_logit_of_minus_infinity_is_no_failure() -> None:

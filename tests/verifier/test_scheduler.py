@@ -115,6 +115,18 @@ def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() ->
     assert scheduler.admit() == [large, small]
 
 
+def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> None:
+    scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=64)
+    decoding(scheduler, 1, num_output_tokens=30)
+    large = make_sequence(56)
+    scheduler.add(large)
+    assert scheduler.admit() == []
+    small = make_sequence(4, priority=1)
+    scheduler.add(small)
+    assert scheduler.admit() == [small]
+    assert scheduler.waiting == [large]
+
+
 def test_no_more_than_max_num_seqs_run() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for _ in range(3):
@@ -204,6 +216,20 @@ def test_drafts_leave_prompts_at_least_half() -> None:
     assert [len(item.draft_token_ids) for item in scheduled] == [2, 2, 0]
     assert scheduled[-1].sequence is prompt
     assert scheduled[-1].num_new_tokens == 4
+
+
+def test_drafts_leave_prompts_at_least_half_of_the_free_blocks() -> None:
+    # The decodes hold 3 and the prompt gets 1; all drafts would take 6 of the other 9.
+    scheduler = make_scheduler(num_blocks=13, max_num_batched_tokens=64)
+    sequences = decoding(scheduler, 3, num_output_tokens=30)
+    prompt = make_sequence(25)
+    scheduler.add(prompt)
+    scheduler.admit()
+    for sequence in sequences:
+        give_hint(sequence, 7)
+    scheduled = scheduler.schedule()
+    assert scheduled[-1].sequence is prompt
+    assert scheduled[-1].num_new_tokens == 4 * (1 + 5)
 
 
 def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:

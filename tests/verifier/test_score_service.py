@@ -1,6 +1,7 @@
 """`Score` over gRPC, with the bundled model."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 
@@ -79,6 +80,20 @@ class TestAnswers:
             for token, prompt_row in zip(reported.prompt_logprobs[1:], expected, strict=False):
                 assert abs(token.logprob - float(prompt_row[token.token_id])) < 1e-4
                 assert len(token.top) == 3
+
+    async def test_an_end_token_that_comes_too_early_is_impossible(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        running = await start_verifier()
+        (end,) = bundled_model.served.eos_token_ids
+        asked = pb.ScoreSequence(token_ids=TEXT[:9], draft_token_ids=[end])
+        logprobs = []
+        for min_new_tokens in (0, 1):
+            sampling = sampling_pb2.SamplingParams(min_new_tokens=min_new_tokens)
+            response = await call(running, request(asked, sampling=sampling))
+            logprobs.append(response.sequences[0].positions[0].draft.logprob)
+        assert logprobs[0] > -math.inf
+        assert logprobs[1] == -math.inf
 
     async def test_both_methods_give_the_same_scores_beside_a_decoding_stream(
         self, start_verifier: StartVerifier

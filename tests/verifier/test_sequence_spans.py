@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from servicekit.spans import Spans
+from tandem.v1 import verifier_pb2
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.test_session_faults import events_of, make_open
 from verifier.service.sequence_spans import SequenceSpans
@@ -39,3 +40,24 @@ async def test_a_refused_duplicate_does_not_end_the_running_sequences_span(
     assert span.attributes is not None
     assert span.attributes["tandem.finish_reason"] == "length"
     assert {each.name for each in kept.spans} == {"sequence", "queue", "prefill", "decode"}
+
+
+async def test_what_is_open_when_its_session_ends_is_recorded_as_cancelled(
+    start_engine: StartEngine,
+) -> None:
+    kept = _Kept()
+    spans = Spans(service="test", version="0", exporter=kept)
+    await events_of(
+        start_engine(),
+        # Without a hint it goes on for ever.
+        make_open("open", draft_wait=verifier_pb2.DRAFT_WAIT_ALWAYS, max_new_tokens=100),
+        make_open("good"),
+        spans=SequenceSpans(spans),
+    )
+    spans.stop()
+    ends = {
+        each.attributes["tandem.sequence.id"]: each.status.description
+        for each in kept.spans
+        if each.name == "sequence" and each.attributes is not None
+    }
+    assert ends == {"good": None, "open": "CANCELLED"}

@@ -757,6 +757,9 @@ class TestUnaryCalls:
         assert load.num_steps == 2
         assert load.step_duration_s > 0
         assert load.hop_duration_s > 0
+        running.engine._estimates._recent_hops_s.extend([1.0] * 98 + [2.0] * 2)
+        load = await running.load()
+        assert (load.hop_p50_s, load.hop_p99_s) == (1.0, 2.0)
 
 
 class TestMetrics:

@@ -7,7 +7,8 @@ import pytest
 
 from gateway.api.openai import answer_schema
 from gateway.api.openai.report import SpeculationReport
-from gateway.messages.response import Chunk, Step
+from gateway.api.openai.usage import UsageTotal
+from gateway.messages.response import Chunk, MatchAcceptance, Step, Usage
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
@@ -162,3 +163,64 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
     accepted = [index for index, token in enumerate(report.tokens) if token.accepted]
     assert accepted == [0, 2, 3]
     assert (report.match_length, report.source) == (3, "pool")
+
+
+def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_once() -> None:
+    total = UsageTotal()
+    for prompt_index, num_prompt_tokens, positions, match_length in (
+        (0, 10, (2, 1), 3),
+        (0, 10, (1,), 3),
+        (1, 5, (), 2),
+    ):
+        num_accepted = sum(positions)
+        total.add(
+            prompt_index,
+            Usage(
+                prompt_tokens=num_prompt_tokens,
+                output_tokens=7,
+                cached_tokens=4,
+                num_steps=5,
+                num_drafts=2,
+                num_draft_tokens=6,
+                num_accepted_tokens=num_accepted,
+                accepted_per_position=positions,
+                resumes=1,
+                by_match_length=[
+                    MatchAcceptance(
+                        matched_ngram_length=match_length,
+                        num_drafts=2,
+                        num_draft_tokens=6,
+                        num_accepted_tokens=num_accepted,
+                    )
+                ],
+                num_sequence_drafts=1,
+                num_pool_drafts=1,
+            ),
+        )
+    assert total.to_json() == {
+        "prompt_tokens": 15,
+        "completion_tokens": 21,
+        "total_tokens": 36,
+        "prompt_tokens_details": {"cached_tokens": 8},
+        "speculation": {
+            "num_steps": 15,
+            "num_drafts": 6,
+            "num_draft_tokens": 18,
+            "num_accepted_tokens": 4,
+            "acceptance_rate": 4 / 18,
+            "mean_acceptance_length": 1 + 4 / 6,
+            "accepted_per_position": [3, 1],
+            "by_match_length": [
+                {
+                    "matched_ngram_length": length,
+                    "num_drafts": num_drafts,
+                    "num_draft_tokens": 3 * num_drafts,
+                    "num_accepted_tokens": num_accepted,
+                }
+                for length, num_drafts, num_accepted in ((2, 2, 0), (3, 4, 4))
+            ],
+            "num_sequence_drafts": 3,
+            "num_pool_drafts": 3,
+            "resumes": 3,
+        },
+    }

@@ -134,6 +134,23 @@ class TestHints:
         gate.open()
         direct.session.wait_end(sequence_id)
 
+    def test_an_update_that_names_the_drafter_that_refused_the_sequence_changes_nothing(
+        self, start_engine: StartEngine
+    ) -> None:
+        gate = Gate()
+        direct = start_direct(start_engine, rule=gate)
+        link = direct.connect()
+        gate.close_at(4)
+        sequence_id = direct.open([1, 2, 3], max_new_tokens=40)
+        link.answer(link.receive(), lambda delta: appended(delta, status=pb.STATUS_INVALID))
+        gate.step_to(6)
+        num_sent = len(link.sent)
+        direct.session.update(sequence_id, drafter_address=A)
+        gate.step_to(9)
+        gate.open()
+        direct.session.wait_end(sequence_id)
+        assert not any(request.sequences for request in link.sent[num_sent:])
+
     def test_the_requests_limit_of_a_hint_is_asked_for(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)
         link = direct.connect()
@@ -538,3 +555,14 @@ class TestEndedTexts:
         assert isinstance(drafter, FedDrafter)
         assert drafter.feed._histories[sequence_id].sequence is sequence
         assert adjusting(sequence) == (None, None)
+
+    def test_a_text_whose_session_is_over_awaits_no_close(self, start_engine: StartEngine) -> None:
+        direct = start_direct(start_engine)
+        direct.connect()
+        direct.session.wait_end(direct.open([1, 2, 3], pool_id="p", keep=Keep.UNSPECIFIED))
+        direct.running.sync()
+        held = direct.running.engine._drafters._held
+        assert len(list(held)) == 1
+        direct.session.detach()
+        direct.running.sync()
+        assert not list(held)

@@ -16,7 +16,7 @@ from tests.verifier.drafters.feeding import (
     step,
 )
 from verifier.drafters import wire
-from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S
+from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S, BacklogBudget
 from verifier.drafters.batches import (
     MAX_DELTA_TOKENS,
     MAX_DELTAS,
@@ -249,6 +249,16 @@ class TestLoss:
         assert (last.deltas, last.releases) == ([], [Release("sequence", Keep.NOTHING, 0)])
         assert result.given_up == [(sequence, "the drafter lost the sequence 9 times")]
         assert result.hints == [hint_of(sequence)]
+
+    def test_what_another_process_of_the_drafter_lost_does_not_count(self) -> None:
+        sequence = fed_sequence()
+        feed = feed_of(sequence)
+        for _ in range(2):
+            for _ in range(8):
+                batch = next_batch(feed)
+                lost = [answer(batch.deltas[0], OUT_OF_SYNC)]
+                assert feed.on_proposals(batch.batch_id, lost).given_up == []
+            feed.restart()
 
     def test_an_invalid_sequence_is_given_up_and_the_others_are_not(self) -> None:
         bad, good = fed_sequence(name="bad"), fed_sequence(name="good")
@@ -531,6 +541,12 @@ class TestPace:
         assert sent_by(100.0 + 1.01 * due_s) >= 0.9 * due_s * TOKENS_PER_S
         assert sent_by(100.02) == pytest.approx(0.02 * TOKENS_PER_S, rel=0.2)
         assert sent_by(1e6) == BURST_TOKENS, "what was not used is not saved up"
+
+    def test_live_drafts_hold_back_prompts_for_a_moment_at_most(self) -> None:
+        budget = BacklogBudget()
+        budget.take(100 * BURST_TOKENS)
+        assert budget.room(0.0) == 0
+        assert budget.room(2 * BURST_TOKENS / TOKENS_PER_S) > 0
 
     def test_a_spent_budget_holds_back_no_live_draft_and_no_release(self) -> None:
         quick, ended = fed_sequence(name="quick"), fed_sequence(name="ended")

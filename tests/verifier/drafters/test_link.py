@@ -187,7 +187,9 @@ class TestLies:
         assert "nothing asked for" in down.reason
         assert down.fault is DrafterFault.PROTOCOL_ERROR
         assert len(recorded.answered) == 1
-        await recorded.up(2)
+        epoch = await recorded.up(2)
+        recorded.link.fail(epoch, "why")
+        assert (await recorded.wait(DrafterDown, 2)).fault is None, "it did nothing wrong again"
 
     async def test_an_answer_that_is_too_long_ends_the_stream_and_is_not_reported(
         self, scripted: ScriptedDrafter, open_link: OpenLink
@@ -267,6 +269,21 @@ class TestDeadlines:
         assert asyncio.get_running_loop().time() - caught_up_at_s >= 0.25
         assert kinds(recorded) == [DrafterUp, DrafterLate, DrafterAnswered, DrafterBack]
         assert scripted.num_streams == 1, "its histories are not replayed"
+
+    async def test_on_a_new_stream_it_is_no_longer_aside(
+        self, scripted: ScriptedDrafter, open_link: OpenLink
+    ) -> None:
+        recorded = open_link(scripted.address, deadline_s=0.1)
+        epoch = await recorded.up()
+        scripted.may_answer.clear()
+        recorded.send(epoch, DELTA)
+        await recorded.wait(DrafterLate, 3)
+        recorded.link.fail(epoch, "why")
+        epoch = await recorded.up(2)
+        recorded.send(epoch, DELTA)
+        await recorded.wait(DrafterLate, 6)
+        asides = [late.is_aside for late in recorded.of(DrafterLate)]
+        assert asides == [False, False, True] * 2
 
     async def test_pauses_double_up_to_a_limit(
         self, scripted: ScriptedDrafter, open_link: OpenLink, monkeypatch: pytest.MonkeyPatch

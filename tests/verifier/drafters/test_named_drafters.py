@@ -40,6 +40,15 @@ def test_many_new_names_are_not_used_and_those_in_use_are(session: Session) -> N
         assert session.name(f"drafter-{index}:1")
 
 
+def test_one_that_is_named_all_the_time_is_new_once(session: Session) -> None:
+    assert session.name("kept:1")
+    for index in range(2 * MAX_NEW_NAMES):
+        session.now_s += 1.0
+        assert session.name(f"new-{index}:1")
+        assert session.name("kept:1")
+    assert session.drafters._num_free == MAX_NEW_NAMES - 1
+
+
 def test_what_is_not_used_is_logged_once_a_minute(session: Session) -> None:
     for index in range(MAX_NEW_NAMES):
         session.name(f"drafter-{index}:1")

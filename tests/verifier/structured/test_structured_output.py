@@ -147,6 +147,14 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert all(each.num_accepted_tokens == each.num_draft_tokens for each in decided)
     # They are no hint's.
     assert not any(each.matched_ngram_length or each.source for each in decided)
+    # A stop token amid such drafts ends the output, and no draft behind it counts.
+    stop = output[len(decided[0].token_ids) + 2]
+    await session.open(
+        constrained("b", {"regex": f"{text}[0-9]{{4}}"}, stop_token_ids=[stop]),
+    )
+    assert await finish(session, "b") == output[: output.index(stop) + 1]
+    last = session.decided("b")[-1]
+    assert 0 < last.num_accepted_tokens <= len(last.token_ids)
 
 
 async def test_only_a_sequence_with_drafts_gets_a_second_matcher(
@@ -416,6 +424,23 @@ async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wai
     assert len(compiled) == 3
 
 
+async def test_a_session_that_ends_gives_up_the_grammars_that_wait(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' grammars would wait behind them."""
+    waiting: Future[GrammarState] = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: waiting)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        session.call.cancel()
+        while not waiting.cancelled():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_a_session_that_ends_leaves_no_grammar_behind(
     start_verifier: StartVerifier,
 ) -> None:
@@ -452,6 +477,25 @@ async def test_a_drain_waits_for_grammars(start_verifier: StartVerifier) -> None
     ends = [event.decided.sequence_id for event in session.events if event.decided.finish_reason]
     refused = [event.rejected.sequence_id for event in session.events if event.HasField("rejected")]
     assert sorted(ends + refused, key=int) == [str(n) for n in range(20)]
+
+
+async def test_a_drain_does_not_end_before_a_grammar_that_takes_long(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: Future[GrammarState] = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: compiled)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        draining = asyncio.create_task(running.verifier.servicer.drain())
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        compiled.set_exception(InvalidRequestError("wrong", field="regex"))
+        await session.wait_rejected()
+        await draining
 
 
 async def test_scores_are_those_of_free_text(start_verifier: StartVerifier) -> None:
