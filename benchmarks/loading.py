@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.termination import clear_up_on_sigterm
+
 _SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    clear_up_on_sigterm()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.model
         if folder is None:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from benchmarks.machine import processor
 from benchmarks.services import REPOSITORY
+from benchmarks.termination import clear_up_on_sigterm
 from tandem.client import Chunk, GenerationRequest, TandemClient
 from tandem.ready_line import parse_ready_line
 
@@ -215,6 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1")
+    clear_up_on_sigterm()
     print(processor() + "\n")
     with source_without_kernels() as source:
         first = measure_start(source)
