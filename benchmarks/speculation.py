@@ -244,7 +244,7 @@ def _take_turns(run: Callable[[Variant], Counts], arguments: argparse.Namespace)
         for variant in variants[first:] + variants[:first]:
             started_at_s = time.perf_counter()
             counts = turns.counts[variant] = run(variant)
-            duration_s = time.perf_counter() - started_at_s - counts.phase_durations_s["draft"]
+            duration_s = time.perf_counter() - started_at_s - counts.draft_s
             turns.tokens_per_s[variant].append(counts.num_tokens / duration_s)
         if turns.num_rounds == 0:
             fastest = sorted(arguments.fixed, key=lambda k: -turns.tokens_per_s[k][0])

@@ -6,7 +6,7 @@ Greedy, on held-out rename prompts, one stream and 16, in one process: the engin
 drafts from the drafter's own kernel, under `strict` and `fast` numerics, by single pass and by
 batch expansion; transformers' `generate` plain, with prompt lookup, as a left-padded batch of 16,
 and optionally its continuous batching. Also text that never repeats, and the share of a step
-outside the forward pass. `benchmarks.end_to_end` measures all services over gRPC.
+outside the model. `benchmarks.end_to_end` measures all services over gRPC.
 
 Every round uses the same prompts, which both systems compute anew. Only in the row "cached
 prompts" the engine's prefix cache is on and holds each prompt.
@@ -253,6 +253,9 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
                 "tokens_per_s": row.tokens_per_s,
                 "tokens_per_cpu_s": row.tokens_per_cpu_s,
                 "counts": asdict(row.counts) if row.counts.num_steps else None,
+                "ms_per_step": row.counts.steps_s / row.counts.num_steps * 1e3
+                if row.counts.num_steps
+                else None,
                 "host_share": row.counts.host_share if row.counts.num_steps else None,
             }
             for row in rows
@@ -273,13 +276,11 @@ def _table(result: dict[str, object]) -> str:
     for row in rows:
         cells = ["-"] * 4
         if counts := row["counts"]:
-            phases = dict(counts["phase_durations_s"])
-            total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
             accepted = counts["num_accepted_tokens"]
             cells = [
                 f"{counts['num_tokens'] / counts['num_steps'] / row['streams']:.2f}",
                 f"{counts['num_draft_tokens'] / accepted:.2f}" if accepted else "-",
-                f"{total_s / counts['num_steps'] * 1e3:.2f}",
+                f"{row['ms_per_step']:.2f}",
                 f"{row['host_share']:.0%}",
             ]
         lines.append(
