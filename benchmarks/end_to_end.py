@@ -29,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks import progress_line
+from benchmarks.arguments import stated
 from benchmarks.client_load import run_tasks
 from benchmarks.machine import processor
 from benchmarks.metrics import read_metrics
@@ -269,9 +270,7 @@ def _result(figures: Sequence[Figure], arguments: argparse.Namespace) -> dict[st
         )
     return {
         "command": "python -m benchmarks.end_to_end",
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
+        **stated(arguments),
         "processor": processor(),
         "torch": torch.__version__,
         "figures": [{**asdict(figure), "median": figure.median} for figure in figures],

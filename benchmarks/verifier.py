@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.arguments import stated
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
@@ -237,10 +238,7 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
         )
     return {
         "command": "python -m benchmarks.verifier",
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
-        "prompts": arguments.prompts,
+        **stated(arguments),
         "processor": processor(),
         "torch": torch.__version__,
         "ratios": ratios,

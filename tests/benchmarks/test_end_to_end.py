@@ -52,7 +52,10 @@ async def test_it_prints_a_table_and_writes_json(
     assert shown[1] == "warm-up: strict, speculation, 1 streams"
     assert any(line.startswith("3 of 2") for line in shown)
     assert shown[-1] == ""
-    figures = {(f["name"], f["streams"]): f for f in json.loads(file.read_text())["figures"]}
+    written = json.loads(file.read_text())
+    assert written["model"] == str(BUNDLED_MODEL)
+    assert (written["prompts"], written["rounds"], written["dtype"]) == (1, 1, "bfloat16")
+    figures = {(f["name"], f["streams"]): f for f in written["figures"]}
     assert figures["strict, speculation", 1]["num_accepted_tokens"] > 0
     assert figures["strict, plain", 1]["num_drafts"] == 0
     assert all(figure["median"] > 0 for figure in figures.values())
