@@ -22,6 +22,7 @@ import torch
 from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
+from servicekit.logs import configure_logs
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import FloatArray, StepSampling
@@ -200,4 +201,6 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()

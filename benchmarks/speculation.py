@@ -42,6 +42,7 @@ from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from servicekit.logs import configure_logs
 from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
@@ -309,4 +310,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()

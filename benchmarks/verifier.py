@@ -35,6 +35,7 @@ from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
 from benchmarks.transformers_baseline import generate, generate_batch
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from servicekit.logs import configure_logs
 from verifier.config import VerifierConfig
 
 BATCH = 16
@@ -301,4 +302,6 @@ def _table(result: dict[str, object]) -> str:
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()
