@@ -103,7 +103,7 @@ async def _expect_drafts(run: Run) -> None:
         records = await run.start(mixed_requests(_NUM_SHORT, num_tokens=_NUM_SHORT_TOKENS))
         await run.finish(records)
         up = [
-            verifier.metrics().sum("tandem_verifier_drafters", state="up")
+            verifier.metrics().total("tandem_verifier_drafters", state="up")
             for verifier in run.fleet.verifiers
         ]
         return all(up) and _num_drafts(records) > 0

@@ -194,8 +194,8 @@ class Run:
 
         A process that was started again counts from zero.
         """
-        now = member.metrics().sum(name, **labels)
-        before = self._before[member.name].sum(name, **labels)
+        now = member.metrics().total(name, **labels)
+        before = self._before[member.name].total(name, **labels)
         return now - before if now >= before else now
 
     def expect_moved(self, member: Member, name: str, **labels: str) -> None:
@@ -294,7 +294,7 @@ class Run:
         missing = []
         for gateway in self.fleet.gateways:
             metrics = await asyncio.to_thread(gateway.metrics)
-            num_connected = metrics.sum("tandem_peers_connected", kind="verifier")
+            num_connected = metrics.total("tandem_peers_connected", kind="verifier")
             if num_connected < len(self.fleet.verifiers):
                 missing.append(f"{gateway.name} has {num_connected:g} verifiers")
         return missing
@@ -313,8 +313,8 @@ class Run:
         for gateway in self.fleet.gateways:
             metrics = await asyncio.to_thread(gateway.metrics)
             for name in ("tandem_num_requests_running", "tandem_num_requests_waiting"):
-                if metrics.sum(name):
-                    left.append(f"{gateway.name}: {name} {metrics.sum(name):g}")
+                if metrics.total(name):
+                    left.append(f"{gateway.name}: {name} {metrics.total(name):g}")
         return left
 
     # Verifiers.
