@@ -41,11 +41,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from benchmarks import transformers_baseline
 from benchmarks.accuracy_data import DataError, Example, make_examples, read_examples
 from benchmarks.machine import processor
 from benchmarks.package_summaries import summary_tasks
 from benchmarks.services import running_stack
-from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
+from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT, Task
 from tandem.client import AsyncTandemClient, GenerationRequest, TandemError
 
 NEAR_TIE = 1e-4
@@ -119,32 +120,16 @@ def ask_transformers(
     model: PreTrainedModel, examples: Sequence[Example], *, batch_size: int, end_ids: frozenset[int]
 ) -> Answers:
     """Answers of `generate`, in left-padded batches."""
-    answers = []
-    num_tokens = 0
-    pad_id = min(end_ids, default=0)
+    tasks = [
+        Task(prompt_token_ids=example.prompt_token_ids, max_new_tokens=example.max_new_tokens)
+        for example in examples
+    ]
     started_at_s = time.perf_counter()
-    for start in range(0, len(examples), batch_size):
-        batch = examples[start : start + batch_size]
-        width = max(len(example.prompt_token_ids) for example in batch)
-        padding = [width - len(example.prompt_token_ids) for example in batch]
-        output = cast(Any, model).generate(
-            torch.tensor(
-                [
-                    [pad_id] * pad + example.prompt_token_ids
-                    for pad, example in zip(padding, batch, strict=True)
-                ]
-            ),
-            attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding]),
-            max_new_tokens=max(example.max_new_tokens for example in batch),
-            do_sample=False,
-            pad_token_id=pad_id,
-        )
-        for row, example in zip(output[:, width:].tolist(), batch, strict=True):
-            token_ids = _up_to_end(row[: example.max_new_tokens], end_ids)
-            num_tokens += min(len(token_ids) + 1, example.max_new_tokens)
-            answers.append(token_ids)
+    outputs = transformers_baseline.answers(model, tasks, batch_size)
+    duration_s = time.perf_counter() - started_at_s
     return Answers(
-        token_ids=answers, tokens_per_s=num_tokens / (time.perf_counter() - started_at_s)
+        token_ids=[_up_to_end(output, end_ids) for output in outputs],
+        tokens_per_s=sum(map(len, outputs)) / duration_s,
     )
 
 

@@ -16,7 +16,7 @@ from benchmarks.drafter_texts import propose
 from benchmarks.held_out_texts import Continuation
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
-from drafter.ngram.params import Keep, NgramParams, Overlap, Tie
+from drafter.ngram.params import Keep, NgramParams, Tie
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 
@@ -46,11 +46,6 @@ def policies() -> list[Policy]:
         for tie in (Tie.EARLIEST, Tie.LATEST):
             params = NgramParams(min_ngram=low, max_ngram=high, tie=tie)
             rows.append(Policy(name=f"n {low}..{high} {tie.value}", params=params, draft_tokens=8))
-    for tie in (Tie.EARLIEST, Tie.LATEST):
-        params = NgramParams(overlap=Overlap.ALLOWED, tie=tie)
-        rows.append(
-            Policy(name=f"n 2..5 {tie.value}, overlap allowed", params=params, draft_tokens=8)
-        )
     wide = NgramParams(min_ngram=1, max_ngram=5)
     rows.append(Policy(name="n 1..5 earliest", params=wide, draft_tokens=32))
     for tokens_per_match, draft_tokens in ((1, 8), (1, 32), (2, 32), (4, 32)):
@@ -87,7 +82,7 @@ def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuatio
     return count.figure(policy, kind, len(texts))
 
 
-FEED_TOKENS = (0, 16, 64, 256)
+FEED_TOKENS = (0, 16, 64)
 """Feed the pool every so many tokens; 0: only at the end."""
 RUNNING_AT_A_TIME = (8, 64)
 

@@ -25,19 +25,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import grpc
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks import progress_line
+from benchmarks.arguments import stated
 from benchmarks.client_load import run_tasks
 from benchmarks.machine import processor
+from benchmarks.metrics import read_metrics
 from benchmarks.ratios import median_ratio
-from benchmarks.services import Stack, running_stack
+from benchmarks.services import running_stack
 from benchmarks.transformers_baseline import generate
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from tandem.client import AsyncTandemClient, SpeculationParams, Usage
-from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.
@@ -48,7 +48,11 @@ FEW_DRAFTS = 7
 
 @dataclass(slots=True, kw_only=True)
 class Figure:
-    """One row: tokens per second of each round, and counts of speculation."""
+    """One row: tokens per second of each round, and counts of speculation.
+
+    Attributes:
+        num_hops, hops_s: hints that no step delayed, and how long they took together.
+    """
 
     name: str
     streams: int
@@ -58,6 +62,8 @@ class Figure:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    num_hops: int = 0
+    hops_s: float = 0.0
 
     @property
     def median(self) -> float:
@@ -80,13 +86,16 @@ Run = Callable[[Sequence[Task]], Awaitable[tuple[int, Sequence[Usage]]]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A variant: tasks, how to run them, and whether to run all of them once before."""
+    """A variant: tasks, how to run them, whether to run all of them once before, and the verifier's
+    metrics port if its hops are of interest.
+    """
 
     name: str
     streams: int
     tasks: Sequence[Task]
     run: Run
     asks_all_before: bool = False
+    hops_from: str | None = None
 
 
 async def main() -> None:
@@ -146,6 +155,7 @@ async def main() -> None:
                     streams,
                     renames,
                     tandem(on_strict, streams, speculate=True),
+                    hops_from=strict.services["verifier"].metrics,
                 ),
                 Row(
                     f"strict, speculation, {FEW_DRAFTS} drafts",
@@ -184,14 +194,13 @@ async def main() -> None:
                 run = tandem(on_strict, streams, speculate=speculate)
                 rows.append(Row(name, streams, strangers, run))
         figures = await _measure(rows, arguments.rounds)
-        hop_s = await _hop_duration_s(strict)
 
-    result = _result(figures, hop_s, arguments)
+    result = _result(figures, arguments)
     print(
         f"{arguments.dtype}, {arguments.threads} model threads, torch {torch.__version__}, "
         f"{processor()}\n"
     )
-    print(_table(figures, result["ratios"], hop_s))
+    print(_table(figures, result["ratios"]))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -208,10 +217,14 @@ async def _measure(rows: Sequence[Row], rounds: int) -> list[Figure]:
             progress_line.show(
                 f"{num_done} of {rounds * len(rows)}: {row.name}, {row.streams} streams"
             )
+            num_hops, hops_s = await _hops(row)
             started_at_s = time.perf_counter()
             num_tokens, usages = await row.run(row.tasks)
             figure.tokens_per_s.append(num_tokens / (time.perf_counter() - started_at_s))
             figure.count(usages)
+            num_hops_after, hops_after_s = await _hops(row)
+            figure.num_hops += num_hops_after - num_hops
+            figure.hops_s += hops_after_s - hops_s
     progress_line.clear()
     return figures
 
@@ -223,16 +236,16 @@ async def _transformers(
     return await asyncio.to_thread(generate, model, tasks, streams, **options), ()
 
 
-async def _hop_duration_s(stack: Stack) -> float:
-    async with grpc.aio.insecure_channel(stack.verifier) as channel:
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        load = await stub.GetVerifierLoad(verifier_pb2.GetVerifierLoadRequest())
-        return float(load.hop_duration_s)
+async def _hops(row: Row) -> tuple[int, float]:
+    """How many hops the row's verifier has counted so far, and the sum of their seconds."""
+    if row.hops_from is None:
+        return 0, 0.0
+    metrics = await asyncio.to_thread(read_metrics, row.hops_from)
+    name = "tandem_draft_hop_seconds"
+    return int(metrics.total(f"{name}_count")), metrics.total(f"{name}_sum")
 
 
-def _result(
-    figures: Sequence[Figure], hop_s: float, arguments: argparse.Namespace
-) -> dict[str, object]:
+def _result(figures: Sequence[Figure], arguments: argparse.Namespace) -> dict[str, object]:
     speed = {(figure.name, figure.streams): figure.tokens_per_s for figure in figures}
     ratios = {}
     for streams in (1, BATCH):
@@ -257,18 +270,15 @@ def _result(
         )
     return {
         "command": "python -m benchmarks.end_to_end",
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
+        **stated(arguments),
         "processor": processor(),
         "torch": torch.__version__,
-        "hop_duration_s": hop_s,
         "figures": [{**asdict(figure), "median": figure.median} for figure in figures],
         "ratios": ratios,
     }
 
 
-def _table(figures: Sequence[Figure], ratios: object, hop_s: float) -> str:
+def _table(figures: Sequence[Figure], ratios: object) -> str:
     lines = [
         "| what | streams | tokens/s | tokens/step | drafted per accepted |",
         "|---|---|---|---|---|",
@@ -291,10 +301,13 @@ def _table(figures: Sequence[Figure], ratios: object, hop_s: float) -> str:
     acceptance = ", ".join(
         f"{accepted / first.num_drafts:.2f}" for accepted in first.accepted_per_position
     )
+    lines += ["", f"Acceptance by position ({first.name}, one stream): {acceptance}."]
     lines += [
-        "",
-        f"Acceptance by position ({first.name}, one stream): {acceptance}.",
-        f"Whole hop, verifier to drafter and back: {hop_s * 1e3:.2f} ms (running mean).",
+        f"Hop that no step delayed, verifier to drafter and back ({figure.name}, "
+        f"{figure.streams}): {figure.hops_s / figure.num_hops * 1e3:.2f} ms (mean of "
+        f"{figure.num_hops:,})."
+        for figure in figures
+        if figure.num_hops
     ]
     return "\n".join(lines)
 

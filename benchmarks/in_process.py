@@ -17,6 +17,8 @@ from benchmarks.drafter_texts import propose
 from benchmarks.workloads import Task
 from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import StepHandle, StepSampling, TargetModel
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import Hint
@@ -38,8 +40,11 @@ class Counts:
     num_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    # Seconds of all steps by phase, as in `StepRecord`; "draft" is the benchmark's own drafting.
+    # Seconds of all steps by phase, as in `StepRecord`, less those of the benchmark's own drafting.
     phase_durations_s: dict[str, float] = field(default_factory=dict)
+    draft_s: float = 0.0
+    # In which the engine's thread launched steps of the model or waited for them.
+    model_s: float = 0.0
 
     def spent(self, phase: str, duration_s: float) -> None:
         self.phase_durations_s[phase] = self.phase_durations_s.get(phase, 0.0) + duration_s
@@ -51,13 +56,20 @@ class Counts:
         self.num_accepted_tokens += other.num_accepted_tokens
         for phase, duration_s in other.phase_durations_s.items():
             self.spent(phase, duration_s)
+        self.draft_s += other.draft_s
+        self.model_s += other.model_s
+
+    @property
+    def steps_s(self) -> float:
+        """Of all steps, without drafting."""
+        return sum(self.phase_durations_s.values())
 
     @property
     def host_share(self) -> float:
-        """The share of the steps' time outside forward pass and drafting."""
-        phases = self.phase_durations_s
-        total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
-        return 1 - phases["forward"] / total_s
+        """The share of the steps' time outside the model. Of the phase forward, too: the engine
+        learns from the last step and sends messages there.
+        """
+        return 1 - self.model_s / self.steps_s
 
 
 class StepTimes(NamedTuple):
@@ -65,10 +77,49 @@ class StepTimes(NamedTuple):
 
     # Sequences that sampled.
     num_sampled: int
-    # As in `StepRecord`; one of the phases holds `draft_s`.
+    # As in `StepRecord`, without drafting.
     phase_durations_s: Mapping[str, float]
     # Of the benchmark's own drafting.
     draft_s: float
+
+
+class TimedModel:
+    """Implements `TargetModel`: another one, and the time that its caller spends in it.
+
+    Attributes:
+        is_under_way: whether a step is launched and was not waited for.
+    """
+
+    def __init__(self, model: TargetModel) -> None:
+        self.vocab_size = model.vocab_size
+        self.spent_s = 0.0
+        self.is_under_way = False
+        self._model = model
+
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        with self.timed():
+            self.is_under_way = True
+            return _TimedStep(self._model.launch(layout, sampling), self)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        started_at_s = time.perf_counter()
+        yield
+        self.spent_s += time.perf_counter() - started_at_s
+
+
+class _TimedStep:
+    """Implements `StepHandle`."""
+
+    def __init__(self, handle: StepHandle, model: TimedModel) -> None:
+        self._handle = handle
+        self._model = model
+        self.result = handle.result
+
+    def wait(self) -> None:
+        with self._model.timed():
+            self._handle.wait()
+        self._model.is_under_way = False
 
 
 class InProcessEngine(EngineObserver):
@@ -77,26 +128,36 @@ class InProcessEngine(EngineObserver):
     def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
         self._counts = Counts()
         self._observe_step: Callable[[StepTimes], None] | None = None
-        # Since the last step was over.
-        self._draft_s = 0.0
+        # Of drafting since a step was last observed, by the phase that holds it.
+        self._drafted_s: dict[str, float] = {}
         self._loaded = loaded or load_model(config)
         self._config = config
         self._engine: Engine = build_engine(self._loaded, config, [self])
+        # The engine has asked the model what it can do.
+        self._engine._model = self._model = TimedModel(self._engine._model)
 
     def stepped(self, record: StepRecord) -> None:
         counts = self._counts
         counts.num_steps += 1
-        for phase, duration_s in record.phase_durations_s.items():
+        phase_durations_s = {
+            phase: duration_s - self._drafted_s.get(phase, 0.0)
+            for phase, duration_s in record.phase_durations_s.items()
+        }
+        draft_s = sum(self._drafted_s.values())
+        self._drafted_s.clear()
+        for phase, duration_s in phase_durations_s.items():
             counts.spent(phase, duration_s)
-        draft_s, self._draft_s = self._draft_s, 0.0
         if self._observe_step is not None:
             self._observe_step(
                 StepTimes(
                     num_sampled=len(record.verdict.num_accepted_tokens),
-                    phase_durations_s=record.phase_durations_s,
+                    phase_durations_s=phase_durations_s,
                     draft_s=draft_s,
                 )
             )
+
+    def _drafted(self, phase: str, duration_s: float) -> None:
+        self._drafted_s[phase] = self._drafted_s.get(phase, 0.0) + duration_s
 
     def run(
         self,
@@ -120,6 +181,7 @@ class InProcessEngine(EngineObserver):
             max_drafts = self._loaded.served.max_num_speculative_tokens
         self._counts = Counts()
         self._observe_step = observe_step
+        model_before_s = self._model.spent_s
         drafting = _Drafting(self._engine, self._counts) if speculate else None
         # For each task that has ended None, or what keeps the others from ending.
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -153,8 +215,13 @@ class InProcessEngine(EngineObserver):
                     open_next()
                     done.put(None)
             draft_s = time.perf_counter() - started_at_s
-            counts.spent("draft", draft_s)
-            self._draft_s += draft_s
+            counts.draft_s += draft_s
+            # The engine publishes a step whose drafts are wanted at once, others after the next
+            # one's launch or, if there is none, outside of any step.
+            if self._model.is_under_way:
+                self._drafted("forward", draft_s)
+            elif any(event.num_wanted_draft_tokens for event in decided):
+                self._drafted("commit", draft_s)
 
         def open_next() -> None:
             if not waiting:
@@ -182,6 +249,8 @@ class InProcessEngine(EngineObserver):
                 raise TimeoutError(f"no task has ended for {PATIENCE_S:g} s") from None
             if error is not None:
                 raise error
+        # The last step has been observed, since no hint is wanted after it: it was published later.
+        counts.model_s = self._model.spent_s - model_before_s
         return counts
 
     def _opened(self, index: int, task: Task, speculate: bool, max_drafts: int) -> OpenSequence:

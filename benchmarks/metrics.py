@@ -40,7 +40,11 @@ class Metrics:
 
 
 def read_metrics(address: str) -> Metrics:
-    """Reads a metrics port, HOST:PORT; blocks some milliseconds."""
+    """Reads a metrics port, HOST:PORT; blocks some milliseconds.
+
+    Raises:
+        OSError: it does not answer.
+    """
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as response:
         text = response.read().decode()
     return Metrics(

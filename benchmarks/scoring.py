@@ -22,6 +22,7 @@ import torch
 from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
+from servicekit.logs import configure_logs
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import FloatArray, StepSampling
@@ -63,16 +64,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     figures = []
-    for numerics in ("strict", "fast") if arguments.device == "cpu" else ("fast",):
-        loaded = _load(arguments.model, arguments.dtype, arguments.device, numerics)
+    for numerics in ("strict", "fast"):
+        loaded = _load(arguments.model, arguments.dtype, numerics)
         figures += list(measure(loaded, num_rounds=arguments.rounds))
     print(
-        f"\n{processor()}, {arguments.device}, {arguments.dtype}, "
+        f"\n{processor()}, {arguments.dtype}, "
         f"torch {torch.__version__}; k = {NUM_DRAFTS}, median of {arguments.rounds} rounds\n\n"
         f"{_table(figures)}\n\n"
         f"goal at batch {BATCHES[-1]}: {GOAL:g}"
@@ -127,7 +127,7 @@ def _table(figures: list[Figure]) -> str:
     return "\n".join(lines)
 
 
-def _load(model: Path, dtype: str, device: str, numerics: str) -> LoadedModel:
+def _load(model: Path, dtype: str, numerics: str) -> LoadedModel:
     num_blocks = BATCHES[-1] * -(-(CONTEXTS[-1] + NUM_DRAFTS) // BLOCK_SIZE)
     return load_model(
         VerifierConfig.model_validate(
@@ -135,7 +135,7 @@ def _load(model: Path, dtype: str, device: str, numerics: str) -> LoadedModel:
                 "server": ServerOptions(listen="127.0.0.1:0"),
                 "model": model,
                 "dtype": dtype,
-                "device": device,
+                "device": "cpu",
                 "numerics": numerics,
                 "threads": 1,
                 "block_size": BLOCK_SIZE,
@@ -203,4 +203,6 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()

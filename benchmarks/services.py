@@ -5,13 +5,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
+from tandem.cli import death_with_parent
 from tandem.free_ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_TIMEOUT_S = 30.0
+
+# On Linux, the kernel kills a service when the thread that started it ends: this thread ends with
+# the process, however that ends.
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
 
 
 class ServiceError(Exception):
@@ -125,7 +132,7 @@ def running_process(
     log_level: str = "warning",
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Service]:
-    """Runs a module that prints a ready line; stopped on exit.
+    """Runs a module that prints a ready line; stopped on exit, and on Linux killed with us.
 
     Args:
         core: runs on this core alone; where it likes if None.
@@ -140,16 +147,13 @@ def running_process(
     pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
     with (
         contextlib.nullcontext() if log is None else log.open("a") as stderr,
-        subprocess.Popen(
+        _start(
             [
                 *(*pinned, sys.executable, "-m", module, "--listen", listen),
                 *("--metrics-listen", metrics, "--log-level", log_level, *flags),
             ],
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
-            stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
+            variables=variables or {},
         ) as process,
     ):
         try:
@@ -173,3 +177,21 @@ def running_process(
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _start(
+    command: Sequence[str], *, stderr: TextIO | None, variables: Mapping[str, str]
+) -> "subprocess.Popen[str]":
+    """Starts a command that the kernel kills when this process has ended."""
+    if sys.platform == "linux":
+        wrapper = (sys.executable, "-I", "-S", death_with_parent.__file__, str(os.getpid()))
+        command = [*wrapper, *command]
+    return _starter.submit(
+        subprocess.Popen,
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    ).result()

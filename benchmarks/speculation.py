@@ -42,6 +42,7 @@ from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from servicekit.logs import configure_logs
 from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
@@ -244,7 +245,7 @@ def _take_turns(run: Callable[[Variant], Counts], arguments: argparse.Namespace)
         for variant in variants[first:] + variants[:first]:
             started_at_s = time.perf_counter()
             counts = turns.counts[variant] = run(variant)
-            duration_s = time.perf_counter() - started_at_s - counts.phase_durations_s["draft"]
+            duration_s = time.perf_counter() - started_at_s - counts.draft_s
             turns.tokens_per_s[variant].append(counts.num_tokens / duration_s)
         if turns.num_rounds == 0:
             fastest = sorted(arguments.fixed, key=lambda k: -turns.tokens_per_s[k][0])
@@ -309,4 +310,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()

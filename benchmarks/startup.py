@@ -3,10 +3,9 @@
     python -m benchmarks.startup [--rounds 3] [--json FILE]
 
 Runs in a copy of the source with an empty cache folder, so that the first round compiles all
-kernels and checks the model against transformers; the others find what the first has kept. What a
-process does by itself (imports, kernels) is measured in processes of their own, after the rounds.
-Memory is read after the first token: RSS, and PSS, which divides a page that several processes
-share among them. Linux only.
+kernels and checks the model against transformers; the others find what the first has kept. Memory
+is read after the first token: RSS, and PSS, which divides a page that several processes share among
+them. Linux only.
 """
 
 import argparse
@@ -27,30 +26,13 @@ from pathlib import Path
 
 from benchmarks.machine import processor
 from benchmarks.services import REPOSITORY
+from benchmarks.termination import clear_up_on_sigterm
 from tandem.client import Chunk, GenerationRequest, TandemClient
 from tandem.ready_line import parse_ready_line
 
 _COPIED = ("drafter", "examples/demo_model", "gateway", "servicekit", "tandem", "verifier")
 _PROMPT = "<|code|>def mean(values): return sum(values)<|rename|>values<|to|>numbers<|out|>"
 _TIMEOUT_S = 300.0
-
-# Prints seconds.
-_IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-_KERNELS = (
-    "import time; from {0}.warm_up import warm_up; from verifier.cpu.weights import WeightType; "
-    "t = time.perf_counter(); warm_up({1}); print(time.perf_counter() - t)"
-)
-_ALONE = {
-    "interpreter": "print(0)",
-    "imports: tandem.cli": _IMPORT.format("tandem.cli"),
-    "imports: drafter": _IMPORT.format("drafter.__main__"),
-    "imports: gateway": _IMPORT.format("gateway.__main__"),
-    "imports: verifier": _IMPORT.format("verifier.__main__"),
-    "kernels: drafter, loaded": _KERNELS.format("drafter", ""),
-    "kernels: verifier, loaded": _KERNELS.format(
-        "verifier", "WeightType.BFLOAT16, WeightType.BFLOAT16"
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +106,6 @@ def measure_start(source: Path) -> Start:
             log.join()
 
 
-def measure_alone(source: Path) -> dict[str, float]:
-    """Seconds of each part in a process of its own; "interpreter" includes the process itself."""
-    found = {}
-    for name, code in _ALONE.items():
-        begin_s = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=source,
-            env=_environment(source),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=_TIMEOUT_S,
-        )
-        found[name] = float(done.stdout) or time.perf_counter() - begin_s
-    return found
-
-
 def _environment(source: Path) -> dict[str, str]:
     environment = {
         **os.environ,
@@ -184,15 +148,12 @@ def _usage(pid: str) -> Usage:
     )
 
 
-def _print_tables(first: Start, later: list[Start], alone: dict[str, float]) -> None:
+def _print_tables(first: Start, later: list[Start]) -> None:
     print(f"{'seconds after the start':32}{'no kernels':>12}{'warm':>12}")
     for name in sorted(first.seconds, key=first.seconds.__getitem__):
         warm_s = [start.seconds[name] for start in later if name in start.seconds]
         warm = f"{statistics.median(warm_s):12.2f}" if warm_s else ""
         print(f"{name:32}{first.seconds[name]:12.2f}{warm}")
-    print(f"\n{'by itself':32}{'seconds':>12}")
-    for name, taken_s in alone.items():
-        print(f"{name:32}{taken_s:12.2f}")
     print(f"\n{'until the first token':24}" + 2 * f"{'CPU s':>10}{'RSS MB':>10}{'PSS MB':>10}")
     print(f"{'':24}{'no kernels':>10}{'':20}{'warm':>10}")
     totals = [0.0] * 6
@@ -215,18 +176,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds: at least 1")
+    clear_up_on_sigterm()
     print(processor() + "\n")
     with source_without_kernels() as source:
         first = measure_start(source)
         later = [measure_start(source) for _ in range(arguments.rounds)]
-        alone = measure_alone(source)
-    _print_tables(first, later, alone)
+    _print_tables(first, later)
     if arguments.json is not None:
         figures = {
             "machine": processor(),
             "first": asdict(first),
             "warm": [asdict(start) for start in later],
-            "alone_s": alone,
         }
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 

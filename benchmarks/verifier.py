@@ -6,7 +6,7 @@ Greedy, on held-out rename prompts, one stream and 16, in one process: the engin
 drafts from the drafter's own kernel, under `strict` and `fast` numerics, by single pass and by
 batch expansion; transformers' `generate` plain, with prompt lookup, as a left-padded batch of 16,
 and optionally its continuous batching. Also text that never repeats, and the share of a step
-outside the forward pass. `benchmarks.end_to_end` measures all services over gRPC.
+outside the model. `benchmarks.end_to_end` measures all services over gRPC.
 
 Every round uses the same prompts, which both systems compute anew. Only in the row "cached
 prompts" the engine's prefix cache is on and holds each prompt.
@@ -29,11 +29,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.arguments import stated
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
 from benchmarks.transformers_baseline import generate, generate_batch
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from servicekit.logs import configure_logs
 from verifier.config import VerifierConfig
 
 BATCH = 16
@@ -237,10 +239,7 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
         )
     return {
         "command": "python -m benchmarks.verifier",
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "rounds": arguments.rounds,
-        "prompts": arguments.prompts,
+        **stated(arguments),
         "processor": processor(),
         "torch": torch.__version__,
         "ratios": ratios,
@@ -253,6 +252,9 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
                 "tokens_per_s": row.tokens_per_s,
                 "tokens_per_cpu_s": row.tokens_per_cpu_s,
                 "counts": asdict(row.counts) if row.counts.num_steps else None,
+                "ms_per_step": row.counts.steps_s / row.counts.num_steps * 1e3
+                if row.counts.num_steps
+                else None,
                 "host_share": row.counts.host_share if row.counts.num_steps else None,
             }
             for row in rows
@@ -273,13 +275,11 @@ def _table(result: dict[str, object]) -> str:
     for row in rows:
         cells = ["-"] * 4
         if counts := row["counts"]:
-            phases = dict(counts["phase_durations_s"])
-            total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
             accepted = counts["num_accepted_tokens"]
             cells = [
                 f"{counts['num_tokens'] / counts['num_steps'] / row['streams']:.2f}",
                 f"{counts['num_draft_tokens'] / accepted:.2f}" if accepted else "-",
-                f"{total_s / counts['num_steps'] * 1e3:.2f}",
+                f"{row['ms_per_step']:.2f}",
                 f"{row['host_share']:.0%}",
             ]
         lines.append(
@@ -302,4 +302,6 @@ def _table(result: dict[str, object]) -> str:
 
 
 if __name__ == "__main__":
+    # stdout is the table's.
+    configure_logs("warning", "benchmark")
     main()

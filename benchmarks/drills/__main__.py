@@ -26,6 +26,7 @@ from benchmarks.drills.catalogue import DRILLS, Drill, carry_out
 from benchmarks.drills.fleet import Fleet, running_fleet
 from benchmarks.drills.requests import Losses
 from benchmarks.drills.run import Outcome, Undisturbed
+from benchmarks.termination import clear_up_on_sigterm
 
 _COLUMNS = (
     "drill", "runs", "requests", "tokens lost", "repeated", "changed", "other problems",
@@ -124,6 +125,7 @@ def main() -> int:
     arguments = parser.parse_args()
     drills = [drill for drill in DRILLS if drill.number in arguments.drills]
     record = Record(drills, arguments.json)
+    clear_up_on_sigterm()
     with contextlib.suppress(KeyboardInterrupt):
         while record.next_drill(drills, arguments.runs) is not None:
             with tempfile.TemporaryDirectory() as folder, running_fleet(Path(folder)) as fleet:

@@ -59,7 +59,7 @@ async def overload(run: Run) -> None:
                     record.error is not None and bool(retry_after_ms(record.error)),
                     "a refusal does not say when to come again",
                 )
-            num_shed = gateway.metrics().sum("tandem_requests_shed_total")
+            num_shed = gateway.metrics().total("tandem_requests_shed_total")
             run.expect(
                 num_shed == len(refused), f"{len(refused)} refused, {num_shed:g} counted as shed"
             )
@@ -147,7 +147,7 @@ async def credentials(run: Run) -> None:
             run.expect(await until(refuses_old), "the old token is still admitted")
             is_over.set()
         for files in ("clients", "server_certificate"):
-            num_reloads = gateway.metrics().sum(
+            num_reloads = gateway.metrics().total(
                 "tandem_file_reloads_total", files=files, outcome="success"
             )
             run.expect(num_reloads > 0, f"no reload of {files} was counted")

@@ -153,8 +153,8 @@ async def _deadlines_by_phase(run: Run) -> None:
         async def is_busy(num_running: int, num_waiting: int) -> bool:
             metrics = await asyncio.to_thread(gateway.metrics)
             return (
-                metrics.sum("tandem_num_requests_running") == num_running
-                and metrics.sum("tandem_num_requests_waiting") == num_waiting
+                metrics.total("tandem_num_requests_running") == num_running
+                and metrics.total("tandem_num_requests_waiting") == num_waiting
             )
 
         async def is_free() -> bool:
@@ -172,7 +172,7 @@ async def _deadlines_by_phase(run: Run) -> None:
         async def num_expired() -> dict[str, float]:
             metrics = await asyncio.to_thread(gateway.metrics)
             return {
-                phase: metrics.sum("tandem_requests_expired_total", phase=phase)
+                phase: metrics.total("tandem_requests_expired_total", phase=phase)
                 for phase in ("queue", "prefill", "decode")
             }
 
@@ -257,7 +257,7 @@ async def unread(run: Run) -> None:
 
             async def was_ended() -> bool:
                 metrics = await asyncio.to_thread(gateway.metrics)
-                return metrics.sum("tandem_requests_unread_total") == 1
+                return metrics.total("tandem_requests_unread_total") == 1
 
             run.expect(await until(was_ended), "the call of a client that does not read goes on")
             try:

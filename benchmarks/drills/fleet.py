@@ -12,24 +12,20 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from benchmarks.drills.link import Link, running_link
+from benchmarks.metrics import Metrics, read_metrics
 from benchmarks.services import STOP_TIMEOUT_S, Service, running_process
 from benchmarks.workloads import BUNDLED_MODEL
 from tandem.free_ports import free_port
 
 #: K/V blocks of a verifier: 5,120 tokens.
 NUM_KV_BLOCKS = 320
-
-_SCRAPE_TIMEOUT_S = 10.0
 
 
 class Member:
@@ -113,16 +109,13 @@ class Member:
         """Asks it to end, and does not wait."""
         self._signal(signal.SIGTERM)
 
-    def metrics(self) -> "Metrics":
+    def metrics(self) -> Metrics:
         """What it exports now.
 
         Raises:
             OSError: it does not answer.
         """
-        with urllib.request.urlopen(
-            f"http://{self._metrics}/metrics", timeout=_SCRAPE_TIMEOUT_S
-        ) as answer:
-            return Metrics(answer.read().decode())
+        return read_metrics(self._metrics)
 
     def log_lines(self, *, since: int = 0) -> list[dict[str, Any]]:
         """Its log lines from an offset of the file on; what is no JSON is an error's text."""
@@ -146,23 +139,6 @@ class Member:
         assert self._service is not None, f"{self.name} was never started"
         if self.is_running:
             os.kill(self._service.pid, number)
-
-
-class Metrics:
-    """One scrape of a process."""
-
-    def __init__(self, text: str) -> None:
-        self._samples = [
-            sample for family in text_string_to_metric_families(text) for sample in family.samples
-        ]
-
-    def sum(self, name: str, **labels: str) -> float:
-        """Of all series of this name with these labels."""
-        return sum(
-            sample.value
-            for sample in self._samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
 
 
 @dataclass(slots=True, kw_only=True)

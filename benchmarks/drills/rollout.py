@@ -115,7 +115,7 @@ async def _expect(run: Run, condition: Callable[[], Awaitable[bool]], problem: s
 def _has_verifiers(gateway: Member, count: int) -> Callable[[], Awaitable[bool]]:
     async def has() -> bool:
         metrics = await asyncio.to_thread(gateway.metrics)
-        return metrics.sum("tandem_peers_connected", kind="verifier") == count
+        return metrics.total("tandem_peers_connected", kind="verifier") == count
 
     return has
 

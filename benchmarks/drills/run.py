@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import grpc
 
@@ -193,14 +194,18 @@ class Run:
 
         A process that was started again counts from zero.
         """
-        now = member.metrics().sum(name, **labels)
-        before = self._before[member.name].sum(name, **labels)
+        now = member.metrics().total(name, **labels)
+        before = self._before[member.name].total(name, **labels)
         return now - before if now >= before else now
 
     def expect_moved(self, member: Member, name: str, **labels: str) -> None:
         self.expect(
             self.moved(member, name, **labels) > 0, f"{member.name}: {name} {labels} did not move"
         )
+
+    def log_lines(self, member: Member) -> list[dict[str, Any]]:
+        """What a process has logged since the run began."""
+        return member.log_lines(since=self._log_sizes[member.name])
 
     def expect_resumed(self, records: Sequence[Record], reason: str) -> None:
         """Choices moved to another verifier for this reason, and each move is counted."""
@@ -227,7 +232,7 @@ class Run:
         gateway = self.fleet.gateways[0]
         seemed_stuck = any(
             line["event"] == "peer_down" and line["reason"].startswith(("no answer", "no step"))
-            for line in gateway.log_lines(since=self._log_sizes[gateway.name])
+            for line in self.log_lines(gateway)
         )
         self.expect(not num_resumes or seemed_stuck, f"{num_resumes} choices were moved")
 
@@ -235,7 +240,7 @@ class Run:
         """Reads from the gateway's log when each choice moved, and when it went on."""
         gateway = self.fleet.gateways[0]
         by_id = {record.request.request_id: record for record in records}
-        for line in gateway.log_lines(since=self._log_sizes[gateway.name]):
+        for line in self.log_lines(gateway):
             record = by_id.get(line.get("request_id", ""))
             if line["event"] != "choice_resumed" or record is None:
                 continue
@@ -267,7 +272,7 @@ class Run:
         await self.connected()
         await self._nothing_is_left(self._open_sequences)
         for member in self.fleet.members:
-            for line in member.log_lines(since=self._log_sizes[member.name]):
+            for line in self.log_lines(member):
                 if line.get("level") not in ("debug", "info", "warning"):
                     self.outcome.problems.append(f"{member.name} logged {line}")
 
@@ -289,7 +294,7 @@ class Run:
         missing = []
         for gateway in self.fleet.gateways:
             metrics = await asyncio.to_thread(gateway.metrics)
-            num_connected = metrics.sum("tandem_peers_connected", kind="verifier")
+            num_connected = metrics.total("tandem_peers_connected", kind="verifier")
             if num_connected < len(self.fleet.verifiers):
                 missing.append(f"{gateway.name} has {num_connected:g} verifiers")
         return missing
@@ -308,8 +313,8 @@ class Run:
         for gateway in self.fleet.gateways:
             metrics = await asyncio.to_thread(gateway.metrics)
             for name in ("tandem_num_requests_running", "tandem_num_requests_waiting"):
-                if metrics.sum(name):
-                    left.append(f"{gateway.name}: {name} {metrics.sum(name):g}")
+                if metrics.total(name):
+                    left.append(f"{gateway.name}: {name} {metrics.total(name):g}")
         return left
 
     # Verifiers.

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.fuzz.campaign import Report, run_campaign
 from benchmarks.fuzz.services import running_services
+from benchmarks.termination import clear_up_on_sigterm
 
 
 def main() -> int:
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=24, help="calls at a time")
     parser.add_argument("--first-call", type=int, default=0, help="number of the first call")
     arguments = parser.parse_args()
+    clear_up_on_sigterm()
     with tempfile.TemporaryDirectory() as folder, running_services(Path(folder)) as services:
         report = asyncio.run(
             run_campaign(

@@ -8,17 +8,16 @@ import asyncio
 import contextlib
 import random
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.fuzz.calls import BOUND_S, Call, Caller, Method, find_methods
 from benchmarks.fuzz.services import FuzzedService
+from benchmarks.metrics import read_metrics
 from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
 from tandem.client import AsyncTandemClient, GenerationRequest, SamplingParams, TandemError
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
@@ -237,13 +236,8 @@ async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None
 
 def _unclean_statuses(service: FuzzedService) -> list[str]:
     """The service's counters of calls that ended with a status of `_UNCLEAN`."""
-    with urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=BOUND_S) as answer:
-        text = answer.read().decode()
     return [
         f"{sample.labels} {sample.value:g}"
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "tandem_rpc_requests_total"
-        and sample.labels["code"] in _UNCLEAN
-        and sample.value
+        for sample in read_metrics(service.metrics).matching("tandem_rpc_requests_total")
+        if sample.labels["code"] in _UNCLEAN and sample.value
     ]

@@ -188,7 +188,7 @@ class Bench:
             counts = engine.run(tasks, streams=streams, speculate=speculate)
             duration_s = time.perf_counter() - started_at_s
             if leaves_out_drafting:
-                duration_s -= counts.phase_durations_s.get("draft", 0.0)
+                duration_s -= counts.draft_s
             return counts.num_tokens / duration_s
 
         return variant(name, streams, tokens_per_s)

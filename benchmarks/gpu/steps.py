@@ -134,7 +134,15 @@ async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
     backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
     pairs = [(case, name) for case in cases for name in backends if name != "auto"]
     for num_left, (case, name) in counting_down(pairs):
-        yield await _attention(bench, "sweep", name, case, num_left=num_left)
+        try:
+            measure = await _attention(bench, "sweep", name, case, num_left=num_left)
+        except torch.AcceleratorError:
+            raise  # nothing runs on the device after it
+        except Exception as error:
+            # Not every backend is offered everywhere, and the compiler of one may fail.
+            note = f"not measured: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            measure = bench.measure("sweep", f"{_what(case)}, {name}", len(case), None, note=note)
+        yield measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +164,16 @@ async def _attention(
     """Bytes of K/V per second, with the writing of new K/V, over those of a copy."""
     config = bench.size.large.config()
     layer = _Layer(_kv_shape(config, 1, bench.size.dtype), int(config.num_attention_heads))
-    length, rows = sequences[0]
-    what = f"attention to {length} tokens, {rows} row{'' if rows == 1 else 's'} each"
-    try:
-        choice = choose_attention(
-            name,
-            block_size=0,
-            device=bench.device,
-            dtype=bench.size.dtype,
-            head_dim=layer.kv.head_dim,
-        )
-        attend = _attending(bench, layer, choice, sequences)
-        copy = bench.copying()
-        await bench.compare(attend, copy, num_left=num_left)
-    except torch.AcceleratorError:
-        raise  # nothing runs on the device after it
-    except Exception as error:
-        # A kernel's compiler and its libraries may fail in any way, and say why.
-        note = f"not measured: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return bench.measure(row, f"{what}, {name}", len(sequences), None, note=note)
+    choice = choose_attention(
+        name,
+        block_size=0,
+        device=bench.device,
+        dtype=bench.size.dtype,
+        head_dim=layer.kv.head_dim,
+    )
+    attend = _attending(bench, layer, choice, sequences)
+    copy = bench.copying()
+    await bench.compare(attend, copy, num_left=num_left)
     read_bytes = layer.kv.block_bytes(1) * sum(length for length, _ in sequences)
     speeds = [
         read_bytes / attend_s / speed
@@ -182,12 +181,17 @@ async def _attention(
     ]
     return bench.measure(
         row,
-        f"{what}, {choice.name}: K/V per second / copy",
+        f"{_what(sequences)}, {choice.name}: K/V per second / copy",
         len(sequences),
         median_interval(speeds),
         goal=None if goal is None else Goal(value=goal),
         note=f"{attend.median * 1e6:,.4g} us a layer; copy at {copy.median / 1e9:,.4g} GB/s",
     )
+
+
+def _what(sequences: Sequence[tuple[int, int]]) -> str:
+    length, rows = sequences[0]
+    return f"attention to {length} tokens, {rows} row{'' if rows == 1 else 's'} each"
 
 
 def _attending(

@@ -2,22 +2,21 @@
 
 from collections.abc import AsyncIterator
 
+import torch
+
 from benchmarks.gpu.bench import Bench, counting_down
 from benchmarks.gpu.engines import tasks_for
 from benchmarks.gpu.texts import replays
 from benchmarks.serving.turns import Measure
-from servicekit.config import ConfigError
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.processor import unsupported_reason
+from verifier.model import support
 
 
 async def measure(bench: Bench) -> AsyncIterator[Measure]:
     """Engines without drafts: strict over fast."""
     shape = bench.size.small
-    try:
-        bench.loaded(shape, numerics="strict")
-    except (ConfigError, CheckpointError) as error:
-        note = f"not offered: {' '.join(str(error).split())}"
-        yield bench.measure("strict", "strict / fast", 1, None, note=note)
+    if refusal := _refusal(bench.device):
+        yield bench.measure("strict", "strict / fast", 1, None, note=f"not offered: {refusal}")
         return
     with (
         bench.engine(shape, replays=False, numerics="strict") as strict,
@@ -32,3 +31,13 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
             )
             await bench.compare(above, below, num_left=num_left)
             yield bench.ratio("strict", "strict / fast, speculation off", above, below)
+
+
+def _refusal(device: torch.device) -> str | None:
+    """Why there is no `strict` on this device; None: there is. Whether it holds, its load says."""
+    if device.type == "cuda":
+        features = support.on_gpu(torch.cuda.get_device_capability(device))
+    else:
+        features = support.on_cpu(unsupported_reason())
+    [refusal] = (each["refusal"] for each in features if each["value"] == "strict")
+    return refusal

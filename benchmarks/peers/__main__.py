@@ -28,7 +28,7 @@ from benchmarks.peers import random_model
 from benchmarks.peers.catalogue import PEERS, TRANSFORMERS, Peer
 from benchmarks.peers.comparison import Comparison, compare
 from benchmarks.peers.environments import InstallError, python_of
-from benchmarks.peers.protocol import PLAIN, Options, Request
+from benchmarks.peers.protocol import PLAIN, Options, Request, converted_folder
 from benchmarks.peers.report import figures, table
 from benchmarks.peers.worker_process import running_worker
 from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
@@ -59,12 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _say(f"{peer.name} is left out: {error}")
 
     def options(dtype: str, threads: int) -> Options:
-        # The path tells models apart, and their versions the time of their last change.
-        changed = int((model / "config.json").stat().st_mtime)
-        key = f"{model.parent.name}-{model.name}-{changed}"
         return Options(
             model=model,
-            converted=cache / "models" / key / dtype,
+            converted=converted_folder(cache, model, dtype),
             dtype=dtype,
             threads=threads,
             project_paths=tuple(path for path in sys.path if path.endswith("site-packages")),

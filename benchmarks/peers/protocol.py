@@ -11,6 +11,7 @@ A worker loads a model at its first line, ends when its input ends, and finds it
 run `streams` tasks at a time. Standard library only: peers run it in environments of their own.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -61,6 +62,14 @@ class Request:
 
 # Mode, requests, number of streams; returns the output tokens of each, the end token included.
 Generate = Callable[[str, Sequence[Request], int], list[list[int]]]
+
+
+def converted_folder(cache: Path, model: Path, dtype: str) -> Path:
+    """Where workers keep what they convert of a model; of a changed one, elsewhere."""
+    # The path tells models apart, and their versions the time of their last change.
+    path = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:12]
+    changed = int((model / "config.json").stat().st_mtime)
+    return cache / "models" / f"{model.name}-{path}-{changed}" / dtype
 
 
 def lookup_tokens(mode: str) -> int:

@@ -36,6 +36,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.arguments import stated
 from benchmarks.machine import processor
 from benchmarks.peers.__main__ import CACHE
 from benchmarks.serving import (
@@ -141,8 +142,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _write(arguments: argparse.Namespace, results: Sequence[RowResult]) -> None:
     if arguments.json:
-        about = {"threads": arguments.threads, "pinned": arguments.pin}
-        arguments.json.write_text(json.dumps(figures(results, **about), indent=1) + "\n")
+        written = figures(results, stated(arguments))
+        arguments.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def _say(line: str) -> None:

@@ -3,7 +3,7 @@
 The model: a step takes a time that depends on its rows alone; what a step decided is published at
 its end; a hint for a length arrives one hop after that length was published, and is moved forward
 if the sequence has grown meanwhile. The text is known, so drafts are accepted as far as they agree
-with it. A step waits for missing hints by the rule of `docs/architecture.md`: while the
+with it. A step waits for missing hints by the rule of `docs/decisions/hints.md`: while the
 probability that their first tokens are right, summed, times a step's time exceeds the remaining hop
 times the number of sequences. Everything else (the processors that services share, messages,
 clients) takes no time, except a fixed one between a text's end and the next one's start.

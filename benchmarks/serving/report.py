@@ -1,6 +1,6 @@
 """The table, the JSON and the picture of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ def table(measures: Sequence[Measure]) -> str:
     return "\n".join(lines)
 
 
-def figures(results: Sequence[RowResult], **about: object) -> dict[str, object]:
-    """A run as JSON has it."""
+def figures(results: Sequence[RowResult], arguments: Mapping[str, object]) -> dict[str, object]:
+    """A run with these arguments, as JSON has it."""
     machine = processor()
     return {
         "command": "python -m benchmarks.serving",
-        **about,
+        **arguments,
         "measures": [
             {"processor": machine, **asdict(measure)}
             for result in results

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.client_load import run_tasks
-from benchmarks.peers.protocol import Options, Request
+from benchmarks.peers.protocol import Options, Request, converted_folder
 from benchmarks.peers.worker_process import WorkerProcess, running_worker
 from benchmarks.services import Service, Stack, running_process, running_stack
 from benchmarks.serving.turns import Say, Variant
@@ -203,11 +203,9 @@ class Setting:
     @contextlib.contextmanager
     def worker(self, python: Path, module: str) -> Iterator[WorkerProcess]:
         """A peer's process; it shares the verifier's core where cores are given."""
-        changed = int((self.model / "config.json").stat().st_mtime)
-        key = f"{self.model.parent.name}-{self.model.name}-{changed}"
         options = Options(
             model=self.model,
-            converted=self.cache / "models" / key / self.dtype,
+            converted=converted_folder(self.cache, self.model, self.dtype),
             dtype=self.dtype,
             threads=self.threads,
         )

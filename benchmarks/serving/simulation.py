@@ -42,7 +42,7 @@ class TimedEngine(InProcessEngine):
 
     def stepped(self, record: StepRecord) -> None:
         # The base class begins to count the next step's.
-        duration_s = sum(record.phase_durations_s.values()) - self._draft_s
+        duration_s = sum(record.phase_durations_s.values()) - sum(self._drafted_s.values())
         self.steps.append((record.layout.num_tokens, duration_s))
         super().stepped(record)
 

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bench, products, steps, supervisor, worker
+from benchmarks.gpu import bench, products, steps, strict, supervisor, worker
 from benchmarks.gpu.bench import ON_CPU, Bench, counting_down
 from benchmarks.gpu.engines import full_step_ms
 from benchmarks.gpu.peers import of_one_length
@@ -32,6 +32,9 @@ from benchmarks.ratios import Interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from benchmarks.workloads import Task
 from tests.benchmarks.processes import is_running
+from verifier.build import LoadedModel
+from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 
 CPU = torch.device("cpu")
 SCRIPTED = "tests.benchmarks.scripted_gpu_worker"
@@ -268,7 +271,7 @@ async def test_a_slow_comparison_leaves_the_others_their_share(
     assert [len(variant.figures) for variant in variants] == [3, 7, 6]
 
 
-async def test_a_kernel_that_cannot_be_built_says_why(
+async def test_a_backend_of_the_sweep_that_cannot_run_says_why_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choose(*_: object, **__: object) -> object:
@@ -277,13 +280,47 @@ async def test_a_kernel_that_cannot_be_built_says_why(
     bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
     monkeypatch.setattr(steps, "choose_attention", choose)
     error: Exception = ImportError("no compiler")
-    [measure] = [measure async for measure in steps.measure_kernel(bench)]
-    assert measure.value is None
-    assert measure.note == "not measured: ImportError: no compiler"
+    measures = [measure async for measure in steps.measure_sweep(bench)]
+    assert len(measures) > 1
+    assert {measure.value for measure in measures} == {None}
+    assert {measure.note for measure in measures} == {"not measured: ImportError: no compiler"}
     # Nothing runs on the device after it.
     error = torch.AcceleratorError("an illegal memory access")
     with pytest.raises(torch.AcceleratorError):
+        await anext(steps.measure_sweep(bench))
+
+
+async def test_the_row_of_the_kernel_fails_with_its_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(*_: object, **__: object) -> object:
+        raise RuntimeError("CompilationError")
+
+    bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
+    monkeypatch.setattr(steps, "choose_attention", choose)
+    with pytest.raises(RuntimeError, match="CompilationError"):
         await anext(steps.measure_kernel(bench))
+
+
+async def test_strict_bits_that_depend_on_the_step_fail_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(config: VerifierConfig) -> LoadedModel:
+        raise CheckpointError("the bits of logits depend on chunks on this GPU")
+
+    monkeypatch.setattr(bench, "load_model", load)
+    measuring = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
+    with pytest.raises(CheckpointError):
+        await anext(strict.measure(measuring))
+
+
+async def test_a_device_without_strict_numerics_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict, "unsupported_reason", lambda: "no AVX2")
+    bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
+    [measure] = [measure async for measure in strict.measure(bench)]
+    assert (measure.value, measure.note) == (None, "not offered: no AVX2")
 
 
 def test_checkpoints_are_written_once_and_load(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The harness around real workers, Tandem in process and transformers; and one that breaks."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from benchmarks.peers.catalogue import Package, Peer
 from benchmarks.peers.checkpoint import to_bfloat16, to_float32
 from benchmarks.peers.comparison import Comparison, Variant, compare
 from benchmarks.peers.environments import InstallError, python_of
-from benchmarks.peers.protocol import Options, Request
+from benchmarks.peers.protocol import Options, Request, converted_folder
 from benchmarks.peers.report import table
 from benchmarks.peers.worker_process import PeerError, running_worker
 from benchmarks.workloads import BUNDLED_MODEL
@@ -184,3 +185,16 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     bits = to_bfloat16(values.numpy())
     np.testing.assert_array_equal(bits, rounded.view(torch.uint16).numpy())
     np.testing.assert_array_equal(to_float32(bits), rounded.float().numpy())
+
+
+def test_models_do_not_share_what_is_converted_of_them(tmp_path: Path) -> None:
+    models = [tmp_path / top / "org" / "model" for top in ("a", "b")]
+    for model in models:
+        model.mkdir(parents=True)
+        (model / "config.json").touch()
+        os.utime(model / "config.json", (1, 1))
+    first, second = (converted_folder(tmp_path, model, "float32") for model in models)
+    assert first != second
+    assert converted_folder(tmp_path, tmp_path / "a/org/../org/model", "float32") == first
+    os.utime(models[0] / "config.json", (2, 2))
+    assert converted_folder(tmp_path, models[0], "float32") != first

@@ -30,7 +30,10 @@ async def run(folder: Path, *rows: str, streams: int = 1) -> list[dict[str, obje
             *("--cache", str(folder), "--json", str(file)),
         ]
     )
-    measures: list[dict[str, object]] = json.loads(file.read_text())["measures"]
+    written = json.loads(file.read_text())
+    assert (written["quick"], written["rows"], written["pin"]) == (True, [*rows], False)
+    assert "rounds" in written
+    measures: list[dict[str, object]] = written["measures"]
     return measures
 
 

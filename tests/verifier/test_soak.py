@@ -1,14 +1,11 @@
-"""Thousands of short random requests to an engine with too few blocks.
-
-With a scripted model; `python -m benchmarks.soak` does the same with a real one.
-"""
+"""Thousands of short random requests to an engine with a scripted model and too few blocks."""
 
 import tracemalloc
 
 import pytest
 
-from benchmarks.soak import Soak
 from tests.verifier.running_engine import RecordingObserver, start_engine_with
+from tests.verifier.soak import Soak
 from verifier.engine.observation import StepRecord
 
 

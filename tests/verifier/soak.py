@@ -1,25 +1,16 @@
 """Thousands of short random requests through one engine with too few K/V blocks.
 
-    python -m benchmarks.soak [--requests 10000] [--num-kv-blocks 64] [--model FOLDER]
-
 Mixed lengths, priorities and salts, shared prefixes, right and wrong drafts, cancels; so few blocks
 that sequences are preempted all the time. Every text is requested many times and must be the same
 each time, whatever was cached, drafted or preempted. At the end all blocks must be free or cached,
 and the engine's state consistent.
 """
 
-import argparse
-import json
 import queue
 import random
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from benchmarks.workloads import BUNDLED_MODEL
-from servicekit.config import ServerOptions
-from verifier.build import build_engine, load_model
-from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Close, Decided, Event, Hints, Open, Opened, Rejected, StepStats
@@ -200,40 +191,3 @@ class Soak:
             token_ids=right + wrong,
             matched_ngram_length=2,
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--num-kv-blocks", type=int, default=64)
-    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
-    arguments = parser.parse_args()
-    config = VerifierConfig(
-        server=ServerOptions(listen="127.0.0.1:0"),
-        model=arguments.model,
-        numerics="strict",
-        max_num_seqs=16,
-        max_num_batched_tokens=256,
-        num_kv_blocks=arguments.num_kv_blocks,
-    )
-    loaded = load_model(config)
-    engine = build_engine(loaded, config, [])
-    engine.start()
-    soak = Soak(engine, vocab_size=loaded.served.vocab_size, longest_prompt=240, longest_output=64)
-    started_at_s = time.perf_counter()
-    soak.run(arguments.requests)
-    duration_s = time.perf_counter() - started_at_s
-    load = engine.load
-    engine.stop()
-    engine.stopped.result(PATIENCE_S)
-    figures = {
-        **asdict(soak.counts),
-        "num_preemptions": load.num_preemptions,
-        "num_steps": load.num_steps,
-        "duration_s": round(duration_s, 1),
-    }
-    print(json.dumps(figures, indent=2))
-
-
-if __name__ == "__main__":
-    main()
