@@ -5,6 +5,7 @@ only the verifier is measured.
 """
 
 import contextlib
+import dataclasses
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +93,8 @@ class TimedModel:
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
+        self.row_tile = model.row_tile
+        self.computes_at_launch = model.computes_at_launch
         self.spent_s = 0.0
         self.is_under_way = False
         self._model = model
@@ -132,9 +135,9 @@ class InProcessEngine(EngineObserver):
         self._drafted_s: dict[str, float] = {}
         self._loaded = loaded or load_model(config)
         self._config = config
-        self._engine: Engine = build_engine(self._loaded, config, [self])
-        # The engine has asked the model what it can do.
-        self._engine._model = self._model = TimedModel(self._engine._model)
+        self._model = TimedModel(self._loaded.model)
+        timed = dataclasses.replace(self._loaded, model=self._model)
+        self._engine: Engine = build_engine(timed, config, [self])
 
     def stepped(self, record: StepRecord) -> None:
         counts = self._counts
