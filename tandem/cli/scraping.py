@@ -23,6 +23,9 @@ _MAX_BYTES = 16 << 20
 _TIMEOUT_S = 5.0
 _CHUNK_BYTES = 64 << 10
 
+# By URL: what still reads an answer that was given up.
+_unended: dict[str, threading.Thread] = {}
+
 
 class ScrapeError(Exception):
     """A service did not answer with metrics."""
@@ -167,6 +170,10 @@ def fetch(url: str, tls: ssl.SSLContext | None = None) -> str:
     Raises:
         ScrapeError: there is none, or it is too long or too slow.
     """
+    too_slow = f"the answer took longer than {_TIMEOUT_S:g} s"
+    if url in _unended and _unended[url].is_alive():
+        # One more would take one more thread and connection each time.
+        raise ScrapeError(too_slow)
     outcomes: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
 
     def put() -> None:
@@ -176,11 +183,13 @@ def fetch(url: str, tls: ssl.SSLContext | None = None) -> str:
             outcomes.put(error)
 
     # Nothing else ends a wait for a head that comes byte by byte: the timeout is that of one byte.
-    threading.Thread(target=put, name="fetch", daemon=True).start()
+    thread = threading.Thread(target=put, name="fetch", daemon=True)
+    thread.start()
     try:
         outcome = outcomes.get(timeout=_TIMEOUT_S)
     except queue.Empty:
-        raise ScrapeError(f"the answer took longer than {_TIMEOUT_S:g} s") from None
+        _unended[url] = thread
+        raise ScrapeError(too_slow) from None
     try:
         if isinstance(outcome, Exception):
             raise outcome

@@ -167,6 +167,7 @@ def test_a_head_that_comes_byte_by_byte_is_awaited_up_to_a_bound(
 
         def drip() -> None:
             connection, _ = server.accept()
+            server.settimeout(0.0)
             with connection, contextlib.suppress(OSError):
                 while not is_over.wait(0.1):
                     connection.send(b"H")
@@ -174,8 +175,11 @@ def test_a_head_that_comes_byte_by_byte_is_awaited_up_to_a_bound(
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            with pytest.raises(ScrapeError, match=r"took longer than 0\.5 s"):
-                scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+            for _ in range(2):
+                with pytest.raises(ScrapeError, match=r"took longer than 0\.5 s"):
+                    scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+            with pytest.raises(BlockingIOError):  # no second connection beside the first
+                server.accept()
         finally:
             is_over.set()
             thread.join()

@@ -424,6 +424,11 @@ async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wai
     assert len(compiled) == 3
 
 
+async def until_one_waits(running: RunningVerifier) -> None:
+    while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def test_a_session_that_ends_gives_up_the_grammars_that_wait(
     start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,8 +439,7 @@ async def test_a_session_that_ends_gives_up_the_grammars_that_wait(
     session = await running.greeted_session()
     await session.open(constrained("a", {"regex": "a"}))
     async with asyncio.timeout(PATIENCE_S):
-        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_one_waits(running)
         session.call.cancel()
         while not waiting.cancelled():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -488,8 +492,7 @@ async def test_a_drain_does_not_end_before_a_grammar_that_takes_long(
     session = await running.greeted_session()
     await session.open(constrained("a", {"regex": "a"}))
     async with asyncio.timeout(PATIENCE_S):
-        while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_one_waits(running)
         draining = asyncio.create_task(running.verifier.servicer.drain())
         await asyncio.sleep(0.05)
         assert not draining.done()
