@@ -15,7 +15,7 @@ from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
+from verifier.model.model_part import assemble, choose_device, load_part, room_for_part
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
 from verifier.tensor_parallel.launch import Launch
@@ -82,7 +82,7 @@ def _load_and_run(
     connection.send(
         Kind.LOADED,
         identity=part.identity(),
-        num_kv_blocks=room_for_kv_blocks(config, part),
+        num_kv_blocks=room_for_part(config, part),
     )
     begin = connection.receive()
     if begin.kind is Kind.STOP:

@@ -6,7 +6,7 @@ No test here runs on a GPU: `torch.cuda`'s figures are a stand-in's.
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from verifier.model.gpu_memory import (
     largest_steps,
 )
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
-from verifier.model.model_part import ModelPart, room_for_kv_blocks
+from verifier.model.model_part import ModelPart, room_for_part
 from verifier.model.ready_model import choose_max_model_len
 from verifier.model.transformers_model import TransformersModel
 from verifier.sampling.scored_rows import max_rows_per_step
@@ -390,10 +390,14 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
         checkpoint=checkpoint,
         device=GPU,
         attention=AttentionChoice(name="sdpa", block_size=16),
-        collectives=cast(Any, object()) if has_ranks else None,
     )
-    flags = {"max_num_seqs": 100, "max_num_batched_tokens": 200, "num_kv_blocks": num_kv_blocks}
-    blocks = room_for_kv_blocks(config_with(**flags), part)
+    config = config_with(
+        max_num_seqs=100,
+        max_num_batched_tokens=200,
+        num_kv_blocks=num_kv_blocks,
+        tensor_parallel_size=2 if has_ranks else 1,
+    )
+    blocks = room_for_part(config, part)
     block_bytes = checkpoint.kv_shape.block_bytes(16)
     if num_kv_blocks is not None:
         assert (blocks, made) == (7, [])

@@ -6,7 +6,7 @@ from verifier.config import VerifierConfig
 from verifier.model.fp8_weights import multiplies_in_fp8
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
-from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
+from verifier.model.model_part import assemble, choose_device, load_part, room_for_part
 from verifier.model.parity_probe import check_parity
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.tensor_parallel.leader import Leader
@@ -29,11 +29,11 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
     assert config.numerics != "strict", "refused by find_own or find_on_gpu"
     if leader is None:
         part = load_part(config, device=device, collectives=None)
-        num_kv_blocks = room_for_kv_blocks(config, part)
+        num_kv_blocks = room_for_part(config, part)
     else:
         part = load_part(config, device=device, collectives=leader.connect(device=device))
         elsewhere = leader.load_others(part.identity())
-        num_kv_blocks = min(elsewhere, room_for_kv_blocks(config, part))
+        num_kv_blocks = min(elsewhere, room_for_part(config, part))
     checkpoint = part.checkpoint
     max_model_len = choose_max_model_len(
         config,

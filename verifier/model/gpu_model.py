@@ -1,6 +1,5 @@
 """Whether this project's decoder for GPUs serves a model, and loads it then."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,13 +24,8 @@ from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
 from verifier.model.digests import begin_digest
 from verifier.model.gpu_check import check_decoder, reference_on
-from verifier.model.gpu_memory import PROFILE_BLOCKS, check_largest_steps, free_for_kv_bytes
-from verifier.model.memory import (
-    MEASURED_FRACTION,
-    UNMEASURED_FRACTION,
-    choose_num_kv_blocks,
-    free_memory_bytes,
-)
+from verifier.model.gpu_memory import check_largest_steps
+from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.sampling.rejection_sampler import AcceptanceRule
 
@@ -142,7 +136,7 @@ def load_on_gpu(
             weights, backend=backend, cache=cache, limits=limits, sampler=sampler, graphs=graphs
         )
 
-    num_kv_blocks = _room_for_kv_blocks(
+    num_kv_blocks = room_for_kv_blocks(
         config,
         device,
         lambda num_blocks: assembled(num_blocks, longest),
@@ -272,41 +266,3 @@ def _attention(
         head_dim=described.config.head_dim,
     )
     return choice, make_backend(choice, device=device, is_strict=config.numerics == "strict")
-
-
-def _room_for_kv_blocks(
-    config: VerifierConfig,
-    device: torch.device,
-    assembled: Callable[[int], GpuDecoder],
-    *,
-    model_limit: int,
-    block_size: int,
-    block_bytes: int,
-    vocab_size: int,
-    graph_bytes: int,
-) -> int:
-    """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    if device.type == "cuda":
-        fraction = MEASURED_FRACTION
-        free_bytes = free_for_kv_bytes(
-            config,
-            device,
-            lambda: assembled(PROFILE_BLOCKS),
-            model_limit=model_limit,
-            block_size=block_size,
-            block_bytes=block_bytes,
-            vocab_size=vocab_size,
-        )
-        free_bytes = max(0, free_bytes - graph_bytes)
-    else:
-        fraction, free_bytes = UNMEASURED_FRACTION, free_memory_bytes()
-    return choose_num_kv_blocks(
-        config,
-        model_limit=model_limit,
-        block_size=block_size,
-        block_bytes=block_bytes,
-        free_bytes=free_bytes,
-        default_fraction=fraction,
-    )

@@ -18,13 +18,7 @@ from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
 from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
-from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
-from verifier.model.memory import (
-    MEASURED_FRACTION,
-    UNMEASURED_FRACTION,
-    choose_num_kv_blocks,
-    free_memory_bytes,
-)
+from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.support import MIN_COMPUTE_CAPABILITY, MIN_FP8_COMPUTE_CAPABILITY
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
@@ -169,41 +163,16 @@ def _check_capability(gpu: int, quantization: str) -> None:
         )
 
 
-def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
-    """K/V blocks: the flag's, or as many as can be used and as memory has room for.
-
-    One process on a GPU measures its largest step first. Ranks cannot: a step needs all of them,
-    and each would wait for others that may still load.
-    """
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    model_limit = part.checkpoint.max_position_embeddings
-    block_bytes = part.checkpoint.kv_shape.block_bytes(part.block_size)
-    free_bytes: float
-    fraction = UNMEASURED_FRACTION
-    if part.device.type == "cpu":
-        # All ranks take from the same memory.
-        free_bytes = free_memory_bytes() / config.tensor_parallel_size
-    elif part.collectives is not None:
-        free_bytes = torch.cuda.mem_get_info(part.device)[0]
-    else:
-        fraction = MEASURED_FRACTION
-        free_bytes = free_for_kv_bytes(
-            config,
-            part.device,
-            lambda: assemble(part, num_kv_blocks=PROFILE_BLOCKS),
-            model_limit=model_limit,
-            block_size=part.block_size,
-            block_bytes=block_bytes,
-            vocab_size=part.checkpoint.vocab_size,
-        )
-    return choose_num_kv_blocks(
+def room_for_part(config: VerifierConfig, part: ModelPart) -> int:
+    """K/V blocks of a rank, or of the only process; see `room_for_kv_blocks`."""
+    return room_for_kv_blocks(
         config,
-        model_limit=model_limit,
+        part.device,
+        lambda num_blocks: assemble(part, num_kv_blocks=num_blocks),
+        model_limit=part.checkpoint.max_position_embeddings,
         block_size=part.block_size,
-        block_bytes=block_bytes,
-        free_bytes=free_bytes,
-        default_fraction=fraction,
+        block_bytes=part.checkpoint.kv_shape.block_bytes(part.block_size),
+        vocab_size=part.checkpoint.vocab_size,
     )
 
 
