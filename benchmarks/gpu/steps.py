@@ -130,6 +130,7 @@ async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
         [(longest, 1)] * most,
         [(context, 1 + NUM_DRAFTS)] * most,
         [(max(chunk, context), chunk)],
+        [(8 * longest, 1 + NUM_DRAFTS)],
     )
     backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
     pairs = [(case, name) for case in cases for name in backends if name != "auto"]

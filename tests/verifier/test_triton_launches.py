@@ -62,13 +62,7 @@ def attend(
             slot_mapping=indices,
             longest_k=longest_k,
         ),
-        tiles=tiles_of_step(
-            queries,
-            num_kv_heads=num_kv_heads,
-            longest_k=longest_k,
-            splitting=Splitting(),
-            is_strict=False,
-        ),
+        tiles=tiles_of_step(queries, is_strict=False),
         scaling=1.0,
         sliding_window=None,
         splitting=Splitting(),
@@ -105,33 +99,18 @@ def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends:
 
 @pytest.mark.parametrize("is_strict", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_only_steps_of_few_rows_have_small_tiles(dtype: torch.dtype, is_strict: bool) -> None:
-    """Of few tokens and, times the heads that share K/V, rows; and never under strict numerics."""
+def test_only_steps_of_few_tokens_have_small_tiles(dtype: torch.dtype, is_strict: bool) -> None:
+    """And never under strict numerics."""
     from verifier.attention.triton_paged import (
         FLOAT32_TILES,
         LARGE_TILES,
         SMALL_TILES,
-        Splitting,
         tiles_of_step,
     )
 
-    for group, num_tokens, is_small in (
-        (4, 1, True),
-        (4, 128, True),
-        (4, 129, False),
-        (8, 64, True),
-        (8, 65, False),
-        (1, 128, True),
-        (1, 512, False),
-        (4, 2048, False),
-    ):
-        tiles = tiles_of_step(
-            torch.empty((8 * group, num_tokens, 128), dtype=dtype, device=META),
-            num_kv_heads=8,
-            longest_k=4096,
-            splitting=Splitting(),
-            is_strict=is_strict,
-        )
+    for num_tokens, is_small in ((1, True), (8, True), (9, False), (512, False)):
+        queries = torch.empty((32, num_tokens, 128), dtype=dtype, device=META)
+        tiles = tiles_of_step(queries, is_strict=is_strict)
         if dtype is torch.float32:
             assert tiles is FLOAT32_TILES
         else:
@@ -139,11 +118,41 @@ def test_only_steps_of_few_rows_have_small_tiles(dtype: torch.dtype, is_strict: 
 
 
 @pytest.mark.parametrize("longest_k", [40_960, 131_072])
-def test_long_lengths_are_split_as_long_as_the_workspace_has_room(
+def test_long_lengths_are_split_where_few_sequences_would_leave_the_gpu_idle(
     attends: Launches, longest_k: int
 ) -> None:
-    """By large tiles, where the results of small ones would take too much."""
     for num_tokens in (8, 16, 24, 32, 64, 96):
         attend(num_tokens, longest_k=longest_k)
-        of_large = 4 * num_tokens * 32 * (longest_k // 512) * (128 + 2)
-        assert (attends.grids[-1][2] > 1) == (of_large <= 128 << 20), num_tokens
+        assert attends.grids[-1][2] > 1, num_tokens
+
+
+def test_the_results_of_splits_take_no_more_than_the_workspace(attends: Launches) -> None:
+    """Where they would, one program reads all splits."""
+    are_split = {}
+    for num_tokens in (64, 80, 96):
+        attend(num_tokens, longest_k=1 << 20)
+        are_split[num_tokens] = attends.grids[-1][2] > 1
+        if are_split[num_tokens]:
+            assert sum(each.nbytes for each in attends.arguments[-1][9:12]) <= 256 << 20
+    assert are_split == {64: True, 80: True, 96: False}
+
+
+@pytest.mark.parametrize(("split_tokens", "num_equal"), [(1, 1), (16, 2), (48, 3), (256, 32)])
+def test_splits_follow_one_another_and_double_in_size(split_tokens: int, num_equal: int) -> None:
+    from verifier.attention import triton_kernels
+
+    sizes = [split_tokens << (split // num_equal) for split in range(4 * num_equal)]
+    first = 0
+    for split, size in enumerate(sizes):
+        assert triton_kernels.start_of.fn(split, split_tokens, num_equal) == first
+        for position in {first, first + size // 2, first + size - 1}:
+            assert triton_kernels.split_at.fn(position, split_tokens, num_equal) == split
+        first += size
+
+
+def test_a_sequence_of_no_tokens_has_a_split() -> None:
+    """Tables of padding alone have a longest length of zero."""
+    from verifier.attention.triton_paged import LARGE_TILES, Splitting
+
+    counts = [Splitting().num_splits(n, LARGE_TILES) for n in (0, 1, 512, 513, 16_384, 16_385)]
+    assert counts == [1, 1, 1, 2, 32, 33]

@@ -19,6 +19,7 @@ from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import (
     LARGE_TILES,
+    SMALL_STEP_TOKENS,
     Splitting,
     TritonBackend,
     device_tables,
@@ -29,9 +30,9 @@ from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
 # Each program reads all splits of its rows; and each one split only. Splits far shorter than the
-# sequences here, unlike the default.
-TOGETHER = Splitting(split_tokens=32, enough_programs=0)
-APART = Splitting(split_tokens=32, enough_programs=1 << 30)
+# sequences here, unlike the default: from 32 tokens for the first two to 128.
+TOGETHER = Splitting(split_tokens=32, equal_splits=2, enough_programs=0)
+APART = Splitting(split_tokens=32, equal_splits=2, enough_programs=1 << 30)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 """Of results with values near 1: some roundings of the result's type."""
 
@@ -201,9 +202,12 @@ class World:
 
 
 def random_world(
-    seed: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    seed: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu", is_small: bool = False
 ) -> tuple[World, int | None]:
-    """Any mixture of decodes, drafts and chunks, and a window or none."""
+    """Any mixture of decodes, drafts and chunks, and a window or none.
+
+    `is_small`: no more tokens than a step of small tiles has.
+    """
     draw = random.Random(seed)
     sizes = Sizes(
         num_kv_heads=draw.choice([1, 2, 3]),
@@ -213,22 +217,31 @@ def random_world(
         dtype=dtype,
         device=device,
     )
-    entries = []
+    entries: list[Entry] = []
     for nth in range(draw.randint(1, 4)):
         num_queries = draw.choice([0, 1, 1, draw.randint(2, 9), draw.randint(10, 60)])
+        if is_small:
+            num_queries = min(num_queries, draw.choice([1, 4]), 7 - sum_of_queries(entries))
         computed = draw.choice([0, draw.randint(1, 70), draw.randint(70, 200)])
         entries.append(Entry(num_queries=num_queries, length=computed + num_queries, seed=nth))
     entries.append(Entry(num_queries=1, length=draw.randint(1, 150), seed=9))
     return World(sizes, entries, seed=seed), draw.choice([None, 1, 20, 50, 300])
 
 
+def sum_of_queries(entries: SequenceOf[Entry]) -> int:
+    return sum(entry.num_queries for entry in entries)
+
+
 def attention_is_that_of_the_definition(
     seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> None:
-    for splitting, is_strict in itertools.product((TOGETHER, APART), shapes_of_tiles(dtype)):
-        world, sliding_window = random_world(seed, dtype=dtype, device=device)
-        attended = world.attend(splitting, sliding_window=sliding_window, is_strict=is_strict)
-        world.check(attended, sliding_window=sliding_window)
+    for splitting, is_small in itertools.product((TOGETHER, APART), (False, True)):
+        world, sliding_window = random_world(seed, dtype=dtype, device=device, is_small=is_small)
+        if is_small:
+            assert sum_of_queries(world.entries) <= SMALL_STEP_TOKENS
+        world.check(
+            world.attend(splitting, sliding_window=sliding_window), sliding_window=sliding_window
+        )
 
 
 def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
@@ -240,7 +253,7 @@ def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> Non
     """Longer than one split of the default, in blocks of every size."""
     for block_size in (16, 256):
         sizes = Sizes(head_dim=64, dtype=dtype, device=device, block_size=block_size)
-        entries = [Entry(num_queries=3, length=1100), Entry(num_queries=20, length=600)]
+        entries = [Entry(num_queries=3, length=1100), Entry(num_queries=5, length=600)]
         for sliding_window, is_strict in itertools.product((None, 560), shapes_of_tiles(dtype)):
             world = World(sizes, entries)
             attended = world.attend(Splitting(), sliding_window=sliding_window, is_strict=is_strict)
@@ -266,7 +279,7 @@ def attention_is_that_of_sdpa(sliding_window: int | None) -> None:
 def a_softcap_is_that_of_the_definition(dtype: torch.dtype, device: str = "cpu") -> None:
     """Scores far over the cap, and near zero; in K/V that the model has written."""
     sizes = Sizes(num_kv_heads=2, group=3, head_dim=40, dtype=dtype, device=device)
-    num_queries = interpreted_cases(7, 20)
+    num_queries = interpreted_cases(5, 20)
     entries = [Entry(num_queries=3, length=90), Entry(num_queries=num_queries, length=61)]
     for scaling in (0.01, 30.0):
         for splitting, window in ((TOGETHER, 25), (APART, None)):
@@ -307,7 +320,7 @@ def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> 
     entries = [
         Entry(num_queries=1, length=100),
         Entry(num_queries=7, length=75),
-        # With it, the step has more rows than a small one.
+        # With it, the step has more tokens than a small one.
         Entry(num_queries=70, length=80),
         Entry(num_queries=0, length=40),
         Entry(num_queries=9, length=9),
@@ -366,11 +379,12 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
     """
     sizes = Sizes(head_dim=40, dtype=dtype, device=device)
     entries = [Entry(num_queries=1, length=70), Entry(num_queries=5, length=80)]
-    plain = World(sizes, entries)
-    expected = plain.attend(APART)
-    num_padded = 10
-    for filling in (torch.nan, torch.inf, 3.0):
-        for splitting in (TOGETHER, APART):
+    # As many tokens as a step of small tiles may have.
+    num_padded = SMALL_STEP_TOKENS - sum_of_queries(entries)
+    for is_strict in shapes_of_tiles(dtype):
+        plain = World(sizes, entries)
+        expected = plain.attend(APART, is_strict=is_strict)
+        for filling, splitting in itertools.product((torch.nan, torch.inf, 3.0), (TOGETHER, APART)):
             world = World(sizes, entries)
             num_rows = int(world.layout.cu_seqlens_q[-1])
             padded_table = torch.full((7, 20), 1 << 30, dtype=torch.int32, device=device)
@@ -388,7 +402,7 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
                 slot_mapping=torch.tensor(slots, device=device),
                 longest_k=300,
             )
-            backend = TritonBackend(device=world.device, splitting=splitting)
+            backend = TritonBackend(device=world.device, splitting=splitting, is_strict=is_strict)
             step = backend.prepare_tables(tables, world.cache)
             before = [blocks.clone() for blocks in world.cache.blocks(0)]
             rows = [

@@ -3,12 +3,13 @@
 Each kernel reads queries per sequence, sequence lengths and block tables on the device. The launch
 depends only on bounds of them, so a captured launch (a CUDA graph) can be replayed for other steps.
 
-Attention is computed by *splits*: split j of a sequence is positions [j * SPLIT, (j + 1) * SPLIT),
-whatever the batch. A row's splits are reduced one by one, each from nothing, and folded together in
-their order by `_fold`. One program does both for all splits of its rows, or several share the
-first, each some of the splits, and `combine` does the second. The operations on a row are the same,
-so its bits do not depend on that, nor on what else is in the batch. A key that a row does not see
-counts as exactly zero, so they do not depend on the other rows of its tile either.
+Attention is computed by *splits*, which begin at the same positions in every sequence: the first
+NUM_EQUAL of them have SPLIT tokens each, as many after them 2 * SPLIT, and so on. A row's splits
+are reduced one by one, each from nothing, and folded together in their order by `_fold`. One
+program does both for all splits of its rows, or several share the first, each some of the splits,
+and `combine` does the second. The operations on a row are the same, so its bits do not depend on
+that, nor on what else is in the batch. A key that a row does not see counts as exactly zero, so
+they do not depend on the other rows of its tile either.
 
 Shape legend: T rows of the step, B sequences, H heads, G key heads (GROUP = H / G), D = DIM, a
 power of two from DIM on is DIMS. A tile has ROWS rows: TILE_TOKENS tokens times the GROUP heads
@@ -95,6 +96,7 @@ def attend(
     TILE_TOKENS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    NUM_EQUAL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -121,8 +123,8 @@ def attend(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(first_position - window + 1, 0)
-    first_split = begin // SPLIT + tl.program_id(2)
-    end_split = (end + SPLIT - 1) // SPLIT
+    first_split = split_at(begin, SPLIT, NUM_EQUAL) + tl.program_id(2)
+    end_split = split_at(end - 1, SPLIT, NUM_EQUAL) + 1
     if first_split >= end_split:
         return
 
@@ -153,8 +155,8 @@ def attend(
         split_total = tl.zeros([ROWS], tl.float32)
         split_weighted = tl.zeros([ROWS, DIMS], tl.float32)
         # From the window's first tile of keys on.
-        low = tl.maximum(split * SPLIT, begin // TILE_KEYS * TILE_KEYS)
-        high = tl.minimum(split * SPLIT + SPLIT, end)
+        low = tl.maximum(start_of(split, SPLIT, NUM_EQUAL), begin // TILE_KEYS * TILE_KEYS)
+        high = tl.minimum(start_of(split + 1, SPLIT, NUM_EQUAL), end)
         for first_key in range(low, high, TILE_KEYS):
             key_positions = first_key + tl.arange(0, TILE_KEYS)
             is_key = key_positions < high
@@ -217,6 +219,7 @@ def combine(
     HEADS: tl.constexpr,
     DIMS: tl.constexpr,
     SPLIT: tl.constexpr,
+    NUM_EQUAL: tl.constexpr,
     UNROLLED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
@@ -229,8 +232,8 @@ def combine(
     position = tl.load(seq_lens + sequence) - tl.load(cu_seqlens_q + sequence + 1) + token
     first_split = 0
     if HAS_WINDOW:
-        first_split = tl.maximum(position - window + 1, 0) // SPLIT
-    end_split = position // SPLIT + 1
+        first_split = split_at(tl.maximum(position - window + 1, 0), SPLIT, NUM_EQUAL)
+    end_split = split_at(position, SPLIT, NUM_EQUAL) + 1
 
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, DIMS)
@@ -272,6 +275,26 @@ def _fold(top, total, weighted, other_top, other_total, other_weighted):
         total * kept + other_total * added,
         weighted * kept[:, None] + other_weighted * added[:, None],
     )
+
+
+@triton.jit
+def split_at(position, SPLIT: tl.constexpr, NUM_EQUAL: tl.constexpr):
+    """The split that a position lies in."""
+    first_split = 0
+    start = 0
+    size = SPLIT
+    while position >= start + size * NUM_EQUAL:
+        first_split += NUM_EQUAL
+        start += size * NUM_EQUAL
+        size *= 2
+    return first_split + (position - start) // size
+
+
+@triton.jit
+def start_of(split, SPLIT: tl.constexpr, NUM_EQUAL: tl.constexpr):
+    """The first position of a split; all of fewer tokens end before (size - SPLIT) * NUM_EQUAL."""
+    size = SPLIT << (split // NUM_EQUAL)
+    return (size - SPLIT) * NUM_EQUAL + split % NUM_EQUAL * size
 
 
 @triton.jit

@@ -28,8 +28,14 @@ MAX_PROGRAMS = 2048
 there may be; those that find nothing to do have to be started, too.
 """
 
-MAX_WORKSPACE_BYTES = 128 << 20
+MAX_WORKSPACE_BYTES = 256 << 20
 """For the results of splits; where they would take more, one program goes through all splits."""
+
+EQUAL_SPLITS = 32
+"""So many splits of a sequence have the tiles' `split_tokens`, as many after them twice as many
+tokens, and so on. Long sequences have splits enough for all programs without. In 256 equal ones,
+the results of 32 drafts took a quarter of the K/V's memory, and were written and read.
+"""
 
 _COMBINED_HEADS = 4
 _UNROLLED_SPLITS = 8
@@ -43,7 +49,7 @@ class Tiles:
         rows: of queries. 64 is the least that Hopper's matrix instructions take, 16 that of older
             ones, which Hopper has, too.
         keys: at most; fewer where shared memory is short.
-        split_tokens: of a sequence's K/V, reduced by themselves.
+        split_tokens: of a sequence's K/V, reduced by themselves; more from `EQUAL_SPLITS` on.
     """
 
     rows: int
@@ -57,28 +63,39 @@ LARGE_TILES = Tiles(rows=64, keys=64, split_tokens=512, num_stages=3)
 and each tile of keys waits for its own."""
 
 SMALL_TILES = Tiles(rows=16, keys=128, split_tokens=256, num_stages=2)
-"""For decodes and few drafts. More programs fit on a multiprocessor, and a single sequence has more
-of them, so more reads of K/V are under way."""
+"""For a few tokens. More programs fit on a multiprocessor, and a single sequence has more of them,
+so more reads of K/V are under way."""
 
 FLOAT32_TILES = Tiles(rows=16, keys=64, split_tokens=512, num_stages=3)
 """No tensor core multiplies float32 exactly."""
 
-SMALL_STEP_TOKENS, SMALL_STEP_ROWS = 128, 512
-"""A step that has no more tokens, nor rows (tokens times the heads that share K/V), is computed in
-small tiles, by what an H200 showed: docs/decisions/triton-attention.md.
+SMALL_STEP_TOKENS = 8
+"""A step that has no more tokens is computed in small tiles. More may be drafts of one sequence,
+whose K/V each small tile reads again: docs/decisions/triton-attention.md.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
-    """Among how many programs K/V is divided; the defaults are for GPUs. None of it changes bits,
-    but for `split_tokens`: None stands for that of the tiles.
+    """Among how many programs K/V is divided; the defaults are for GPUs. Of it, `split_tokens` and
+    `equal_splits` change bits.
+
+    Attributes:
+        split_tokens: None: those of the tiles.
     """
 
     split_tokens: int | None = None
+    equal_splits: int = EQUAL_SPLITS
     enough_programs: int = ENOUGH_PROGRAMS
     max_programs: int = MAX_PROGRAMS
     max_workspace_bytes: int = MAX_WORKSPACE_BYTES
+
+    def num_splits(self, num_tokens: int, tiles: Tiles) -> int:
+        """Of a sequence with so many tokens; one, if it has none."""
+        sizes = self.split_tokens or tiles.split_tokens, self.equal_splits
+        # As a function of Python, not as a kernel.
+        last: int = triton_kernels.split_at.fn(max(num_tokens - 1, 0), *sizes)
+        return last + 1
 
 
 class TritonBackend:
@@ -191,13 +208,7 @@ class TritonStep:
                 cached_keys,
                 cached_values,
                 self._tables,
-                tiles=tiles_of_step(
-                    queries,
-                    num_kv_heads=cached_keys.shape[2],
-                    longest_k=self._tables.longest_k,
-                    splitting=self._backend.splitting,
-                    is_strict=self._backend.is_strict,
-                ),
+                tiles=tiles_of_step(queries, is_strict=self._backend.is_strict),
                 scaling=scaling,
                 sliding_window=sliding_window,
                 softcap=softcap,
@@ -260,36 +271,10 @@ def write(
     return row_sums
 
 
-def tiles_of_step(
-    queries: torch.Tensor,
-    *,
-    num_kv_heads: int,
-    longest_k: int,
-    splitting: Splitting,
-    is_strict: bool,
-) -> Tiles:
-    """The tiles of a step with these queries [num_heads, T, head_dim], padding included.
-
-    Small tiles have twice as many splits: where the workspace has no room for the results of those,
-    large ones may still be split.
-    """
-    *others, smallest = tiles_of_all_steps(queries.dtype, is_strict=is_strict)
-    if not others:
-        return smallest
-    num_heads, num_tokens, head_dim = queries.shape
-    num_splits = -(-longest_k // (splitting.split_tokens or smallest.split_tokens))
-    is_small = (
-        num_tokens <= SMALL_STEP_TOKENS
-        and num_tokens * num_heads // num_kv_heads <= SMALL_STEP_ROWS
-        and _workspace_bytes(num_tokens, num_heads, num_splits, head_dim)
-        <= splitting.max_workspace_bytes
-    )
-    return smallest if is_small else others[0]
-
-
-def _workspace_bytes(num_tokens: int, num_heads: int, num_splits: int, head_dim: int) -> int:
-    """What the results of splits take: for each a top, a total and a sum of values, in float32."""
-    return 4 * num_tokens * num_heads * num_splits * (head_dim + 2)
+def tiles_of_step(queries: torch.Tensor, *, is_strict: bool) -> Tiles:
+    """The tiles of a step with these queries [num_heads, T, head_dim], padding included."""
+    tiles = tiles_of_all_steps(queries.dtype, is_strict=is_strict)
+    return tiles[-1] if queries.shape[1] <= SMALL_STEP_TOKENS else tiles[0]
 
 
 def tiles_of_all_steps(dtype: torch.dtype, *, is_strict: bool) -> tuple[Tiles, ...]:
@@ -332,7 +317,7 @@ def paged_attention(
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
     split_tokens = splitting.split_tokens or tiles.split_tokens
-    num_splits = max(-(-tables.longest_k // split_tokens), 1)
+    num_splits = splitting.num_splits(tables.longest_k, tiles)
     partial_shape = (num_rows, num_heads, num_splits)
     # Entries may be padding: there are no fewer tiles with queries than one sequence has.
     fewest_tiles = max(num_rows // tile_tokens, 1)
@@ -341,10 +326,9 @@ def paged_attention(
         -(-splitting.enough_programs // (fewest_tiles * num_kv_heads)),
         splitting.max_programs // (num_tiles * num_kv_heads),
     )
-    is_split = (
-        programs_per_tile > 1
-        and _workspace_bytes(*partial_shape, head_dim) <= splitting.max_workspace_bytes
-    )
+    # For each a top, a total and a sum of values, in float32.
+    workspace_bytes = 4 * math.prod(partial_shape) * (head_dim + 2)
+    is_split = programs_per_tile > 1 and workspace_bytes <= splitting.max_workspace_bytes
     if is_split:
         # Each by itself, so that all begin at multiples of 16 bytes: Triton compiles for that.
         tops = queries.new_empty(partial_shape, dtype=torch.float32)
@@ -387,6 +371,7 @@ def paged_attention(
         TILE_TOKENS=tile_tokens,
         TILE_KEYS=min(_tile_keys(tiles, dims, queries.dtype), split_tokens),
         SPLIT=split_tokens,
+        NUM_EQUAL=splitting.equal_splits,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0.0,
@@ -409,6 +394,7 @@ def paged_attention(
             HEADS=_COMBINED_HEADS,
             DIMS=dims,
             SPLIT=split_tokens,
+            NUM_EQUAL=splitting.equal_splits,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
             **options,

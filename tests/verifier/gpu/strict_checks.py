@@ -38,7 +38,7 @@ NUM_TOKENS = 90 if HAS_GPU else 22
 TEXT = some_tokens(NUM_TOKENS, 97)
 BLOCKS = list(range(64))
 # Shorter than the text, so that attention adds up several.
-SPLITTING = Splitting(split_tokens=16)
+SPLITTING = Splitting(split_tokens=16, equal_splits=2)
 
 
 @dataclass(frozen=True)
