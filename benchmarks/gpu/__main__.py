@@ -10,6 +10,7 @@ model computes all it must, and then the recorded text's next token is made the 
     load          a step of one layer of the small model: whether it can be loaded at all
     decode        a step over the time to read weights and K/V once at the speed of a copy
     verify        a step that verifies 8 drafts of each sequence over a plain one
+    long          the same at the end of texts of 100,000 tokens together, by two layers
     kernel        bytes of K/V per second of one layer's attention over those of a copy
     products      a layer's products: strict and FP8 over the others, by number of rows
     speculation   replayed code edits: speculation on over off

@@ -43,6 +43,9 @@ class Size:
     # Of the attention kernel: sequences and tokens of each.
     kernel: tuple[int, int]
     max_model_len: int
+    # The longest length of a model for long texts, and the tokens of one.
+    long_model_len: int
+    long_context: int
     max_num_batched_tokens: int
     max_new_tokens: int
     copied_bytes: int
@@ -61,6 +64,8 @@ FULL = Size(
     host_streams=64,
     kernel=(32, 8192),
     max_model_len=4096,
+    long_model_len=131_072,
+    long_context=100_000,
     max_num_batched_tokens=2048,
     max_new_tokens=128,
     copied_bytes=1 << 30,
@@ -77,6 +82,8 @@ ON_CPU = Size(
     host_streams=4,
     kernel=(2, 256),
     max_model_len=512,
+    long_model_len=2048,
+    long_context=1600,
     max_num_batched_tokens=256,
     max_new_tokens=32,
     copied_bytes=1 << 24,

@@ -31,6 +31,7 @@ ROWS: Mapping[str, RowPlan] = {
     "load": RowPlan(module="steps", function="measure_load", enough_s=2, most_s=20),
     "decode": RowPlan(module="steps", function="measure_decode", enough_s=60, most_s=120),
     "verify": RowPlan(module="steps", function="measure_verify", enough_s=20, most_s=60),
+    "long": RowPlan(module="steps", function="measure_long", enough_s=10, most_s=40),
     "kernel": RowPlan(module="steps", function="measure_kernel", enough_s=10, most_s=40),
     "products": RowPlan(module="products", function="measure", enough_s=10, most_s=40),
     "speculation": RowPlan(

@@ -91,16 +91,21 @@ TINY = Shape(
 )
 
 
-def one_layer(shape: Shape) -> Shape:
-    """The same model with its first layer alone."""
+def first_layers(
+    shape: Shape, num_layers: int, *, max_position_embeddings: int | None = None
+) -> Shape:
+    """The same model with its first layers alone, for texts of another length if one is given."""
 
     def config() -> PreTrainedConfig:
         config = shape.config()
-        config.num_hidden_layers = 1
-        config.layer_types = config.layer_types[:1]
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = config.layer_types[:num_layers]
+        if max_position_embeddings is not None:
+            config.max_position_embeddings = max_position_embeddings
         return config
 
-    return Shape(name=f"{shape.name}-one-layer", config=config)
+    return Shape(name=f"{shape.name}-layers-{num_layers}", config=config)
 
 
 def write_checkpoint(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.bench import Bench, counting_down, variant
-from benchmarks.gpu.shapes import one_layer
+from benchmarks.gpu.shapes import first_layers
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure, Variant
 from verifier.attention.backend import AttendsToTables
@@ -26,12 +26,14 @@ DECODE_GOAL = 1.25
 VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
 KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
+LONG_DRAFTS = 31
+_LONG_BLOCK_SIZE = 16
 
 
 async def measure_load(bench: Bench) -> AsyncIterator[Measure]:
     """Steps of one layer: what cannot be loaded or launched fails most rows, and says so first."""
     # So few blocks that the other models have the memory.
-    _, loaded = bench.loaded(one_layer(bench.size.small), num_kv_blocks=256)
+    _, loaded = bench.loaded(first_layers(bench.size.small, 1), num_kv_blocks=256)
     served, length = loaded.served, bench.size.max_model_len // 2
     prompt = ScheduledTokens(
         token_ids=[1] * length,
@@ -118,6 +120,40 @@ async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
     """One layer's attention by the backend that `auto` chooses."""
     batch, length = bench.size.kernel
     yield await _attention(bench, "kernel", "auto", [(length, 1)] * batch, KERNEL_GOAL)
+
+
+async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
+    """A step at the end of a long text that verifies drafts over a plain one."""
+    size = bench.size
+    shape = first_layers(size.large, 2, max_position_embeddings=size.long_model_len)
+    batches = {1: LONG_DRAFTS, 4: NUM_DRAFTS}
+    _, loaded = bench.loaded(
+        shape,
+        max_model_len=size.long_model_len,
+        block_size=_LONG_BLOCK_SIZE,
+        num_kv_blocks=size.long_model_len // _LONG_BLOCK_SIZE,
+    )
+    served = loaded.served
+    for num_left, (batch, num_drafts) in counting_down(list(batches.items())):
+        # In either case as much K/V is read.
+        length = size.long_context // batch
+        plain, verifying = (
+            _step(
+                bench,
+                f"{rows} rows each of {length} tokens",
+                step_layout([(length, rows)] * batch, served.block_size, served.num_kv_blocks),
+                loaded.model,
+            )
+            for rows in (1, 1 + num_drafts)
+        )
+        await bench.compare(verifying, plain, num_left=num_left)
+        yield bench.ratio(
+            "long",
+            f"step of {shape.name} at {length} tokens with {num_drafts} drafts each / without",
+            verifying,
+            plain,
+            note=f"longest length {size.long_model_len}",
+        )
 
 
 async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
