@@ -17,7 +17,7 @@ from servicekit.cores import available_cores
 
 FOLDER = "tests/gpu"
 # Most of the time goes to compiling kernels, one after the other.
-_MOST_PROCESSES = 12
+_MOST_PROCESSES = 16
 _BARE = ("-c", os.devnull, "--rootdir", str(REPOSITORY), "--noconftest", "--import-mode=importlib")
 
 

@@ -28,6 +28,7 @@ KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
 LONG_DRAFTS = 31
 _LONG_BLOCK_SIZE = 16
+_MOST_SEQUENCES = 1000
 
 
 async def measure_load(bench: Bench) -> AsyncIterator[Measure]:
@@ -280,7 +281,7 @@ def step_layout(
     from another one whose sequences have the same lengths.
     """
     scheduled, used = [], 0
-    for table_id, (length, rows) in enumerate(sequences, start=1):
+    for nth, (length, rows) in enumerate(sequences):
         needed = -(-length // block_size)
         scheduled.append(
             ScheduledTokens(
@@ -288,7 +289,7 @@ def step_layout(
                 draft_token_ids=[2 + row % 7 for row in range(rows - 1)],
                 num_computed_tokens=length - rows,
                 block_table=[(used + block) % num_blocks for block in range(needed)],
-                table_id=table_id,
+                table_id=length * _MOST_SEQUENCES + nth,
             )
         )
         used += needed

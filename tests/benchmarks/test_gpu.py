@@ -387,6 +387,9 @@ def test_a_steps_sequences_have_blocks_of_their_own() -> None:
     assert layout.seq_lens.tolist() == [40, 33]
     assert layout.positions.tolist() == [39, *range(24, 33)]
     assert layout.num_rows == 10
+    # A model that knows the tables of other lengths reads these anew.
+    others = [step_layout(each, 16, 99) for each in ([(160, 1)], [(40, 1)] * 4, [(80, 1)] * 2)]
+    assert len({table for other in others for table in other.table_ids}) == 7
     # With too few, they share.
     assert step_layout([(40, 1), (33, 1)], 16, 4).block_tables == [[0, 1, 2], [3, 0, 1]]
 
