@@ -186,17 +186,19 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
     backend = TritonBackend(device=META)
     queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
     blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
-    for has_window in (False, True):
+    # The last one's splits grow, as those of no window.
+    windows = (None, 1, 4096, 50_000)
+    for window in windows:
         for has_softcap in (False, True):
-            backend.compile(queries, blocks, blocks, has_window=has_window, has_softcap=has_softcap)
+            backend.compile(queries, blocks, blocks, sliding_window=window, has_softcap=has_softcap)
     attend(torch.bfloat16, head_dim=64, longest=3, window=None)  # the write, too
     different = len(compiled.different)
-    # Attend by one program and several, with a softcap, combine, each with a window and in tiles of
-    # each shape; write.
-    assert different == 21
+    # Attend by one program and several, with a softcap, combine, each without a window, with a
+    # short and a long one, and in tiles of each shape; write.
+    assert different == 31
     for num_sequences in (1, 2, 3, 4, 5, 16, 17, 129):
         for longest in (1, 16, 300, 1100, 8192):
-            for window in (None, 1, 4096):
+            for window in windows:
                 attend(
                     torch.bfloat16,
                     head_dim=64,

@@ -40,7 +40,12 @@ def attends(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def attend(
-    num_tokens: int, *, longest_k: int, num_heads: int = 32, device: torch.device = META
+    num_tokens: int,
+    *,
+    longest_k: int,
+    num_heads: int = 32,
+    sliding_window: int | None = None,
+    device: torch.device = META,
 ) -> None:
     """A step of a graph: as many entries as tokens; of sizes that lengths do not change."""
     from verifier.attention.triton_paged import Splitting, paged_attention, tiles_of_step
@@ -64,7 +69,7 @@ def attend(
         ),
         tiles=tiles_of_step(queries, is_strict=False),
         scaling=1.0,
-        sliding_window=None,
+        sliding_window=sliding_window,
         splitting=Splitting(),
     )
 
@@ -86,6 +91,14 @@ def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None
         assert attends.grids[-1][2] > 1, num_tokens
     attend(512, longest_k=4096)
     assert attends.grids[-1][2] == 1, "256 have work at least"
+
+
+def test_a_windows_programs_and_results_are_few(attends: Launches) -> None:
+    """Whatever the longest length."""
+    attend(8, longest_k=131_072, sliding_window=1024)
+    # Of 256 tokens, in small tiles.
+    assert attends.grids[-1][2] == 6
+    assert attends.arguments[-1][9].shape == (8, 32, 6)
 
 
 def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends: Launches) -> None:
@@ -150,9 +163,25 @@ def test_splits_follow_one_another_and_double_in_size(split_tokens: int, num_equ
         first += size
 
 
-def test_a_sequence_of_no_tokens_has_a_split() -> None:
-    """Tables of padding alone have a longest length of zero."""
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (0, [1, 1, 1, 2, 32, 33, 100]),
+        # A split more, since a window may begin in the midst of one.
+        (1, [1, 1, 1, 2, 2, 2, 2]),
+        (1024, [1, 1, 1, 2, 4, 4, 4]),
+        (16_384, [1, 1, 1, 2, 32, 33, 34]),
+        # A long window's splits grow, too.
+        (16_385, [1, 1, 1, 2, 32, 33, 100]),
+    ],
+)
+def test_a_tile_reads_few_splits(window: int, expected: list[int]) -> None:
+    """And one at least: tables of padding alone have a longest length of zero."""
     from verifier.attention.triton_paged import LARGE_TILES, Splitting
 
-    counts = [Splitting().num_splits(n, LARGE_TILES) for n in (0, 1, 512, 513, 16_384, 16_385)]
-    assert counts == [1, 1, 1, 2, 32, 33]
+    lengths = (0, 1, 512, 513, 16_384, 16_385, 131_072)
+    splits = [
+        Splitting().splits(each, LARGE_TILES, window=window, tile_tokens=16) for each in lengths
+    ]
+    assert [each.most_read for each in splits] == expected
+    assert all((each.num_equal == 32) == (window not in (1, 1024, 16_384)) for each in splits)

@@ -4,8 +4,9 @@ Each kernel reads queries per sequence, sequence lengths and block tables on the
 depends only on bounds of them, so a captured launch (a CUDA graph) can be replayed for other steps.
 
 Attention is computed by *splits*, which begin at the same positions in every sequence: the first
-NUM_EQUAL of them have SPLIT tokens each, as many after them 2 * SPLIT, and so on. A row's splits
-are reduced one by one, each from nothing, and folded together in their order by `_fold`. One
+NUM_EQUAL of them have SPLIT tokens each, as many after them 2 * SPLIT, and so on. With a window, a
+tile reads num_splits of them at most, so the results of split j lie at j % num_splits. A row's
+splits are reduced one by one, each from nothing, and folded together in their order by `_fold`. One
 program does both for all splits of its rows, or several share the first, each some of the splits,
 and `combine` does the second. The operations on a row are the same, so its bits do not depend on
 that, nor on what else is in the batch. A key that a row does not see counts as exactly zero, so
@@ -86,7 +87,7 @@ def attend(
     scale,  # of scores, times log2(e); with a softcap, divided by that instead
     softcap,  # times log2(e)
     window,  # tokens that a token sees, itself included; 0: all before it
-    num_splits,
+    num_splits,  # the most that a tile reads
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -187,7 +188,7 @@ def attend(
                 input_precision="ieee",
             )
         if IS_SPLIT:
-            places = out_rows * num_splits + split
+            places = out_rows * num_splits + split % num_splits
             tl.store(partial_tops + places, split_top, mask=is_row)
             tl.store(partial_totals + places, split_total, mask=is_row)
             tl.store(
@@ -247,8 +248,8 @@ def combine(
         # Several at once, so that their loads wait together. Past the last one: empty, which
         # changes nothing.
         for nth in tl.static_range(UNROLLED):
-            places = rows * num_splits + first + nth
-            is_split = is_head & (places < rows * num_splits + end_split)
+            places = rows * num_splits + (first + nth) % num_splits
+            is_split = is_head & (first + nth < end_split)
             split_top = tl.load(partial_tops + places, mask=is_split, other=float("-inf"))
             split_total = tl.load(partial_totals + places, mask=is_split, other=0.0)
             split_weighted = tl.load(

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ tokens, and so on. Long sequences have splits enough for all programs without. I
 the results of 32 drafts took a quarter of the K/V's memory, and were written and read.
 """
 
+# As `num_equal`: no text is longer than so many splits.
+_ALL_EQUAL = 1 << 20
 _COMBINED_HEADS = 4
 _UNROLLED_SPLITS = 8
 
@@ -90,12 +93,34 @@ class Splitting:
     max_programs: int = MAX_PROGRAMS
     max_workspace_bytes: int = MAX_WORKSPACE_BYTES
 
-    def num_splits(self, num_tokens: int, tiles: Tiles) -> int:
-        """Of a sequence with so many tokens; one, if it has none."""
-        sizes = self.split_tokens or tiles.split_tokens, self.equal_splits
+    def splits(self, longest_k: int, tiles: Tiles, *, window: int, tile_tokens: int) -> "Splits":
+        """Of sequences with so many tokens at most.
+
+        Args:
+            window: tokens that a token sees; 0: all before it.
+            tile_tokens: of a tile's queries.
+        """
+        tokens = self.split_tokens or tiles.split_tokens
+        if 0 < window <= self.equal_splits * tokens:
+            # Few are read wherever the window is, so they need not grow.
+            most_read = -(-(window + tile_tokens) // tokens) + 1
+            return Splits(tokens, _ALL_EQUAL, max(1, min(most_read, -(-longest_k // tokens))))
         # As a function of Python, not as a kernel.
-        last: int = triton_kernels.split_at.fn(max(num_tokens - 1, 0), *sizes)
-        return last + 1
+        last: int = triton_kernels.split_at.fn(max(longest_k - 1, 0), tokens, self.equal_splits)
+        return Splits(tokens, self.equal_splits, last + 1)
+
+
+class Splits(NamedTuple):
+    """How K/V is divided.
+
+    Attributes:
+        tokens: of each of the first `num_equal` splits; as many after them have twice as many.
+        most_read: the most splits that a tile reads.
+    """
+
+    tokens: int
+    num_equal: int
+    most_read: int
 
 
 class TritonBackend:
@@ -116,8 +141,8 @@ class TritonBackend:
         self.device = device
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
-        # For which layers all kernels are compiled: with a window or without, so with a softcap.
-        self._compiled: set[tuple[bool, bool]] = set()
+        # For which layers all kernels are compiled: by window, and with a softcap or without.
+        self._compiled: set[tuple[int | None, bool]] = set()
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
@@ -133,14 +158,14 @@ class TritonBackend:
         cached_keys: torch.Tensor,
         cached_values: torch.Tensor,
         *,
-        has_window: bool,
+        sliding_window: int | None,
         has_softcap: bool,
     ) -> None:
         """At the first step, which is the check of the model when it is loaded, runs the kernels of
         one program per sequence and those of several, for one token, in tiles of each shape. So no
         request waits for the compiler.
         """
-        if (has_window, has_softcap) in self._compiled:
+        if (sliding_window, has_softcap) in self._compiled:
             return
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
@@ -162,11 +187,11 @@ class TritonBackend:
                     tables,
                     tiles=tiles,
                     scaling=1.0,
-                    sliding_window=1 if has_window else None,
+                    sliding_window=sliding_window,
                     softcap=1.0 if has_softcap else 0.0,
                     splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
                 )
-        self._compiled.add((has_window, has_softcap))
+        self._compiled.add((sliding_window, has_softcap))
 
 
 class TritonStep:
@@ -200,7 +225,7 @@ class TritonStep:
                 queries,
                 cached_keys,
                 cached_values,
-                has_window=sliding_window is not None,
+                sliding_window=sliding_window,
                 has_softcap=softcap > 0.0,
             )
             return paged_attention(
@@ -316,13 +341,13 @@ def paged_attention(
     tile_rows = max(tiles.rows, _power_of_two(group))
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
-    split_tokens = splitting.split_tokens or tiles.split_tokens
-    num_splits = splitting.num_splits(tables.longest_k, tiles)
-    partial_shape = (num_rows, num_heads, num_splits)
+    window = sliding_window or 0
+    splits = splitting.splits(tables.longest_k, tiles, window=window, tile_tokens=tile_tokens)
+    partial_shape = (num_rows, num_heads, splits.most_read)
     # Entries may be padding: there are no fewer tiles with queries than one sequence has.
     fewest_tiles = max(num_rows // tile_tokens, 1)
     programs_per_tile = min(
-        num_splits,
+        splits.most_read,
         -(-splitting.enough_programs // (fewest_tiles * num_kv_heads)),
         splitting.max_programs // (num_tiles * num_kv_heads),
     )
@@ -336,7 +361,6 @@ def paged_attention(
         sums = queries.new_empty((*partial_shape, head_dim), dtype=torch.float32)
     else:
         tops = totals = sums = output  # never used
-    window = sliding_window or 0
     dims = max(_power_of_two(head_dim), 16)
     # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
@@ -361,7 +385,7 @@ def paged_attention(
         scaling / softcap if softcap else scaling * math.log2(math.e),
         softcap * math.log2(math.e),
         window,
-        num_splits,
+        splits.most_read,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         DIM=head_dim,
@@ -369,9 +393,9 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         ROWS=tile_rows,
         TILE_TOKENS=tile_tokens,
-        TILE_KEYS=min(_tile_keys(tiles, dims, queries.dtype), split_tokens),
-        SPLIT=split_tokens,
-        NUM_EQUAL=splitting.equal_splits,
+        TILE_KEYS=min(_tile_keys(tiles, dims, queries.dtype), splits.tokens),
+        SPLIT=splits.tokens,
+        NUM_EQUAL=splits.num_equal,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0.0,
@@ -388,13 +412,13 @@ def paged_attention(
             tables.seq_lens,
             output,
             window,
-            num_splits,
+            splits.most_read,
             NUM_HEADS=num_heads,
             DIM=head_dim,
             HEADS=_COMBINED_HEADS,
             DIMS=dims,
-            SPLIT=split_tokens,
-            NUM_EQUAL=splitting.equal_splits,
+            SPLIT=splits.tokens,
+            NUM_EQUAL=splits.num_equal,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
             **options,
