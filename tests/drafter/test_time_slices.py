@@ -161,6 +161,21 @@ async def test_a_slice_measures_how_long_it_was_held_back() -> None:
     assert live.held_back_s == 0.0
 
 
+async def test_the_duration_of_a_batch_leaves_out_how_long_it_was_held_back() -> None:
+    local, clock = LocalDrafter(), FakeClock()
+    slices = local.engine.slices = TimeSlices(clock=clock)
+    long = pb.SequenceDelta(sequence_id="a", token_ids=range(1000))
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(slices.bulk())
+        waiting = asyncio.create_task(local.exchange(pb.ProposeRequest(sequences=[long])))
+        await asyncio.sleep(0)
+        # By this clock alone, which measures the wait.
+        clock.now_s += 3600
+        await first.aclose()
+        await waiting
+    assert local.batch.duration_s < 0
+
+
 async def first_slice(slices: TimeSlices) -> TimeSlice:
     async with slices.bulk() as time_slice:
         return time_slice
