@@ -10,7 +10,7 @@ import pytest
 
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.batch.wire import MAX_TOKENS_PER_DELTA
-from drafter.budgets import COOL_DOWN_S, SLICE_S
+from drafter.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import live_batch, replay
 from tests.drafter.drafter_pair import LocalDrafter
@@ -193,6 +193,19 @@ async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() ->
             await time_slice.pause()
             over.append(time_slice.is_over)
             assert over == [False, True, False]
+
+
+async def test_bulk_is_held_back_only_while_traffic_is_live() -> None:
+    clock = FakeClock()
+    slices = TimeSlices(clock=clock)
+    slices.end_bulk_slice()
+    assert slices.is_cool
+    slices.live()
+    slices.end_bulk_slice()
+    assert not slices.is_cool
+    clock.now_s += LIVE_FOR_S
+    slices.end_bulk_slice()
+    assert slices.is_cool
 
 
 async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:
