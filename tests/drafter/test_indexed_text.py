@@ -73,6 +73,23 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     assert text.allocated_bytes <= max_bytes
 
 
+@pytest.mark.parametrize("tie", Tie)
+def test_a_text_whose_ngrams_are_all_entered_occupies_no_more_than_its_bound(tie: Tie) -> None:
+    """As much as a table can hold per token: one size, and no n-gram twice."""
+    params = NgramParams(min_ngram=2, max_ngram=2, tie=tie)
+    for max_bytes in [*range(1_800, 9_000, 60), *range(60_000, 400_000, 20_000)]:
+        num_tokens = tokens_that_fit(params, max_bytes)
+        if num_tokens < 0:
+            continue
+        text = IndexedText(params=params, max_tokens=num_tokens)
+        tokens = np.arange(num_tokens, dtype=np.uint32)
+        for start in range(0, num_tokens, 8000):
+            text.append(tokens[start : start + 8000])
+            propose_for([text], [0])
+        text.check_integrity()
+        assert text.allocated_bytes <= max_bytes
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(
     parts=st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8),
