@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import drafter.batch.indexer
@@ -25,6 +26,7 @@ from drafter.budgets import (
 )
 from drafter.history.history import History
 from drafter.ngram.index import BUDGET_SPENT
+from drafter.ngram.text import HASH_BASE
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import replay
 from tests.drafter.drafter_pair import LocalDrafter
@@ -308,6 +310,20 @@ async def test_a_live_batch_waits_for_no_second_step_of_a_long_text(
         assert num_steps == step
         clock.now_s += COOL_DOWN_S
     await local.engine.indexer.close()
+
+
+async def test_a_step_of_the_indexer_enters_no_more_ngrams_than_it_may() -> None:
+    local = LocalDrafter()
+    await local.engine.indexer.close()
+    # A text that repeats: n-grams of every size are entered, and no table grows.
+    for part in replay("a", list(range(64)) * 200):
+        await local.exchange(pb.ProposeRequest(sequences=[part]))
+    history = local.histories["a"]
+    records, slots = local.drafter.store.table.records, np.array([history.slot])
+    statuses = np.empty(1, dtype=np.int64)
+    index_texts(records, slots, HASH_BASE, NGRAMS_PER_STEP, statuses)
+    assert statuses[0] == BUDGET_SPENT
+    assert 0 < history.length - history.num_unindexed <= NGRAMS_PER_STEP
 
 
 async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
