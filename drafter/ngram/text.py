@@ -183,6 +183,7 @@ class IndexedText:
             return
         words = _slot_bytes(self.params) // 4
         for index, chunks in enumerate(self._chunks):
+            assert all(len(chunk) <= CHUNK_SLOTS * words for chunk in chunks)
             entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)
             assert entries == self._words[_word(index, ngram_table.ENTRIES)]
 
@@ -209,7 +210,7 @@ class IndexedText:
         slots *= 2
         while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
             slots *= 2
-        return min(slots, CHUNK_SLOTS)
+        return slots
 
     def _double_directories(self) -> None:
         self._directory_capacity *= 2

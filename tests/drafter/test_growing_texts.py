@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.drafter_texts import Call
 from drafter.budgets import MAX_UNINDEXED
 from drafter.ngram import table as ngram_table
+from drafter.ngram.draft import SCANNED_DRAFT_WORDS
+from drafter.ngram.index import MUST_SCAN
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText
+from servicekit.kernels.memory import address_of
 from tests.drafter import brute_force
-from tests.drafter.texts import MAX_TOKENS, propose_for
+from tests.drafter.texts import KMP, MAX_TOKENS, propose_for, text_of
 from tests.volume import examples
 
 OPTION_PAIRS = list(itertools.product(Overlap, Tie))
@@ -165,6 +169,22 @@ def test_index_and_scan_agree_where_tables_have_many_chunks(overlap: Overlap, ti
         > 10
     )
     assert num_long > 20
+
+
+def test_a_scan_begins_anew_when_its_text_has_grown() -> None:
+    """Where another stream lengthens a text between two calls."""
+    text = text_of([*range(200), 3, 4], KMP)
+    progress = np.zeros((1, SCANNED_DRAFT_WORDS), dtype=np.int64)
+
+    def scan_on() -> Call:
+        scans = np.array([address_of(progress)])
+        return Call([text], [2], scans=scans, budget=1).run()
+
+    assert scan_on().statuses[0] == MUST_SCAN
+    text.append(np.array([190, 191], dtype=np.uint32))  # which the scan has passed
+    while (call := scan_on()).statuses[0] == MUST_SCAN:
+        pass
+    assert call.draft(0) == ([192, 193], 2)
 
 
 def test_hashes_that_collide_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from benchmarks.drafter_texts import Call
 from drafter.budgets import NGRAMS_PER_ANSWER
-from drafter.ngram.index import DONE
+from drafter.ngram.index import BLOCK, BUDGET_SPENT, DONE, MUST_SCAN
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.propose import SCANNED_PER_ENTRY
 from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES
 from drafter.ngram.text import IndexedText, tokens_that_fit
-from tests.drafter.texts import MAX_TOKENS, propose_for, text_of
+from tests.drafter.texts import KMP, MAX_TOKENS, propose_for, text_of
 from tests.volume import cases, examples
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,23 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
         propose_for([text], [0])
     text.check_integrity()
     assert text.allocated_bytes <= max_bytes
+
+
+@pytest.mark.parametrize("tie", Tie)
+def test_a_text_whose_ngrams_are_all_entered_occupies_no_more_than_its_bound(tie: Tie) -> None:
+    """As much as a table can hold per token: one size, and no n-gram twice."""
+    params = NgramParams(min_ngram=2, max_ngram=2, tie=tie)
+    for max_bytes in [*range(1_800, 9_000, 60), *range(60_000, 400_000, 20_000)]:
+        num_tokens = tokens_that_fit(params, max_bytes)
+        if num_tokens < 0:
+            continue
+        text = IndexedText(params=params, max_tokens=num_tokens)
+        tokens = np.arange(num_tokens, dtype=np.uint32)
+        for start in range(0, num_tokens, 8000):
+            text.append(tokens[start : start + 8000])
+            propose_for([text], [0])
+        text.check_integrity()
+        assert text.allocated_bytes <= max_bytes
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -250,3 +268,25 @@ def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls()
     assert call.statuses[:3].all(), "these need many calls"
     assert call.statuses[3] == DONE
     assert call.draft_lengths[3] == 3
+
+
+def test_the_budget_of_a_call_is_for_all_of_its_texts() -> None:
+    texts = [text_of(range(5000), NgramParams()) for _ in range(4)]
+    Call(texts, [0] * 4).run()
+    num_indexed = sum(text.length - text.num_unindexed for text in texts)
+    assert num_indexed <= NGRAMS_PER_ANSWER + BLOCK
+
+
+def test_scans_count_in_the_budget_of_a_call() -> None:
+    texts = [text_of(range(4000), KMP) for _ in range(3)]
+    call = Call(texts, [8] * 3, budget=4800 // SCANNED_PER_ENTRY).run()
+    assert call.statuses.tolist() == [DONE, MUST_SCAN, BUDGET_SPENT]
+
+
+def test_further_matches_of_chained_drafts_count_in_the_budget_of_a_call() -> None:
+    params = NgramParams(min_ngram=1, overlap=Overlap.ALLOWED, tie=Tie.LATEST, chained=True)
+    texts = [text_of([7] * 50, params) for _ in range(2)]
+    propose_for(texts, [0, 0])
+    call = Call(texts, [30, 30], budget=100).run()
+    assert call.statuses.tolist() == [DONE, BUDGET_SPENT]
+    assert call.draft(0)[0] == [7] * 30

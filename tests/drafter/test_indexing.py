@@ -1,23 +1,36 @@
 """The background indexer: which texts are left to it, and in which order it indexes them."""
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import drafter.batch.indexer
 from drafter.batch.answer import index_texts
 from drafter.batch.batch import Batch
 from drafter.batch.indexer import Indexer
-from drafter.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
+from drafter.batch.time_slices import TimeSlices
+from drafter.budgets import (
+    COOL_DOWN_S,
+    FED_AT_ONCE,
+    GROWTH_S,
+    MAX_AWAITED_NGRAMS,
+    MIN_UNINDEXED,
+    NGRAMS_PER_LONG_STEP,
+    NGRAMS_PER_STEP,
+)
 from drafter.history.history import History
 from drafter.ngram.index import BUDGET_SPENT
+from drafter.ngram.text import HASH_BASE
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import replay
 from tests.drafter.drafter_pair import LocalDrafter
-from tests.drafter.running_drafter import StartDrafter, exchange
+from tests.drafter.running_drafter import FakeClock, StartDrafter, exchange
 
 
 async def test_text_without_a_draft_request_is_answered_at_once_and_indexed_in_the_background(
@@ -263,3 +276,137 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
             await asyncio.sleep(0)
     assert local.engine.indexer.has_work
     await local.engine.indexer.close()
+
+
+async def test_a_live_batch_waits_for_no_second_step_of_a_long_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither when the indexer is done waiting, nor while there are short tails."""
+    local, clock = LocalDrafter(), FakeClock()
+    slices = local.engine.indexer._slices = TimeSlices(clock=clock)
+    slices.live()
+    num_steps = 0
+
+    def count(records: Any, slots: Any, base: Any, budget: int, statuses: Any) -> None:
+        nonlocal num_steps
+        num_steps += budget == NGRAMS_PER_LONG_STEP
+        index_texts(records, slots, base, budget, statuses)
+
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", count)
+    is_cooling = asyncio.Event()
+    cool_down = slices.cool_down
+
+    async def record_and_cool_down() -> None:
+        is_cooling.set()
+        await cool_down()
+
+    monkeypatch.setattr(slices, "cool_down", record_and_cool_down)
+    for part in replay("long", range(30_000)):
+        await local.exchange(pb.ProposeRequest(sequences=[part]))
+    for step in range(1, 4):
+        for _ in range(3):
+            is_cooling.clear()
+            await asyncio.wait_for(is_cooling.wait(), 10)
+        assert num_steps == step
+        clock.now_s += COOL_DOWN_S
+    await local.engine.indexer.close()
+
+
+async def test_a_step_of_the_indexer_enters_no_more_ngrams_than_it_may() -> None:
+    local = LocalDrafter()
+    await local.engine.indexer.close()
+    # A text that repeats: n-grams of every size are entered, and no table grows.
+    for part in replay("a", list(range(64)) * 200):
+        await local.exchange(pb.ProposeRequest(sequences=[part]))
+    history = local.histories["a"]
+    records, slots = local.drafter.store.table.records, np.array([history.slot])
+    statuses = np.empty(1, dtype=np.int64)
+    index_texts(records, slots, HASH_BASE, NGRAMS_PER_STEP, statuses)
+    assert statuses[0] == BUDGET_SPENT
+    assert 0 < history.length - history.num_unindexed <= NGRAMS_PER_STEP
+
+
+async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalDrafter()
+    names = [f"{i}" for i in range(4)]
+    for base, count in ((0, 40), (40, 200)):
+        deltas = [
+            pb.SequenceDelta(
+                sequence_id=name, base_length=base, token_ids=range(base, base + count)
+            )
+            for name in names
+        ]
+        await local.exchange(pb.ProposeRequest(sequences=deltas))
+    calls: list[str] = []
+    grow_table = local.drafter.store.grow_table
+
+    def index(*arguments: Any) -> None:
+        calls.append("index")
+        index_texts(*arguments)
+
+    def grow_slowly(history: History, index: int) -> None:
+        calls.append("grow")
+        grow_table(history, index)
+        time.sleep(1.1 * GROWTH_S)
+
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", index)
+    monkeypatch.setattr(local.drafter.store, "grow_table", grow_slowly)
+    await local.settle()
+    assert calls.count("grow") >= len(names)
+    assert ("grow", "grow") not in itertools.pairwise(calls)
+
+
+async def test_others_have_their_turns_while_many_sequences_feed_their_pools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalDrafter()
+    num_fed = 0
+
+    def feed(history: History) -> None:
+        nonlocal num_fed
+        num_fed += 1
+
+    monkeypatch.setattr(local.engine.pools, "feed", feed)
+    params = pb.NgramParams(pool_id="p", pool_feed_tokens=16, pool_keep=pb.KEEP_ALL)
+    count = 4 * FED_AT_ONCE
+    deltas = [
+        pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(20), params=params)
+        for i in range(count)
+    ]
+    await local.exchange(pb.ProposeRequest(sequences=deltas))
+    fed_before = 0
+    while num_fed < count:
+        await asyncio.sleep(0)
+        assert num_fed - fed_before <= FED_AT_ONCE
+        fed_before = num_fed
+
+
+async def test_there_is_one_task_however_many_batches_leave_work() -> None:
+    local = LocalDrafter()
+    tasks = set()
+    for id_ in "abc":
+        delta = pb.SequenceDelta(sequence_id=id_, token_ids=range(100))
+        await local.exchange(pb.ProposeRequest(sequences=[delta]))
+        tasks.add(local.engine.indexer.task)
+    assert len(tasks) == 1
+    await local.settle()
+
+
+async def test_the_indexer_goes_on_after_a_failure_where_a_text_was_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = LocalDrafter()
+
+    def fail_for_empty_slots(records: Any, slots: Any, *rest: Any) -> None:
+        if any(local.drafter.store.by_slot[slot] is None for slot in slots.tolist()):
+            raise MemoryError
+        index_texts(records, slots, *rest)
+
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_empty_slots)
+    deltas = [pb.SequenceDelta(sequence_id=id_, token_ids=range(100)) for id_ in "ab"]
+    await local.exchange(pb.ProposeRequest(sequences=deltas))
+    local.drafter.store.release("a")
+    await local.settle()
+    assert local.histories["b"].num_unindexed == 0

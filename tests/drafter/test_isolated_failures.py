@@ -99,6 +99,34 @@ async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
     assert running.log == []
 
 
+async def test_rows_that_a_kernel_answered_before_it_failed_keep_their_answers(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_after_answering(*arguments: Any) -> int:
+        answer_rows(*arguments)
+        raise MemoryError
+
+    running = await start_drafter()
+    stream = running.open_stream()
+    await exchange(stream, step(0, 20, "a", "b"))
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_after_answering)
+    response = await exchange(stream, step(20, 5, "a", "unknown", "b"))
+    [a, unknown, b] = response.proposals
+    assert list(a.token_ids) == list(b.token_ids) == [4, 5]
+    assert unknown.status == pb.STATUS_OUT_OF_SYNC
+    assert running.log == []
+
+
+async def test_a_failure_of_a_text_that_is_gone_forgets_no_new_one_of_its_id() -> None:
+    local = LocalDrafter()
+    await local.append("a", 0, [1, 2])
+    gone = local.histories["a"]
+    local.drafter.store.release("a")
+    await local.append("a", 0, [3, 4])
+    local.engine._forget(gone)
+    assert local.histories["a"].token_ids.tolist() == [3, 4]
+
+
 async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

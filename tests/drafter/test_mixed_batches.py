@@ -13,6 +13,7 @@ import drafter.batch.indexer
 from drafter.batch import wire
 from drafter.batch.answer import answer_rows
 from drafter.batch.scan import SLOT
+from drafter.batch.scan import TEXT as TEXT_AT
 from drafter.batch.time_slices import TimeSlice
 from drafter.budgets import FORGOTTEN_AT_ONCE
 from drafter.history.history import History
@@ -308,6 +309,54 @@ async def test_more_sequences_may_expire_than_are_forgotten_at_once() -> None:
     response = await local.exchange(request_of(delta(names[-1], len(TEXT), [1])))
     assert [p.status for p in response.proposals] == [pb.STATUS_OUT_OF_SYNC]
     assert 0 < local.drafter.store.num_sequences < 2 * FORGOTTEN_AT_ONCE
+
+
+async def test_a_text_whose_index_moves_for_its_own_answer_is_read_where_it_is_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory at its old address may be used by others."""
+    local = LocalDrafter()
+    params = pb.NgramParams(min_ngram=2, max_ngram=2)
+    await local.exchange(request_of(delta("a", 0, range(6_000), 0, params=params)))
+    await local.settle()
+    history = local.histories["a"]
+    addresses = []
+
+    def record_and_answer(rows: Any, *rest: Any) -> int:
+        assert rows[0, TEXT_AT] == history.address
+        addresses.append(history.address)
+        return answer_rows(rows, *rest)
+
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", record_and_answer)
+    [proposal] = (
+        await local.exchange(request_of(delta("a", 6_000, [*range(6_000, 8_000), 5, 6], 2)))
+    ).proposals
+    assert list(proposal.token_ids) == [7, 8]
+    assert len(set(addresses)) == 2
+
+
+async def test_each_batch_of_a_stream_scans_for_its_own_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In several calls, between which the progress of the scan is kept."""
+    monkeypatch.setattr(drafter.batch.engine, "NGRAMS_PER_ANSWER", 1)
+    local = LocalDrafter()
+    params = pb.NgramParams(algorithm=pb.ALGORITHM_KMP)
+    await local.exchange(request_of(delta("a", 0, range(200), 0, params=params)))
+    for base_length, token_ids in ((200, [3, 4, 5]), (203, [60, 61])):
+        asked = local.exchange(request_of(delta("a", base_length, token_ids, 2)))
+        [proposal] = (await asyncio.wait_for(asked, 10)).proposals
+        assert list(proposal.token_ids) == [token_ids[-1] + 1, token_ids[-1] + 2]
+
+
+async def test_refusals_of_earlier_batches_take_no_memory() -> None:
+    """A stream has one batch as long as it lives."""
+    local = LocalDrafter()
+    sizes = set()
+    for _ in range(3):
+        await local.exchange(request_of(delta("unknown", 3, [1])))
+        sizes.add(len(local.batch._refusals))
+    assert len(sizes) == 1
 
 
 async def test_an_answered_batch_keeps_no_released_text_in_memory() -> None:

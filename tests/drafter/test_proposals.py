@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.drafter_texts import Call
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.table import ACCEPTED_DISTANCE
 from tests.drafter import brute_force
-from tests.drafter.texts import propose, propose_for, text_of
+from tests.drafter.texts import KMP, propose, propose_for, text_of
 from tests.volume import examples
 
 GOLDEN_TRACE = Path(__file__).parents[1] / "data" / "golden_trace.json"
@@ -191,6 +193,24 @@ def test_buffer_contents_beyond_the_known_tokens_are_never_read(
     text = text_of([1, 2, 3, 1, 2], NgramParams(algorithm=algorithm))
     text.buffer[text.length :] = 3
     assert propose_for([text], [30]) == [([3, 1, 2], 2)]
+
+
+def test_a_draft_that_is_asked_for_twice_is_not_accepted_by_what_lies_beyond_the_text() -> None:
+    text = text_of([1, 2, 3, 1, 2], NgramParams(tie=Tie.LONGEST))
+    text.buffer[text.length :] = 3
+    for _ in range(2):
+        assert propose_for([text], [1]) == [([3], 2)]
+    assert text._words[ACCEPTED_DISTANCE] == 0
+    text.append(np.array([3], dtype=np.uint32))
+    propose_for([text], [1])
+    assert text._words[ACCEPTED_DISTANCE] == 3
+
+
+def test_each_scanned_text_of_a_call_has_its_own_draft() -> None:
+    """Of texts of one length, in a call that keeps no progress of scans."""
+    texts = [text_of([k, k + 1, k + 2, k, k + 1], KMP) for k in (0, 10, 20)]
+    call = Call(texts, [3] * 3).run()
+    assert [call.draft(i) for i in range(3)] == [([k + 2, k, k + 1], 2) for k in (0, 10, 20)]
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

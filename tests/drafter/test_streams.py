@@ -299,6 +299,39 @@ async def test_every_pause_is_between_hold_and_refresh(
         assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
 
 
+async def test_a_batch_may_pause_after_each_table_that_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table takes up to a tenth of a slice, and a batch may have thousands of texts."""
+    local = LocalDrafter()
+    await local.engine.indexer.close()  # all texts are indexed for their answers
+    names = [f"{i}" for i in range(4)]
+    for step, count in ((0, 40), (40, 240)):
+        tokens = range(step, step + count)
+        deltas = [delta(name, step, tokens, 0) for name in names]
+        await local.exchange(pb.ProposeRequest(sequences=deltas))
+    calls: list[str] = []
+    grow_table, pause = local.drafter.store.grow_table, TimeSlice.pause
+
+    def record_growth(*arguments: Any) -> None:
+        calls.append("grow")
+        grow_table(*arguments)
+
+    async def record_pause(time_slice: TimeSlice) -> None:
+        calls.append("pause")
+        await pause(time_slice)
+
+    monkeypatch.setattr(local.drafter.store, "grow_table", record_growth)
+    monkeypatch.setattr(TimeSlice, "pause", record_pause)
+    monkeypatch.setattr(TimeSlice, "is_over", True)
+    deltas = [delta(name, 280, [5, 6], 2) for name in names]
+    response = await local.exchange(pb.ProposeRequest(sequences=deltas))
+    assert [list(p.token_ids) for p in response.proposals] == [[7, 8]] * 4
+    grown = [i for i, call in enumerate(calls) if call == "grow"]
+    assert len(grown) >= len(names)
+    assert all(calls[i + 1] == "pause" for i in grown)
+
+
 async def test_kernels_do_not_append_to_sequences_of_an_ended_stream() -> None:
     local = LocalDrafter()
     store = local.drafter.store

@@ -10,7 +10,7 @@ import pytest
 
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.batch.wire import MAX_TOKENS_PER_DELTA
-from drafter.budgets import COOL_DOWN_S, SLICE_S
+from drafter.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import live_batch, replay
 from tests.drafter.drafter_pair import LocalDrafter
@@ -161,6 +161,21 @@ async def test_a_slice_measures_how_long_it_was_held_back() -> None:
     assert live.held_back_s == 0.0
 
 
+async def test_the_duration_of_a_batch_leaves_out_how_long_it_was_held_back() -> None:
+    local, clock = LocalDrafter(), FakeClock()
+    slices = local.engine.slices = TimeSlices(clock=clock)
+    long = pb.SequenceDelta(sequence_id="a", token_ids=range(1000))
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(slices.bulk())
+        waiting = asyncio.create_task(local.exchange(pb.ProposeRequest(sequences=[long])))
+        await asyncio.sleep(0)
+        # By this clock alone, which measures the wait.
+        clock.now_s += 3600
+        await first.aclose()
+        await waiting
+    assert local.batch.duration_s < 0
+
+
 async def first_slice(slices: TimeSlices) -> TimeSlice:
     async with slices.bulk() as time_slice:
         return time_slice
@@ -178,6 +193,20 @@ async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() ->
             await time_slice.pause()
             over.append(time_slice.is_over)
             assert over == [False, True, False]
+
+
+async def test_bulk_is_held_back_only_while_traffic_is_live() -> None:
+    clock = FakeClock()
+    slices = TimeSlices(clock=clock)
+    slices.end_bulk_slice()
+    is_cool = [slices.is_cool]
+    slices.live()
+    slices.end_bulk_slice()
+    is_cool.append(slices.is_cool)
+    clock.now_s += LIVE_FOR_S
+    slices.end_bulk_slice()
+    is_cool.append(slices.is_cool)
+    assert is_cool == [True, False, True]
 
 
 async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:

@@ -54,6 +54,14 @@ def test_all_fields_of_a_delta_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("trace_parent", "is_valid"), [(f"00-{1:032x}-{2:016x}-01", True), ("00-1", False)]
+)
+def test_only_a_well_formed_trace_parent_is_read(trace_parent: str, is_valid: bool) -> None:
+    delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", trace_parent=trace_parent))
+    assert delta.trace_parent == (trace_parent if is_valid else "")
+
+
 def test_absent_params_are_the_defaults() -> None:
     for params in (None, pb.NgramParams(), pb.NgramParams(algorithm=pb.ALGORITHM_INDEX)):
         delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
