@@ -67,7 +67,7 @@ def choose(
         size: n of the longest match.
         first: an end of it; the earliest with `TIE_LONGEST`.
         second: the latest, with `TIE_LONGEST`.
-        copy_distance: how far back the source of the running copy is, < end; 0: there is none.
+        copy_distance: how far back the source of the running copy is; 0: there is none.
     """
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
@@ -79,8 +79,8 @@ def choose(
             other = measure_match(tokens, length, draft, end, second, MAX_MATCH_LENGTH)
             if other >= longest:
                 place, longest = second, other
-        # Otherwise there is no copy, or its source lies within the suffix.
-        if copy_distance > 0 and not (disjoint and copy_distance < size):
+        # Otherwise there is no copy, or its source lies outside the text or within the suffix.
+        if 0 < copy_distance < end and not (disjoint and copy_distance < size):
             running = end - copy_distance
             other = measure_match(tokens, length, draft, end, running, MAX_MATCH_LENGTH)
             if other > longest or (other == longest and running > place):
