@@ -1,6 +1,7 @@
 """Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from gateway.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
 from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
@@ -220,8 +221,28 @@ def test_a_character_of_several_tokens_is_whole_after_tokens_without_text(num_sp
     detokenizer = SENTENCEPIECE.detokenizer()
     shown = "".join(detokenizer.feed([token_id]) for token_id in ids)
     assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
+    # Each choice of a request has a copy of what the prompt left.
+    detokenizer = SENTENCEPIECE.detokenizer(ids[:num_special]).copy()
+    shown = "".join(detokenizer.feed([token_id]) for token_id in ids[num_special:])
+    assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
     # At once, too; and as a continuation of what was sent before.
     assert SENTENCEPIECE.detokenizer().feed(ids) == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("token", ["</s>", "the"], ids=["without text", "with text"])
+@pytest.mark.parametrize("step", [1, 100])
+def test_the_work_per_token_does_not_grow_with_the_output(token: str, step: int) -> None:
+    num_decoded: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        num_decoded.append(len(token_ids))
+        return SENTENCEPIECE.decode(token_ids)
+
+    (token_id,) = SENTENCEPIECE.encode(token)[-1:]
+    detokenizer = WindowDetokenizer(decode)
+    for _ in range(400 // step):
+        detokenizer.feed([token_id] * step)
+    assert max(num_decoded) <= 128 + 8
 
 
 def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:

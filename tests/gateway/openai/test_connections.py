@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from starlette.types import Message
 
+from gateway.api.openai.body import BodyReader, ended_by_disconnect
+from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
@@ -18,6 +21,7 @@ from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 BODY = {"model": "scripted", "prompt": [1, 2], "stream": True}
+JSON = [(b"content-type", b"application/json")]
 IMPATIENT = ServerOptions(listen="127.0.0.1:0", request_timeout_s=0.3)
 
 
@@ -258,6 +262,43 @@ async def test_a_drain_does_not_wait_for_bodies(start_api: StartApi) -> None:
         assert answer.headers["connection"] == "close"
         assert answer.headers["retry-after"] == "1"
     assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_drain_ends_bodies_that_come_or_are_late_already(is_late: bool) -> None:
+    reader = BodyReader(timeout_s=0.0 if is_late else 60.0, max_connections=1, on_shed=str)
+    silent = asyncio.Event()
+
+    async def receive() -> Message:
+        await silent.wait()
+        raise AssertionError
+
+    async def read() -> None:
+        async with reader.read({"headers": JSON}, receive, ""):
+            pass
+
+    first = asyncio.create_task(read())
+    # It waits; where it is late, its end has begun.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    reader.close()
+    async with asyncio.timeout(PATIENCE_S):
+        for reading in (first, read()):
+            with pytest.raises(UnavailableError):
+                await reading
+
+
+async def test_a_client_whose_request_has_ended_is_no_longer_watched() -> None:
+    silent = asyncio.Event()
+
+    async def receive() -> Message:
+        await silent.wait()
+        raise AssertionError
+
+    async with ended_by_disconnect(receive):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_it_is_not_ready_once_it_is_about_to_stop(start_api: StartApi) -> None:

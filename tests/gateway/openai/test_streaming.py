@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import openai
 import pytest
 
 from gateway.api.openai import answer_writer
+from gateway.api.request_record import RequestRecord
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (
     connection,
@@ -183,6 +186,33 @@ async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
     await running.until_idle()
 
 
+async def test_a_bad_prompt_has_its_status_though_another_one_has_text_already(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    too_long = "\x01" * 2_500
+    has_text = threading.Event()
+    encode = Tokenizer.encode
+
+    def late_encode(tokenizer: Tokenizer, text: str, **fields: Any) -> list[int]:
+        assert text != too_long or has_text.wait(PATIENCE_S)
+        return encode(tokenizer, text, **fields)
+
+    monkeypatch.setattr(Tokenizer, "encode", late_encode)
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(prompt=["good", too_long])))
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), texts("ab")))
+        await until(lambda: running.sample("tandem_time_to_first_token_seconds_count") == 1)
+        has_text.set()
+        answer = await read_answer(reader)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    await running.until_idle()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("code", "status", "headers"),
@@ -214,6 +244,29 @@ async def test_a_request_that_its_verifier_refuses_has_the_right_status(
         answer = await read_answer(reader)
     assert (answer.status, answer.error["message"]) == (status, "no")
     assert headers.items() <= answer.headers.items()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_bug_of_the_gateway_is_logged_once_and_leaks_nothing(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    running = await start_api()
+
+    def fail(*_: object) -> None:
+        raise OSError("the password is tulip")
+
+    monkeypatch.setattr(RequestRecord, "opened", fail)
+    answer = await post(running, "/v1/completions", body(stream=stream))
+    assert answer.status == 500
+    assert answer.error == {
+        "message": "internal error",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    [entry] = [each for each in running.log if each["event"] == "http_request_failed"]
+    assert entry["exc_info"]
+    await running.until_idle()
 
 
 async def test_an_error_after_the_first_text_is_an_event_of_the_stream(
@@ -298,6 +351,10 @@ async def test_a_client_that_goes_away_frees_its_request(
     closed = await verifier.nth("close", 0)
     assert closed.sequence_id == opened.sequence_id
     await running.until_idle()
+    http = running.gateway._http
+    assert http is not None
+    await http.drain()
+    assert not [each for each in running.log if each["event"] == "http_request_failed"]
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
