@@ -171,6 +171,14 @@ def test_handshakes_count_as_connections_and_the_oldest_makes_room(run: Run) -> 
     run(scenario, max_concurrent_calls=3, request_timeout_s=10 * PATIENCE_S)
 
 
+def test_a_connection_counts_once_when_its_handshake_is_done(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        for _ in range(2):
+            assert await client.is_served()
+
+    run(scenario, max_concurrent_calls=1, request_timeout_s=10 * PATIENCE_S)
+
+
 def test_a_burst_of_handshakes_leaves_no_more_than_there_may_be(run: Run) -> None:
     async def scenario(client: HttpsClient) -> None:
         async with contextlib.AsyncExitStack() as burst:

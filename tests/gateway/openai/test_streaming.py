@@ -487,6 +487,37 @@ async def test_a_drain_waits_until_an_answer_is_taken(
     assert len(answer["choices"][0]["token_ids"]) == UNREAD_TOKENS
 
 
+async def test_a_drain_waits_until_the_last_bytes_of_an_answer_are_taken(
+    start_api: StartApi, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 14)
+    running = await start_api(verifiers=[verifier.address])
+    assert running.gateway.http_address is not None
+    host, port = running.gateway.http_address.split(":")
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, (host, int(port)))
+        fields = {"return_token_ids": True, "max_tokens": 1 << 13, "stream": False}
+        await loop.sock_sendall(client, request_bytes("/v1/completions", body(**fields)))
+        opened = await verifier.nth("open", 0)
+        transport = served_connection(running).transport
+        served = transport.get_extra_info("socket")
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        # Less than a transport buffers before it pauses, by default.
+        verifier.send(verifier.decided(opened.sequence_id, 2, [1000] * 7_000, finish=STOP))
+        await until(lambda: transport.get_write_buffer_size() > 0)
+        await running.until_idle()
+        draining = asyncio.ensure_future(running.gateway.drain())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(draining), 0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            while await loop.sock_recv(client, 1 << 16):
+                pass
+            await draining
+
+
 async def test_what_a_whole_answer_may_hold_is_counted_in_bytes(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
