@@ -5,6 +5,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import h11
 import pytest
 from starlette.types import Message
 
@@ -12,7 +13,14 @@ from gateway.api.openai.body import BodyReader, ended_by_disconnect
 from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
-from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
+from tests.gateway.openai.clients import (
+    connection,
+    get,
+    post,
+    read_answer,
+    request_bytes,
+    served_connection,
+)
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
@@ -53,6 +61,18 @@ async def test_a_connection_without_a_whole_head_is_closed_in_time(
     assert answered.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in sent)
 
 
+async def test_a_head_that_comes_bit_by_bit_has_no_more_time(start_api: StartApi) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        closed = asyncio.ensure_future(until_closed(reader))
+        writer.write(b"GET /")
+        async with asyncio.timeout(PATIENCE_S):
+            while not closed.done():
+                writer.write(b"x")
+                await asyncio.wait([closed], timeout=IMPATIENT.request_timeout_s / 10)
+        assert await closed == b""
+
+
 async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
@@ -78,6 +98,22 @@ async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
         await passed.wait()
         writer.write(request_bytes("/health"))
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_makes_room_after_a_body_that_no_answer_waited_for(
+    start_api: StartApi,
+) -> None:
+    running = await start_api(server=ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1))
+    async with connection(running) as (reader, writer):
+        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+        head, _, body = sent.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"}}")
+        writer.write(body)
+        await until(lambda: served_connection(running).conn.their_state is h11.IDLE)
+        assert (await get(running, "/health")).status == 200
+        assert await until_closed(reader) == b""
 
 
 async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartApi) -> None:

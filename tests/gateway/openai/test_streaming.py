@@ -22,9 +22,10 @@ from tests.gateway.openai.clients import (
     post,
     read_answer,
     request_bytes,
+    served_connection,
 )
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.running_gateway import RunningGateway, until
+from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -389,14 +390,6 @@ async def test_few_requests_are_read_before_the_one_is_answered(
             for _ in range(1_000):
                 await reader.readuntil(b"serving")
         writer.transport.abort()
-
-
-def served_connection(running: RunningGateway) -> Any:
-    """The server's side of the only connection."""
-    listener = running.gateway._http
-    assert listener is not None
-    (found,) = listener._server.server_state.connections
-    return found
 
 
 async def test_64_clients_that_vanish_free_everything(
