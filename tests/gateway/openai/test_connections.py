@@ -128,6 +128,19 @@ async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartAp
         assert await until_closed(reader) == b""
 
 
+async def test_a_body_that_turns_out_to_be_none_after_its_answer_ends_the_connection(
+    start_api: StartApi,
+) -> None:
+    patient = ServerOptions(listen="127.0.0.1:0", request_timeout_s=10 * PATIENCE_S)
+    running = await start_api(server=patient)
+    async with connection(running) as (reader, writer):
+        writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"}}")
+        writer.write(b"no chunk\r\n")
+        assert await until_closed(reader) == b""
+
+
 async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
     start_api: StartApi, verifier: ScriptedVerifier, tmp_path: Path
 ) -> None:
