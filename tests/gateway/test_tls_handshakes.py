@@ -118,6 +118,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                 await asyncio.wait([serving])
             assert not errors
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left"
+            acceptor: Any = listener._server.servers[0]
+            assert not acceptor._handshakes
 
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:

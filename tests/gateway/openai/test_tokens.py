@@ -147,8 +147,11 @@ def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest()
     assert float(shown.logprob) == pytest.approx(top["A"])
 
 
-def test_an_impossible_token_has_a_number_that_json_knows(tokenizer: Tokenizer) -> None:
-    shown = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=-math.inf))
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan])
+def test_an_impossible_token_has_a_number_that_json_knows(
+    tokenizer: Tokenizer, logprob: float
+) -> None:
+    shown = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=logprob))
     assert json.loads(shown)["logprob"] == -9999.0
 
 
