@@ -120,6 +120,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left"
             acceptor: Any = listener._server.servers[0]
             assert not acceptor._handshakes
+            assert not acceptor._limits._open
 
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
