@@ -419,7 +419,11 @@ async def test_64_clients_that_vanish_free_everything(
     ids=["running stream", "ended stream", "whole"],
 )
 async def test_a_client_that_does_not_read_is_cut_off(
-    start_api: StartApi, start_verifier: StartVerifier, stream: bool, finish: int
+    start_api: StartApi,
+    start_verifier: StartVerifier,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+    finish: int,
 ) -> None:
     verifier = await start_verifier(max_model_len=1 << 21)
     running = await start_api(
@@ -455,6 +459,8 @@ async def test_a_client_that_does_not_read_is_cut_off(
                     last = received
         assert b"[DONE]" not in last
         assert b"usage" not in last
+    # It is no error of the gateway.
+    assert [each for each in caplog.records if each.name == "uvicorn.error"] == []
 
 
 async def test_a_drain_waits_until_an_answer_is_taken(
