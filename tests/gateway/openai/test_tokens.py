@@ -16,7 +16,7 @@ from tandem.v1 import sampling_pb2
 from tests.gateway.test_tokenizer import SENTENCEPIECE
 
 THE, CAT, SAT = (
-    SENTENCEPIECE._tokenizer.token_to_id(f"\N{LOWER ONE EIGHTH BLOCK}{word}")
+    SENTENCEPIECE._tokenizer.get_vocab()[f"\N{LOWER ONE EIGHTH BLOCK}{word}"]
     for word in ("the", "cat", "sat")
 )
 WITH_LOGPROBS = Wants(logprobs=True, token_ids=False, report=False)
