@@ -177,8 +177,12 @@ REFUSED = [
     ("stream_options", {"include_usage": True}, "invalid_value"),
     ("speculation", {"tree_width": 2}, "unsupported_parameter"),
     ("speculation", {"pool_feed_tokens": 99}, "invalid_value"),
+    ("speculation", {"pool": "é" * 65}, "invalid_value"),
     ("speculation", {"bogus": 1}, "unknown_parameter"),
     ("speculation", {"tie": "x"}, "invalid_value"),
+    ("structured_outputs", {}, "invalid_value"),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}, "invalid_value"),
+    ("structured_outputs", {"json": {"const": "x" * (1 << 20)}}, "invalid_value"),
 ]
 
 
