@@ -104,8 +104,7 @@ class OutputText:
         tail = self._detokenizer.finish()
         if self._stops is None:
             return tail
-        shown = self._stops.feed(tail)
-        return shown if self._stops.stopped else shown + self._stops.finish()
+        return self._stops.feed(tail) + self._stops.finish()
 
 
 def _token_texts(before: Detokenizer, token_ids: Sequence[int], text: str) -> Sequence[str]:

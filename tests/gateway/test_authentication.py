@@ -16,6 +16,7 @@ from servicekit.config import ServerOptions
 from servicekit.errors import field_violation
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc
+from tests.certificates import issue_uri_cert
 from tests.gateway.clients import bearer, replace, write_clients
 from tests.gateway.running_gateway import (
     GenerateCall,
@@ -170,7 +171,7 @@ async def test_a_certificate_s_name_stands_for_a_client(
     server.private_key_pem.write_to_path(tmp_path / "server.key")
     server.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    names = ("batch.test", "legacy")
+    names = ("batch.test", "legacy", "spiffe://test/batch")
     running = await start_gateway(
         verifiers=[verifier.address],
         server=ServerOptions(
@@ -193,6 +194,8 @@ async def test_a_certificate_s_name_stands_for_a_client(
         (authority.issue_cert(common_name="legacy"), ()),
         # The common name does not count beside alternative names.
         (authority.issue_cert("other.test", common_name="legacy"), ()),
+        (authority.issue_cert("10.0.0.7", common_name="legacy"), ()),
+        (issue_uri_cert(authority, "spiffe://test/batch"), ()),
         (authority.issue_cert("other.test"), ()),
         (authority.issue_cert("other.test"), bearer("one")),
         (authority.issue_cert("batch.test"), bearer("wrong")),
@@ -204,5 +207,8 @@ async def test_a_certificate_s_name_stands_for_a_client(
             results.append(await code_of(stub.Generate(request, metadata=metadata)))
     refused = grpc.StatusCode.UNAUTHENTICATED
     served = grpc.StatusCode.OK
-    assert results == [served, served, refused, refused, served, refused]
-    assert [opened.cache_salt for opened in verifier.commands("open")] == ["1:c/"] * 2 + ["1:a/"]
+    assert results == [
+        *(served, served, refused, refused, served),
+        *(refused, served, refused),
+    ]
+    assert [opened.cache_salt for opened in verifier.commands("open")] == ["1:c/"] * 3 + ["1:a/"]

@@ -1,6 +1,7 @@
 """HTTP follows the gRPC port's rules: TLS with the same files, plaintext on loopback."""
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 
@@ -97,6 +98,41 @@ async def test_it_speaks_tls_where_grpc_does(
             await status_of(address, known)
     else:
         assert await status_of(address, known) == "HTTP/1.1 200 OK"
+
+
+async def test_a_session_that_shows_no_certificate_again_is_not_resumed(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, files: dict[str, Path]
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        server=ServerOptions(
+            listen="127.0.0.1:0",
+            tls_cert=files["127.0.0.1.pem"],
+            tls_key=files["127.0.0.1.key"],
+            tls_client_ca=files["ca.pem"],
+        ),
+        http_listen="127.0.0.1:0",
+    )
+    assert running.gateway.http_address is not None
+    host, port = running.gateway.http_address.split(":")
+    context = ssl.create_default_context(cafile=files["ca.pem"])
+    context.load_cert_chain(files["client.test.pem"], files["client.test.key"])
+
+    def are_resumed() -> list[bool | None]:
+        """Of two connections, each of which offers the session of the one before."""
+        session, resumed = None, []
+        for _ in range(2):
+            with (
+                socket.create_connection((host, int(port)), timeout=20) as plain,
+                context.wrap_socket(plain, server_hostname=host, session=session) as connection,
+            ):
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+                session = connection.session
+                resumed.append(connection.session_reused)
+        return resumed
+
+    assert await asyncio.to_thread(are_resumed) == [False, False]
 
 
 async def test_it_uses_new_certificates_and_authorities_without_a_restart(

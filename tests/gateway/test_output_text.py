@@ -17,6 +17,14 @@ def test_the_tokens_after_a_stop_string_do_not_count(tokenizer: Tokenizer) -> No
     assert text.stopped
 
 
+def test_a_stop_string_is_found_early_in_a_long_output_that_was_given(
+    tokenizer: Tokenizer,
+) -> None:
+    text = OutputText(tokenizer.detokenizer(), ["b"])
+    text.skip(tokenizer.encode("ab") + tokenizer.encode("a") * 10_000)
+    assert text.stopped
+
+
 @given(
     text=st.text(alphabet="ab é日", max_size=20),
     stop=st.text(alphabet="ab é日", min_size=1, max_size=4),

@@ -62,18 +62,19 @@ async def test_one_request_id_is_logged_with_its_sequence_ids(
     assert of_call["request_opened"]["sequence_ids"] == sequences
 
 
+@pytest.mark.parametrize("field_id", ["Größe", "size\n1"])
 async def test_an_id_that_metadata_cannot_carry_is_kept_everywhere_else(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
+    start_gateway: StartGateway, verifier: ScriptedVerifier, field_id: str
 ) -> None:
     verifier.play(lambda opened: [5, 0])
     running = await start_gateway(verifiers=[verifier.address])
-    ongoing = call(running, metadata_id="plain", field_id="Größe\n1")
+    ongoing = call(running, metadata_id="plain", field_id=field_id)
     started = (await collect(ongoing)).started
     assert started is not None
-    assert started.request_id == "Größe\n1"
+    assert started.request_id == field_id
     assert await trailing_id(ongoing) == "plain"
     [opened] = [entry for entry in running.log if entry["event"] == "request_opened"]
-    assert opened["request_id"] == "Größe\n1"
+    assert opened["request_id"] == field_id
 
 
 async def test_calls_of_one_connection_do_not_share_an_id(

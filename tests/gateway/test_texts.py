@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from gateway.text.model_text import ModelText
+from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
@@ -52,6 +53,20 @@ async def test_the_first_word_of_an_output_keeps_its_space(
         THE, CAT, output_token_ids=[SAT], stop_sequences=stop_sequences, n=2
     )
     assert [output.of(choice).text for choice in range(2)] == [" on", " on"]
+
+
+@pytest.mark.parametrize("stop_sequences", [[], ["never"]])
+async def test_a_character_that_the_given_output_leaves_incomplete_comes_whole(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    tokenizer: Tokenizer,
+    stop_sequences: list[str],
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
+    *given, last = tokenizer.encode("\N{GRINNING FACE}")
+    verifier.play(lambda opened: [last, 0])
+    output = await running.generate(5, output_token_ids=given, stop_sequences=stop_sequences)
+    assert output.text == "\N{GRINNING FACE}"
 
 
 class GatedTokenizer(Tokenizer):
@@ -136,6 +151,25 @@ async def test_work_of_a_cancelled_caller_never_begins() -> None:
     await asyncio.gather(running, stayed)
     threads.close()
     assert ran == ["stayed"]
+
+
+async def test_a_long_output_that_was_given_is_searched_on_a_tokenizers_thread(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    skip = OutputText.skip
+
+    def noted_skip(output_text: OutputText, token_ids: Sequence[int]) -> None:
+        threads.append(threading.current_thread().name)
+        skip(output_text, token_ids)
+
+    monkeypatch.setattr(OutputText, "skip", noted_skip)
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
+    for num_given in (1, 1_000):
+        await running.generate(5, output_token_ids=[70] * num_given, stop_sequences=["never"])
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("tokenizer-")
 
 
 async def test_a_stop_sequence_in_the_given_output_is_found_across_tokens(

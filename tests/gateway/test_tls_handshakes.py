@@ -118,6 +118,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                 await asyncio.wait([serving])
             assert not errors
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left"
+            acceptor: Any = listener._server.servers[0]
+            assert not acceptor._handshakes
+            assert not acceptor._limits._open
 
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -169,6 +172,14 @@ def test_handshakes_count_as_connections_and_the_oldest_makes_room(run: Run) -> 
             assert await is_answered(*another)
 
     run(scenario, max_concurrent_calls=3, request_timeout_s=10 * PATIENCE_S)
+
+
+def test_a_connection_counts_once_when_its_handshake_is_done(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        for _ in range(2):
+            assert await client.is_served()
+
+    run(scenario, max_concurrent_calls=1, request_timeout_s=10 * PATIENCE_S)
 
 
 def test_a_burst_of_handshakes_leaves_no_more_than_there_may_be(run: Run) -> None:

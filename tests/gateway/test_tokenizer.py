@@ -1,15 +1,16 @@
 """Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from gateway.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
 from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
@@ -55,13 +56,19 @@ def metaspace(prepend_scheme: str) -> Tokenizer:
 METASPACE = [metaspace("always"), metaspace("first"), metaspace("never")]
 
 
-def byte_level_with_added_tokens() -> Tokenizer:
-    """A byte-level tokenizer with added tokens that are ordinary text."""
+def byte_level() -> tokenizers.Tokenizer:
+    """A tokenizer that makes a token of each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: index for index, character in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_level_with_added_tokens() -> Tokenizer:
+    """A byte-level tokenizer with added tokens that are ordinary text."""
+    tokenizer = byte_level()
     tokenizer.add_tokens(["<tool call>", "naïve", "日本"])
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
     return Tokenizer(tokenizer)
@@ -150,6 +157,9 @@ def test_copies_are_independent(tokenizer: Tokenizer) -> None:
 
 
 @given(text=st.text(max_size=50))
+@example(text="<tool call>" * 9)
+# The sign for kelvin: three bytes, composed one.
+@example(text="\u212a" * 9)
 def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
     for tokenizer in (BUNDLED, ADDED, composing()):
         max_bytes = tokenizer.max_bytes(len(tokenizer.encode(text)))
@@ -159,7 +169,7 @@ def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
 
 def composing() -> Tokenizer:
     """A byte-level tokenizer that composes characters first (NFC)."""
-    tokenizer = byte_level_with_added_tokens()._tokenizer
+    tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFC()
     return Tokenizer(tokenizer)
 
@@ -220,12 +230,40 @@ def test_a_character_of_several_tokens_is_whole_after_tokens_without_text(num_sp
     detokenizer = SENTENCEPIECE.detokenizer()
     shown = "".join(detokenizer.feed([token_id]) for token_id in ids)
     assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
+    # Each choice of a request has a copy of what the prompt left.
+    detokenizer = SENTENCEPIECE.detokenizer(ids[:num_special]).copy()
+    shown = "".join(detokenizer.feed([token_id]) for token_id in ids[num_special:])
+    assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
     # At once, too; and as a continuation of what was sent before.
     assert SENTENCEPIECE.detokenizer().feed(ids) == "\N{GRINNING FACE}"
 
 
+@pytest.mark.parametrize("token", ["</s>", "the"], ids=["without text", "with text"])
+@pytest.mark.parametrize("step", [1, 100])
+def test_the_work_per_token_does_not_grow_with_the_output(token: str, step: int) -> None:
+    num_decoded: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        num_decoded.append(len(token_ids))
+        return SENTENCEPIECE.decode(token_ids)
+
+    (token_id,) = SENTENCEPIECE.encode(token)[-1:]
+    detokenizer = WindowDetokenizer(decode)
+    for _ in range(400 // step):
+        detokenizer.feed([token_id] * step)
+    assert max(num_decoded) <= 128 + 8
+
+
 def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:
     assert BUNDLED.encode("<|code|>x<|out|>") == [1, *BUNDLED.encode("x"), 4]
+    # A chat template writes the token with which a model wants its text to begin.
+    beginning = byte_level_with_added_tokens()._tokenizer
+    special = ("<eos>", beginning.token_to_id("<eos>"))
+    beginning.post_processor = processors.TemplateProcessing(
+        single="<eos> $A", special_tokens=[special]
+    )
+    assert beginning.encode("x").tokens == ["<eos>", "x"]
+    assert Tokenizer(beginning).encode("x") == ADDED.encode("x")
 
 
 def test_special_tokens_and_unknown_ids_have_no_text() -> None:
@@ -234,16 +272,18 @@ def test_special_tokens_and_unknown_ids_have_no_text() -> None:
     assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
 
 
-def test_a_truncation_left_in_the_file_does_not_cut_prompts(tmp_path: Path) -> None:
-    content = json.loads((MODEL_FOLDER / "tokenizer.json").read_text())
-    content["truncation"] = {
-        "direction": "Right",
-        "max_length": 2,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert len(Tokenizer.load(tmp_path).encode("a b c d e f")) > 2
+@pytest.mark.parametrize("setting", ["truncation", "padding"])
+def test_what_a_training_left_in_the_file_does_not_change_prompts(
+    tmp_path: Path, setting: str
+) -> None:
+    model = tokenizers.Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+    if setting == "truncation":
+        model.enable_truncation(2)
+    else:
+        model.enable_padding(length=64)
+    assert len(model.encode("a b c d e f")) in (2, 64)
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.load(tmp_path).encode("a b c d e f") == BUNDLED.encode("a b c d e f")
 
 
 def test_a_special_token_that_is_to_be_shown_has_a_text(tmp_path: Path) -> None:

@@ -110,12 +110,15 @@ def test_an_unmapped_error_says_nothing_of_itself() -> None:
 
 
 def test_long_texts_are_cut_to_what_fits_into_headers() -> None:
-    status = to_status(InvalidValueError("\u20ac" * 10_000, field="f" * 10_000), TABLE)
+    # The cut would be within a character.
+    status = to_status(InvalidValueError("x" + "\u20ac" * 10_000, field="f" * 10_000), TABLE)
     assert len(status.message.encode()) <= 768
     assert status.message.endswith("\u20ac...")
     violation = error_details_pb2.BadRequest()
     assert status.details[0].Unpack(violation)
     assert violation.field_violations[0].field == "f" * 253 + "..."
+    plain = to_status(KeyError("x" * 10_000), {KeyError: grpc.StatusCode.NOT_FOUND})
+    assert len(plain.message) == 768
     exact = "x" * 768
     assert to_status(InvalidValueError(exact), TABLE).message == exact
 

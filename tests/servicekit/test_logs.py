@@ -10,6 +10,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,20 +68,24 @@ def test_lines_are_lost_while_the_reader_of_a_pipe_does_not_read(
     with os.fdopen(reader, "rb") as taken, os.fdopen(writer, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         configure_logs("info", "thing")
+        began_s = time.monotonic()
         # More than a pipe holds; a write that waits for its reader would never end.
         for number in range(300):
             get_logger("thing.part").info("opened", number=number, text="x" * 10_000)
+        assert time.monotonic() - began_s < 10, "one line waits, and no other one"
         os.set_blocking(reader, False)
         got = b""
         while chunk := taken.read(1 << 20):
             got += chunk
-        get_logger("thing.part").info("read again")
+        for event in ("read again", "and again"):
+            get_logger("thing.part").info(event)
         got += taken.read(1 << 20) or b""
-    *whole, cut, last = got.decode().splitlines()
+    *whole, cut, read_again, last = got.decode().splitlines()
     assert [json.loads(line)["number"] for line in whole] == list(range(len(whole)))
     assert len(whole) >= 5
     assert cut.startswith('{"ts"')
-    assert json.loads(last)["event"] == "read again"
+    assert json.loads(read_again)["event"] == "read again"
+    assert json.loads(last)["event"] == "and again"
 
 
 def test_what_logs_in_the_midst_of_a_line_waits_for_nobody(

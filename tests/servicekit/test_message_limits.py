@@ -1,5 +1,6 @@
 """What a message may hold is read from its descriptor and enforced, field by field."""
 
+import time
 from typing import Any
 
 import pytest
@@ -103,12 +104,21 @@ def test_a_message_that_is_too_large_is_refused_by_its_largest_field(
 
 @pytest.mark.parametrize(
     "serialized",
-    [b"\xff" * (1 << 23), b"\x0b" * (1 << 23), b"\x00" * (1 << 23), b"\x22" * (1 << 23)],
-    ids=["endless number", "a group", "zeros", "lengths"],
+    [
+        b"\xff" * (1 << 23),
+        b"\x0b" * (1 << 23),
+        b"\x00" * (1 << 23),
+        b"\x22" * (1 << 23),
+        bytes([Generate.SAMPLING_FIELD_NUMBER << 3, 1]) * (1 << 22),
+    ],
+    ids=["endless number", "a group", "zeros", "lengths", "numbers in place of a message"],
 )
-def test_bytes_that_are_no_message_and_too_large_are_refused_too(serialized: bytes) -> None:
+def test_bytes_that_are_no_message_and_too_large_are_refused_at_once(serialized: bytes) -> None:
+    began_s = time.thread_time()
     with pytest.raises(MessageLimitError):
         GENERATE.check_size(serialized)
+    # On the event loop, beside the streams of others.
+    assert time.thread_time() - began_s < 0.3
 
 
 def make_message(field: Field) -> type[Message]:

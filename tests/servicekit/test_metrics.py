@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from servicekit.metrics import MetricsServer
+from servicekit.metrics import MetricsServer, _Handler
 
 
 def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
@@ -47,7 +47,8 @@ def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) 
         (sample,) = [s for s in families["eggs"].samples if s.name == "eggs_total"]
         assert (sample.labels, sample.value) == ({"colour": "blue"}, 3)
         Counter("later", "Later.", registry=registry)
-        assert "later_total 0.0" in fetch(server, "/metrics?x=1")[2]
+        # Everything, whatever the query says.
+        assert "later_total 0.0" in fetch(server, "/metrics?name[]=eggs_total")[2]
     finally:
         server.stop()
 
@@ -62,12 +63,31 @@ def test_a_header_that_cannot_be_read_gets_the_usual_format(registry: CollectorR
         server.stop()
 
 
-def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistry) -> None:
+@pytest.mark.parametrize("version", ["1.0.0", "2.0.0"])
+def test_a_scraper_that_asks_for_open_metrics_gets_it(
+    registry: CollectorRegistry, version: str
+) -> None:
     server = MetricsServer(registry, "127.0.0.1:0")
     try:
-        _, content_type, body = fetch(server, Accept="application/openmetrics-text;version=1.0.0")
-        assert content_type.startswith("application/openmetrics-text")
+        _, content_type, body = fetch(
+            server, Accept=f"application/openmetrics-text;version={version}"
+        )
+        # Not a later version, in whose form it would not be.
+        assert content_type.startswith("application/openmetrics-text; version=1.0.0;")
         assert body.endswith("# EOF\n")
+    finally:
+        server.stop()
+
+
+def test_a_silent_connection_ends(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Handler, "timeout", _Handler.timeout / 100)
+    server = MetricsServer(registry, "127.0.0.1:0")
+    host, port = server.address.split(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=20) as silent:
+            assert silent.recv(1) == b""
     finally:
         server.stop()
 

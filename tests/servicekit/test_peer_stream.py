@@ -44,6 +44,56 @@ class Refusing:
     def on_unreachable(self, reason: str) -> None: ...
 
 
+class SilentCall(EndedCall):
+    """Its peer says nothing."""
+
+    async def read(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+class Greeted:
+    """A handler whose peer greets and then says nothing."""
+
+    def __init__(self) -> None:
+        self.up = asyncio.Event()
+        self.reasons: asyncio.Queue[str] = asyncio.Queue()
+
+    async def greet(self, call: object) -> None: ...
+
+    def on_up(self) -> None:
+        self.up.set()
+
+    def next_request(self) -> None: ...
+
+    def on_response(self, response: object) -> None: ...
+
+    def on_down(self, reason: str) -> None:
+        self.reasons.put_nowait(reason)
+
+    def on_unreachable(self, reason: str) -> None: ...
+
+
+async def test_a_stream_that_is_to_fail_ends_though_its_peer_is_silent(logger: Logger) -> None:
+    handler = Greeted()
+    stream = PeerStream[Any, Any](
+        open_call=lambda: cast(Any, SilentCall()),
+        handler=handler,
+        greet_timeout_s=20.0,
+        on_internal_error=lambda error: pytest.fail(repr(error)),
+        logger=logger,
+    )
+    running = asyncio.ensure_future(stream.run())
+    async with asyncio.timeout(20):
+        await handler.up.wait()
+        await asyncio.sleep(0)
+        for reason in ("too late", "too late again"):
+            stream.fail(PeerError(reason))
+        assert await handler.reasons.get() == "too late"
+    running.cancel()
+    await asyncio.wait([running])
+    assert handler.reasons.empty()
+
+
 async def pauses_between_streams(
     lasts_s: float, monkeypatch: pytest.MonkeyPatch, logger: Logger
 ) -> list[float]:

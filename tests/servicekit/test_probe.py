@@ -30,6 +30,17 @@ async def test_it_exits_with_what_health_says(
     assert capsys.readouterr().err == f"{address}: NOT_FOUND: unknown service\n"
 
 
+async def test_the_environments_proxy_is_not_asked(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    running = await start_server()
+    running.server.set_serving()
+    assert await probe_in_thread(running.server.address) == 0
+
+
 async def test_a_server_that_is_not_there_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

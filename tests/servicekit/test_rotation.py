@@ -264,6 +264,10 @@ async def test_a_channels_next_call_shows_the_new_certificate(parties: Parties) 
             while channel._retired or channel._closing:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert await name(b"") == b"new.test"
+        # One without calls is closed at once.
+        parties.client.show(parties.new.issue_cert("newest.test"))
+        assert await name(b"") == b"newest.test"
+        assert not channel._retired
 
 
 async def test_closing_a_renewed_channel_ends_all_its_calls(parties: Parties) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servicekit.channel import open_channel
@@ -151,6 +151,11 @@ async def test_the_health_port_carries_health_and_nothing_else() -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call(channel, method)
                 assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            stub = health_pb2_grpc.HealthStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Check(health_pb2.HealthCheckRequest(service="x" * 5_000))
+            # Anybody may call, so nothing large is received.
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_reflection_lists_the_services() -> None:

@@ -17,7 +17,12 @@ from cryptography.x509.oid import NameOID
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
-from servicekit.tls import ServerCertificate, channel_credentials, watch_server_certificate
+from servicekit.tls import (
+    ServerCertificate,
+    channel_credentials,
+    read_channel_certificate,
+    watch_server_certificate,
+)
 from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 
@@ -103,6 +108,21 @@ async def assert_refused(address: str, server_name: str | None = None, /, **opti
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await check_health(address, server_name, **options)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_private_keys_are_not_shown(files: dict[str, Path]) -> None:
+    for held in (
+        certificate_of(tls_cert=files["server.pem"], tls_key=files["server.key"]),
+        read_channel_certificate(
+            ChannelOptions(
+                peer_tls_ca=files["ca.pem"],
+                peer_tls_cert=files["client.pem"],
+                peer_tls_key=files["client.key"],
+            )
+        ),
+    ):
+        assert "BEGIN CERTIFICATE" in repr(held)
+        assert "PRIVATE KEY" not in repr(held)
 
 
 async def test_tls_serves_clients_that_trust_the_authority_and_speak_tls(

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc import trace_exporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from servicekit.config import ConfigError
 from servicekit.spans import Spans
@@ -89,6 +91,15 @@ class HangingExporter(SpanExporter):
 
 # Unbounded, OpenTelemetry would wait for 30 s.
 @pytest.mark.timeout(25)
+def test_the_last_spans_are_sent_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", lambda: exporter)
+    with tracing("test", ON) as spans:
+        assert spans is not None
+        spans.begin("work").end()
+    assert [each.name for each in exporter.get_finished_spans()] == ["work"]
+
+
 def test_its_end_does_not_wait_for_a_collector_that_hangs() -> None:
     exporter = HangingExporter()
     spans = Spans(service="test", version="1", exporter=exporter)

@@ -57,6 +57,24 @@ def test_a_change_is_read_once(tmp_path: Path) -> None:
     assert words.reports == ["read"]
 
 
+def test_a_change_while_files_are_read_is_read_next(tmp_path: Path) -> None:
+    file = tmp_path / "word"
+    next_of = {"a": "bb", "bb": "ccc"}
+
+    def read() -> str:
+        word = file.read_text()
+        file.write_text(next_of.get(word, word))
+        return word
+
+    file.write_text("a")
+    watched = WatchedFiles([file], read, on_reload=lambda error: None)
+    values = [watched.value]
+    for _ in range(2):
+        watched.refresh()
+        values.append(watched.value)
+    assert values == ["a", "bb", "ccc"]
+
+
 def test_a_replaced_file_and_a_moved_link_are_changes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -97,8 +97,7 @@ def completion_job(
             CompletionChoice(
                 wants,
                 echoes=bool(parsed.echo),
-                # Not kept while it is not shown.
-                prompt=prompt if isinstance(prompt, str) and parsed.echo else None,
+                prompt=prompt if isinstance(prompt, str) else None,
             )
             for prompt in prompts
             for _ in range(parsed.n or 1)

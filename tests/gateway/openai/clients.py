@@ -87,6 +87,14 @@ async def connection(
             await writer.wait_closed()
 
 
+def served_connection(running: RunningGateway) -> Any:
+    """The server's side of the only connection."""
+    listener = running.gateway._http
+    assert listener is not None
+    (found,) = listener._server.server_state.connections
+    return found
+
+
 async def read_answer(reader: asyncio.StreamReader) -> Answer:
     """Reads an answer to the end of its connection."""
     async with asyncio.timeout(PATIENCE_S):

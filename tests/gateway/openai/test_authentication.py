@@ -10,6 +10,7 @@ import trustme
 
 from gateway.config import GatewayConfig
 from servicekit.config import ServerOptions
+from tests.certificates import issue_uri_cert
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import exchange, get, official_client, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
@@ -91,8 +92,15 @@ async def test_a_certificate_names_the_tenant(
     verifier.play(lambda opened: [5, 0])
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    for name in ("127.0.0.1", "client.test", "other.test", "drafter.test"):
-        certificate = authority.issue_cert(name)
+    for name, certificate in {
+        **{
+            name: authority.issue_cert(name)
+            for name in ("127.0.0.1", "client.test", "other.test", "drafter.test")
+        },
+        # Neither its address is a name, nor the common name beside it.
+        "address": authority.issue_cert("10.0.0.7", common_name="client.test"),
+        "uri": issue_uri_cert(authority, "spiffe://test/client"),
+    }.items():
         certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
     running = await start_api(
@@ -102,7 +110,7 @@ async def test_a_certificate_names_the_tenant(
             tls_cert=tmp_path / "127.0.0.1.pem",
             tls_key=tmp_path / "127.0.0.1.key",
             tls_client_ca=tmp_path / "ca.pem",
-            allowed_clients=["client.test", "other.test"],
+            allowed_clients=["client.test", "other.test", "10.0.0.7", "spiffe://test/client"],
         ),
     )
 
@@ -117,6 +125,7 @@ async def test_a_certificate_names_the_tenant(
     assert (await verifier.nth("open", 0)).cache_salt == "4:acme/"
     other = await exchange(running, sent, context("other.test"))
     assert other.status == 401
-    drafter = await exchange(running, sent, context("drafter.test"))
-    assert drafter.status == 403
-    assert running.sample("tandem_request_errors_total", code="PERMISSION_DENIED") == 1
+    assert (await exchange(running, sent, context("uri"))).status == 401
+    for name in ("drafter.test", "address"):
+        assert (await exchange(running, sent, context(name))).status == 403
+    assert running.sample("tandem_request_errors_total", code="PERMISSION_DENIED") == 2

@@ -5,11 +5,22 @@ import contextlib
 import json
 from pathlib import Path
 
+import h11
 import pytest
+from starlette.types import Message
 
+from gateway.api.openai.body import BodyReader, ended_by_disconnect
+from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
-from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
+from tests.gateway.openai.clients import (
+    connection,
+    get,
+    post,
+    read_answer,
+    request_bytes,
+    served_connection,
+)
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
@@ -18,6 +29,7 @@ from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 BODY = {"model": "scripted", "prompt": [1, 2], "stream": True}
+JSON = [(b"content-type", b"application/json")]
 IMPATIENT = ServerOptions(listen="127.0.0.1:0", request_timeout_s=0.3)
 
 
@@ -49,6 +61,18 @@ async def test_a_connection_without_a_whole_head_is_closed_in_time(
     assert answered.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in sent)
 
 
+async def test_a_head_that_comes_bit_by_bit_has_no_more_time(start_api: StartApi) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        closed = asyncio.ensure_future(until_closed(reader))
+        writer.write(b"GET /")
+        async with asyncio.timeout(PATIENCE_S):
+            while not closed.done():
+                writer.write(b"x")
+                await asyncio.wait([closed], timeout=IMPATIENT.request_timeout_s / 10)
+        assert await closed == b""
+
+
 async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
@@ -76,6 +100,22 @@ async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_a_connection_makes_room_after_a_body_that_no_answer_waited_for(
+    start_api: StartApi,
+) -> None:
+    running = await start_api(server=ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1))
+    async with connection(running) as (reader, writer):
+        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+        head, _, body = sent.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"}}")
+        writer.write(body)
+        await until(lambda: served_connection(running).conn.their_state is h11.IDLE)
+        assert (await get(running, "/health")).status == 200
+        assert await until_closed(reader) == b""
+
+
 async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartApi) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
@@ -85,6 +125,19 @@ async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartAp
         async with asyncio.timeout(PATIENCE_S):
             await reader.readuntil(b"}}")
         writer.write(body[:-1])
+        assert await until_closed(reader) == b""
+
+
+async def test_a_body_that_turns_out_to_be_none_after_its_answer_ends_the_connection(
+    start_api: StartApi,
+) -> None:
+    patient = ServerOptions(listen="127.0.0.1:0", request_timeout_s=10 * PATIENCE_S)
+    running = await start_api(server=patient)
+    async with connection(running) as (reader, writer):
+        writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"}}")
+        writer.write(b"no chunk\r\n")
         assert await until_closed(reader) == b""
 
 
@@ -258,6 +311,43 @@ async def test_a_drain_does_not_wait_for_bodies(start_api: StartApi) -> None:
         assert answer.headers["connection"] == "close"
         assert answer.headers["retry-after"] == "1"
     assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_drain_ends_bodies_that_come_or_are_late_already(is_late: bool) -> None:
+    reader = BodyReader(timeout_s=0.0 if is_late else 60.0, max_connections=1, on_shed=print)
+    silent = asyncio.Event()
+
+    async def receive() -> Message:
+        await silent.wait()
+        raise AssertionError
+
+    async def read() -> None:
+        async with reader.read({"headers": JSON}, receive, ""):
+            pass
+
+    first = asyncio.create_task(read())
+    # It waits; where it is late, its end has begun.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    reader.close()
+    async with asyncio.timeout(PATIENCE_S):
+        for reading in (first, read()):
+            with pytest.raises(UnavailableError):
+                await reading
+
+
+async def test_a_client_whose_request_has_ended_is_no_longer_watched() -> None:
+    silent = asyncio.Event()
+
+    async def receive() -> Message:
+        await silent.wait()
+        raise AssertionError
+
+    async with ended_by_disconnect(receive):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_it_is_not_ready_once_it_is_about_to_stop(start_api: StartApi) -> None:

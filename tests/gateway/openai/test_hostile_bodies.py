@@ -210,6 +210,21 @@ def test_small_pieces_of_a_body_are_refused_only_if_they_are_chunks(
                 pass
 
 
+def test_small_chunks_of_earlier_requests_do_not_count() -> None:
+    parser = _ChunkBoundedParser(1 << 15)
+    for _ in range(3):
+        parser.receive_data(
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"1\r\n \r\n" * 1_000
+            + b"0\r\n\r\n"
+        )
+        while not isinstance(parser.next_event(), h11.EndOfMessage):
+            pass
+        parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        parser.send(h11.EndOfMessage())
+        parser.start_next_cycle()
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
 async def test_a_body_in_tiny_chunks_is_refused_before_it_blocks_the_loop(
     start_gateway: StartGateway, path: str

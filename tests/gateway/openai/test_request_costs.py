@@ -5,7 +5,7 @@ import contextlib
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from gateway.api.openai import body as bodies
 from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.merged_events import merge
 from gateway.api.openai.report import SpeculationReport
 from gateway.messages.request import Conversation, GenerateRequest
-from gateway.messages.response import Chunk
+from gateway.messages.response import Chunk, GenerateEvent, Traced
 from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
@@ -188,6 +189,23 @@ async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
     assert len((await first).prompt) == 50_000
     await parse()
     assert (api._bodies._num_bytes, api._bodies._num_bodies.total()) == (0, 0)
+
+
+async def test_of_several_prompts_no_output_is_read_ahead() -> None:
+    num_read = 0
+
+    async def generate() -> AsyncGenerator[GenerateEvent, None]:
+        nonlocal num_read
+        for _ in range(100):
+            num_read += 1
+            yield Traced(choice_index=0, step=b"")
+
+    async with contextlib.aclosing(merge([generate(), generate()])) as merged:
+        for num_taken in range(1, 10):
+            await anext(merged)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert num_read <= num_taken + 4, "one waits for each prompt, and one or two between"
 
 
 class CountedBody(bytes):

@@ -1,10 +1,12 @@
 """OpenAI's parameters reach the verifier; what is wrong or not supported is refused by name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.api.openai import chat, requests, schema
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import (
@@ -114,6 +116,26 @@ async def test_every_parameter_arrives(start_api: StartApi, verifier: ScriptedVe
     assert opened.ngram.pool_id.endswith("/p")
 
 
+def test_newer_names_of_parameters_count_instead_of_older_ones() -> None:
+    body = {
+        "model": "scripted",
+        "messages": USER,
+        "max_tokens": 5,
+        "max_completion_tokens": 7,
+        "user": "u",
+        "prompt_cache_key": "k",
+    }
+    parsed = requests.parse(schema.ChatCompletionRequest, json.dumps(body).encode())
+    made = requests.chat_request(
+        parsed,
+        chat.conversation(parsed, num_bytes=1),
+        grammar=None,
+        trace=False,
+        report_tokens=False,
+    )
+    assert (made.max_new_tokens, made.affinity_key) == (7, "k")
+
+
 async def test_logprobs_are_those_of_the_models_own_logits(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
@@ -155,8 +177,12 @@ REFUSED = [
     ("stream_options", {"include_usage": True}, "invalid_value"),
     ("speculation", {"tree_width": 2}, "unsupported_parameter"),
     ("speculation", {"pool_feed_tokens": 99}, "invalid_value"),
+    ("speculation", {"pool": "é" * 65}, "invalid_value"),
     ("speculation", {"bogus": 1}, "unknown_parameter"),
     ("speculation", {"tie": "x"}, "invalid_value"),
+    ("structured_outputs", {}, "invalid_value"),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}, "invalid_value"),
+    ("structured_outputs", {"json": {"const": "x" * (1 << 20)}}, "invalid_value"),
 ]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import openai
 import pytest
 
 from gateway.api.openai import answer_writer
+from gateway.api.request_record import RequestRecord
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (
     connection,
@@ -19,9 +22,10 @@ from tests.gateway.openai.clients import (
     post,
     read_answer,
     request_bytes,
+    served_connection,
 )
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.running_gateway import RunningGateway, until
+from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -183,6 +187,33 @@ async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
     await running.until_idle()
 
 
+async def test_a_bad_prompt_has_its_status_though_another_one_has_text_already(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    too_long = "\x01" * 2_500
+    has_text = threading.Event()
+    encode = Tokenizer.encode
+
+    def late_encode(tokenizer: Tokenizer, text: str, **fields: Any) -> list[int]:
+        assert text != too_long or has_text.wait(PATIENCE_S)
+        return encode(tokenizer, text, **fields)
+
+    monkeypatch.setattr(Tokenizer, "encode", late_encode)
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(prompt=["good", too_long])))
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), texts("ab")))
+        await until(lambda: running.sample("tandem_time_to_first_token_seconds_count") == 1)
+        has_text.set()
+        answer = await read_answer(reader)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    await running.until_idle()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("code", "status", "headers"),
@@ -214,6 +245,29 @@ async def test_a_request_that_its_verifier_refuses_has_the_right_status(
         answer = await read_answer(reader)
     assert (answer.status, answer.error["message"]) == (status, "no")
     assert headers.items() <= answer.headers.items()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_bug_of_the_gateway_is_logged_once_and_leaks_nothing(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    running = await start_api()
+
+    def fail(*_: object) -> None:
+        raise OSError("the password is tulip")
+
+    monkeypatch.setattr(RequestRecord, "opened", fail)
+    answer = await post(running, "/v1/completions", body(stream=stream))
+    assert answer.status == 500
+    assert answer.error == {
+        "message": "internal error",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    [entry] = [each for each in running.log if each["event"] == "http_request_failed"]
+    assert entry["exc_info"]
+    await running.until_idle()
 
 
 async def test_an_error_after_the_first_text_is_an_event_of_the_stream(
@@ -298,6 +352,10 @@ async def test_a_client_that_goes_away_frees_its_request(
     closed = await verifier.nth("close", 0)
     assert closed.sequence_id == opened.sequence_id
     await running.until_idle()
+    http = running.gateway._http
+    assert http is not None
+    await http.drain()
+    assert not [each for each in running.log if each["event"] == "http_request_failed"]
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -334,14 +392,6 @@ async def test_few_requests_are_read_before_the_one_is_answered(
         writer.transport.abort()
 
 
-def served_connection(running: RunningGateway) -> Any:
-    """The server's side of the only connection."""
-    listener = running.gateway._http
-    assert listener is not None
-    (found,) = listener._server.server_state.connections
-    return found
-
-
 async def test_64_clients_that_vanish_free_everything(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
@@ -369,7 +419,11 @@ async def test_64_clients_that_vanish_free_everything(
     ids=["running stream", "ended stream", "whole"],
 )
 async def test_a_client_that_does_not_read_is_cut_off(
-    start_api: StartApi, start_verifier: StartVerifier, stream: bool, finish: int
+    start_api: StartApi,
+    start_verifier: StartVerifier,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+    finish: int,
 ) -> None:
     verifier = await start_verifier(max_model_len=1 << 21)
     running = await start_api(
@@ -405,6 +459,8 @@ async def test_a_client_that_does_not_read_is_cut_off(
                     last = received
         assert b"[DONE]" not in last
         assert b"usage" not in last
+    # It is no error of the gateway.
+    assert [each for each in caplog.records if each.name == "uvicorn.error"] == []
 
 
 async def test_a_drain_waits_until_an_answer_is_taken(
@@ -428,6 +484,37 @@ async def test_a_drain_waits_until_an_answer_is_taken(
             await draining
     assert head.startswith(b"HTTP/1.1 200")
     assert len(answer["choices"][0]["token_ids"]) == UNREAD_TOKENS
+
+
+async def test_a_drain_waits_until_the_last_bytes_of_an_answer_are_taken(
+    start_api: StartApi, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 14)
+    running = await start_api(verifiers=[verifier.address])
+    assert running.gateway.http_address is not None
+    host, port = running.gateway.http_address.split(":")
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, (host, int(port)))
+        fields = {"return_token_ids": True, "max_tokens": 1 << 13, "stream": False}
+        await loop.sock_sendall(client, request_bytes("/v1/completions", body(**fields)))
+        opened = await verifier.nth("open", 0)
+        transport = served_connection(running).transport
+        served = transport.get_extra_info("socket")
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        # Less than a transport buffers before it pauses, by default.
+        verifier.send(verifier.decided(opened.sequence_id, 2, [1000] * 7_000, finish=STOP))
+        await until(lambda: transport.get_write_buffer_size() > 0)
+        await running.until_idle()
+        draining = asyncio.ensure_future(running.gateway.drain())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(draining), 0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            while await loop.sock_recv(client, 1 << 16):
+                pass
+            await draining
 
 
 async def test_what_a_whole_answer_may_hold_is_counted_in_bytes(

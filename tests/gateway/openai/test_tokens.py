@@ -2,15 +2,24 @@
 
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
+from gateway.api.openai.choices import CompletionChoice, Wants
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
+from gateway.messages.response import Chunk
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
+from tests.gateway.test_tokenizer import SENTENCEPIECE
 
+THE, CAT, SAT = (
+    SENTENCEPIECE._tokenizer.get_vocab()[f"\N{LOWER ONE EIGHTH BLOCK}{word}"]
+    for word in ("the", "cat", "sat")
+)
+WITH_LOGPROBS = Wants(logprobs=True, token_ids=False, report=False)
 TEXT = "naïve 日本 🙂<|end|>x"
 
 
@@ -59,6 +68,61 @@ def test_the_offset_of_a_token_within_a_character_is_the_characters(tokenizer: T
         before += tokenizer.token_bytes(token_id)
 
 
+def chunk_of(
+    token_ids: Sequence[int], text: str, prompt_token_ids: Sequence[int | None] = ()
+) -> Chunk:
+    """One with the logprobs of its tokens and of some of the prompt; None: the first has none."""
+    return Chunk(
+        choice_index=0,
+        offset=0,
+        token_ids=token_ids,
+        text=text,
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_steps=1,
+        logprobs=[encoded(each) for each in token_ids],
+        prompt_logprobs=[b"" if each is None else encoded(each) for each in prompt_token_ids],
+    )
+
+
+def test_where_a_text_begins_depends_on_the_prompt_before_it() -> None:
+    choice = CompletionChoice(WITH_LOGPROBS, echoes=False, prompt=None)
+    choice.start(TokenTexts(SENTENCEPIECE), [THE], "")
+    part = choice.read(chunk_of([CAT, SAT], " cat sat"))
+    assert part.logprobs is not None
+    assert [each.offset for each in part.logprobs] == ["0", "4"]
+
+
+def test_an_echos_logprobs_go_on_where_the_last_chunk_ended() -> None:
+    choice = CompletionChoice(WITH_LOGPROBS, echoes=True, prompt=None)
+    choice.start(TokenTexts(SENTENCEPIECE), [THE, CAT, SAT], "the cat sat")
+    parts = [
+        choice.read(chunk_of([], "", [None, CAT])),
+        choice.read(chunk_of([], "", [SAT])),
+        choice.read(chunk_of([THE], " the")),
+    ]
+    assert [part.text for part in parts] == ["the cat sat", "", " the"]
+    shown = [each for part in parts for each in part.logprobs or ()]
+    texts = [json.loads(each.token) for each in shown]
+    assert texts == [" the", " cat", " sat", " the"]
+    assert [each.logprob for each in shown] == ["null", "-0.5", "-0.5", "-0.5"]
+    assert [each.offset for each in shown] == ["0", "3", "7", "11"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offsets"), [("<|code|>x<|out|>", ["0", "8", "9"]), (None, ["0", "0", "1"])]
+)
+def test_an_echo_of_a_text_counts_its_special_tokens(
+    tokenizer: Tokenizer, prompt: str | None, offsets: list[str]
+) -> None:
+    token_ids = tokenizer.encode("<|code|>x<|out|>")
+    choice = CompletionChoice(WITH_LOGPROBS, echoes=True, prompt=prompt)
+    choice.start(TokenTexts(tokenizer), token_ids, "x")
+    part = choice.read(chunk_of([], "", [None, *token_ids[1:]]))
+    assert part.text == (prompt or "x")
+    assert [each.offset for each in part.logprobs or ()] == offsets
+
+
 def test_the_token_itself_is_always_among_a_completions_alternatives(tokenizer: Tokenizer) -> None:
     texts = TokenTexts(tokenizer)
     shown = texts.completion_logprob(encoded(300, 301, 302), 7)
@@ -83,8 +147,11 @@ def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest()
     assert float(shown.logprob) == pytest.approx(top["A"])
 
 
-def test_an_impossible_token_has_a_number_that_json_knows(tokenizer: Tokenizer) -> None:
-    shown = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=-math.inf))
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan])
+def test_an_impossible_token_has_a_number_that_json_knows(
+    tokenizer: Tokenizer, logprob: float
+) -> None:
+    shown = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=logprob))
     assert json.loads(shown)["logprob"] == -9999.0
 
 

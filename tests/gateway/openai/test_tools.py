@@ -281,19 +281,22 @@ async def test_references_of_a_call_that_must_come_are_to_its_tools_own_paramete
 ) -> None:
     running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
     # The same name, defined otherwise.
-    tools = [tool({"$defs": {"kind": {"const": "large"}}}, "g"), tool(RECURSIVE)]
+    other = {"$defs": {"kind": {"const": "large"}}, "properties": {"x": {"const": {"$ref": "x"}}}}
+    tools = [tool(other, "g"), tool(RECURSIVE)]
     assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
     grammar = (await verifier.nth("open", 0)).sampling.structured_output
     assert isinstance(grammar, sampling_pb2.StructuredOutput)
     child = {"value": 2, "child": {"value": 3, "child": None}}
-    for given, is_allowed in [
-        ({"$ref": 3, "$id": "x", "enum": "small", "value": 1, "child": child}, True),
-        ({"value": 1, "child": {"name": "f"}}, False),
-        ({"$id": 5, "value": 1}, False),
-        ({"enum": "large", "value": 1}, False),
+    right = {"$ref": 3, "$id": "x", "enum": "small", "value": 1, "child": child}
+    for given, more, is_allowed in [
+        (right, {}, True),
+        (right, {"more": 1}, False),
+        ({"value": 1, "child": {"name": "f"}}, {}, False),
+        ({"$id": 5, "value": 1}, {}, False),
+        ({"enum": "large", "value": 1}, {}, False),
     ]:
         key = "arguments" if parser == "hermes" else "parameters"
-        text = json.dumps({"name": "f", key: given}, separators=(",", ":"))
+        text = json.dumps({"name": "f", key: given, **more}, separators=(",", ":"))
         if parser == "hermes":
             text, written = f"<tool_call>\n{text}\n</tool_call>", grammar.lark
         else:
