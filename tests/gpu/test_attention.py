@@ -51,6 +51,12 @@ def test_a_step_reads_its_indices_at_every_launch() -> None:
     triton_cases.a_step_reads_its_indices_at_every_launch(GPU)
 
 
+def test_a_sequence_may_end_where_a_split_does() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.a_sequence_may_end_where_a_split_does(GPU)
+
+
 def test_a_cache_may_have_more_values_than_int32_counts() -> None:
     from tests.verifier import triton_cases
 

@@ -65,6 +65,10 @@ def test_of_one_type(call: Call, case: str, dtype: torch.dtype) -> None:
     call(case, dtype)
 
 
+def test_a_sequence_may_end_where_a_split_does(call: Call) -> None:
+    call("a_sequence_may_end_where_a_split_does")
+
+
 def test_the_default_splits_are_right(call: Call) -> None:
     call("the_default_splits_are_right", torch.float16)
 

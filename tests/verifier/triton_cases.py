@@ -249,6 +249,14 @@ def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
     return (False,) if dtype is torch.float32 else (False, True)
 
 
+def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
+    """So there is no split past the last one, whose results would lie among another row's."""
+    for length in (32, 64, 128, 192):
+        world = World(Sizes(device=device), [Entry(num_queries=3, length=length)])
+        for splitting in (TOGETHER, APART):
+            world.check(world.attend(splitting))
+
+
 def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> None:
     """Longer than one split of the default, in blocks of every size."""
     for block_size in (16, 256):
