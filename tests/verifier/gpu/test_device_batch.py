@@ -169,6 +169,15 @@ def test_a_table_that_lost_its_row_is_written_whole_again() -> None:
     check(arrays, layout, None)
 
 
+def test_forgotten_tables_are_written_anew() -> None:
+    """Another engine's first table has the id of the first one's."""
+    batch = make_batch()
+    load(batch, tokens([1] * 6, [5, 6], 1))
+    batch.forget_tables()
+    layout, arrays = load(batch, tokens([1] * 6, [7, 8], 1))
+    check(arrays, layout, None)
+
+
 def test_tables_without_an_id_are_never_remembered() -> None:
     batch = make_batch(max_num_tables=2)
     for blocks in ([1, 2], [3, 4], [5, 6]):
