@@ -102,6 +102,16 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
     assert [(item.sequence, item.num_new_tokens) for item in scheduled] == [(first, 8), (second, 2)]
 
 
+def test_prompts_share_the_blocks_that_are_left() -> None:
+    scheduler = make_scheduler(num_blocks=16)
+    for _ in range(2):
+        scheduler.add(make_sequence(16))
+    scheduler.admit()
+    # By so much have others grown since.
+    scheduler.block_pool.extend([], 11)
+    assert [item.num_new_tokens for item in scheduler.schedule()] == [16, 4]
+
+
 def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() -> None:
     scheduler = make_scheduler(num_blocks=10, block_size=4)
     running = make_sequence(20, num_output_tokens=4)  # 6 blocks
