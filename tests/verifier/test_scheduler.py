@@ -137,6 +137,15 @@ def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> 
     assert scheduler.waiting == [large]
 
 
+def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
+    """As which they travel; 0 is that of a table of which nothing is known."""
+    scheduler = make_scheduler()
+    scheduler._last_table_id = 2**31 - 2
+    for sequence in [make_sequence(4) for _ in range(2)]:
+        scheduler.add(sequence)
+    assert [sequence.table_id for sequence in scheduler.admit()] == [2**31 - 1, 1]
+
+
 def test_no_more_than_max_num_seqs_run() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for _ in range(3):
