@@ -249,6 +249,16 @@ def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
     return (False,) if dtype is torch.float32 else (False, True)
 
 
+def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
+    """Then a tile has more rows, of one token."""
+    world = World(
+        Sizes(num_kv_heads=1, group=20, device=device),
+        [Entry(num_queries=1, length=40), Entry(num_queries=3, length=70)],
+    )
+    for splitting in (TOGETHER, APART):
+        world.check(world.attend(splitting))
+
+
 def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
     """So there is no split past the last one, whose results would lie among another row's."""
     for length in (32, 64, 128, 192):
