@@ -57,6 +57,12 @@ def test_a_sequence_may_end_where_a_split_does() -> None:
     triton_cases.a_sequence_may_end_where_a_split_does(GPU)
 
 
+def test_values_of_a_head_may_lie_apart() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.values_of_a_head_may_lie_apart(GPU)
+
+
 def test_more_heads_may_share_kv_than_a_tile_has_rows() -> None:
     from tests.verifier import triton_cases
 

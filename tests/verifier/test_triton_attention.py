@@ -69,6 +69,10 @@ def test_a_sequence_may_end_where_a_split_does(call: Call) -> None:
     call("a_sequence_may_end_where_a_split_does")
 
 
+def test_values_of_a_head_may_lie_apart(call: Call) -> None:
+    call("values_of_a_head_may_lie_apart")
+
+
 def test_more_heads_may_share_kv_than_a_tile_has_rows(call: Call) -> None:
     call("more_heads_may_share_kv_than_a_tile_has_rows")
 

@@ -249,6 +249,15 @@ def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
     return (False,) if dtype is torch.float32 else (False, True)
 
 
+def values_of_a_head_may_lie_apart(device: str = "cpu") -> None:
+    """Of queries, keys and values; kernels want them side by side."""
+    world = World(Sizes(device=device), [Entry(num_queries=3, length=40)])
+    apart = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in world.rows()]
+    assert all(each.stride(2) > 1 for each in apart)
+    step = TritonBackend(device=world.device).prepare(world.layout, world.cache)
+    world.check(step.attend(1, *apart, scaling=0.3, sliding_window=None))
+
+
 def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
     """Then a tile has more rows, of one token."""
     world = World(
