@@ -134,32 +134,6 @@ def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
         choose(101)
 
 
-def test_there_are_no_more_blocks_than_sequences_can_use() -> None:
-    blocks = choose_num_kv_blocks(
-        config_with(max_num_seqs=3, max_model_len=100),
-        model_limit=1 << 20,
-        block_size=16,
-        block_bytes=10,
-        free_bytes=1 << 40,
-    )
-    assert blocks == 3 * 7
-
-
-@pytest.mark.parametrize(
-    ("flag", "room", "expected"), [(None, 64, 64), (None, 128, 100), (64, 64, 64), (64, 128, 64)]
-)
-def test_no_sequence_is_longer_than_flag_model_and_cache_allow(
-    flag: int | None, room: int, expected: int
-) -> None:
-    config = config_with(max_model_len=flag)
-    assert choose_max_model_len(config, model_limit=100, room=room) == expected
-
-
-def test_a_longest_sequence_that_the_cache_has_no_room_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--max-model-len: 65: the K/V cache holds 64 tokens"):
-        choose_max_model_len(config_with(max_model_len=65), model_limit=100, room=64)
-
-
 def test_unknown_memory_is_named_with_the_flag_that_replaces_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--num-kv-blocks"):
         free_memory_bytes(tmp_path, tmp_path)
