@@ -93,6 +93,14 @@ def test_a_decoder_that_computes_another_model_is_refused(
         check(change(load(tmp_path)), tmp_path)
 
 
+def test_a_decoder_that_is_less_exact_than_its_dtype_is_refused(tmp_path: Path) -> None:
+    """Though no single logit differs by more than rounding may change one."""
+    save(tmp_path, "mistral", torch.bfloat16)
+    weights = load(tmp_path)
+    with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+        check(dataclasses.replace(weights, head=weights.head * 1.06), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
