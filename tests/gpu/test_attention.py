@@ -51,6 +51,24 @@ def test_a_step_reads_its_indices_at_every_launch() -> None:
     triton_cases.a_step_reads_its_indices_at_every_launch(GPU)
 
 
+def test_a_sequence_may_end_where_a_split_does() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.a_sequence_may_end_where_a_split_does(GPU)
+
+
+def test_values_of_a_head_may_lie_apart() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.values_of_a_head_may_lie_apart(GPU)
+
+
+def test_more_heads_may_share_kv_than_a_tile_has_rows() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.more_heads_may_share_kv_than_a_tile_has_rows(GPU)
+
+
 def test_a_cache_may_have_more_values_than_int32_counts() -> None:
     from tests.verifier import triton_cases
 

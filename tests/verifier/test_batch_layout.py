@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +130,19 @@ def test_equals_the_oracle_token_by_token(step: tuple[list[ScheduledTokens], int
     assert layout.num_sampled_tokens.tolist() == [
         len(s.draft_token_ids) + 1 if s.is_sampled else 0 for s in scheduled
     ]
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1])
+def test_a_table_that_ends_before_its_tokens_is_refused(num_blocks: int) -> None:
+    """Its slots would be another sequence's."""
+    short = ScheduledTokens(
+        token_ids=[1, 2],
+        draft_token_ids=[3],
+        num_computed_tokens=14,
+        block_table=[0, 1][:num_blocks],
+    )
+    with pytest.raises(ValueError, match="shorter than its sequence"):
+        lay_out([short, short._replace(block_table=[2, 3])], block_size=16)
 
 
 def test_every_index_array_is_int64() -> None:

@@ -32,8 +32,10 @@ from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.checkpoint import (
     check_architecture,
+    checkpoint_of,
     choose_dtype,
     load_checkpoint,
+    replaced_weights,
     uses_experts,
 )
 from verifier.model.digests import digest_of
@@ -368,6 +370,29 @@ def test_the_bundled_model_has_the_expected_description() -> None:
     assert checkpoint.eos_token_ids == {0}
     shape = checkpoint.kv_shape
     assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (4, 4, 32)
+
+
+@pytest.mark.parametrize("eos", [-1, 1 << 32, [3, True], 0.5, "3"])
+def test_end_tokens_that_are_no_ids_are_refused(eos: object) -> None:
+    model = AutoModelForCausalLM.from_config(SMALL_CONFIGS["llama"]())
+    model.config.__dict__["eos_token_id"] = eos
+    with pytest.raises(CheckpointError, match="not ids of tokens"):
+        checkpoint_of(model, dtype=torch.float32, model_digest="")
+
+
+def test_replaced_weights_are_put_back_where_a_module_fails() -> None:
+    class Failing(torch.nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("expected bfloat16")
+
+    model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), Failing(2, 2))
+    before = [parameter.clone() for parameter in model.parameters()]
+    with (
+        pytest.raises(RuntimeError, match="expected bfloat16"),
+        replaced_weights(model, lambda _, weight: weight + 1),
+    ):
+        model(torch.ones(1, 2))
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 @pytest.mark.parametrize(

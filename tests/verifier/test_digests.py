@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.digests import digest_of, tokenizer_digest_of
+from verifier.model.digests import begin_digest, digest_of, tokenizer_digest_of
 
 
 def test_the_index_of_shards_counts(tmp_path: Path) -> None:
@@ -29,6 +29,9 @@ def test_a_file_that_cannot_be_read_is_told(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()  # whoever may read all files cannot read this one
     with pytest.raises(CheckpointError, match=name):
         digest_of(tmp_path)
+    # Within a thread of its own; who waits for it must not wait for ever.
+    with pytest.raises(CheckpointError, match=name):
+        begin_digest(tmp_path).result(timeout=30)
     if name == "tokenizer.json":
         with pytest.raises(CheckpointError, match=name):
             tokenizer_digest_of(tmp_path)

@@ -11,6 +11,7 @@ from verifier.model import fp8_weights
 from verifier.model.checkpoint import load_checkpoint, reference_logits
 from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
 from verifier.model.parity_probe import make_reference
+from verifier.model.quantised_values import computed_in
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY_VALUE = torch.arange(256, dtype=torch.uint8).view(FP8)
@@ -110,3 +111,10 @@ def test_a_model_that_multiplies_in_fp8_is_near_the_one_that_widens() -> None:
     assert 0 < apart < 0.1 * widening.std()
     # The context has left the layers as they were.
     assert rounds_rows(folder_model.model)
+
+
+def test_a_model_computes_as_before_once_its_reference_is_made() -> None:
+    model = make_small_model("llama").model
+    with computed_in(model, torch.float32, quantization="fp8", rounds_rows=True):
+        assert any(module._forward_pre_hooks for module in model.modules())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

@@ -179,6 +179,25 @@ def test_a_row_of_a_draft_whose_kv_is_not_finite_is_not_used() -> None:
     assert result.verdict.is_finite.tolist() == [False, True]
 
 
+def test_a_token_whose_kv_is_not_finite_spoils_no_other_sequences_row() -> None:
+    """Rows are fewer than tokens where a prompt is computed."""
+    layout = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[4] * count, draft_token_ids=[], num_computed_tokens=0, block_table=[i]
+            )
+            for i, count in enumerate((3, 1))
+        ],
+        block_size=16,
+    )
+    kv_is_finite = np.array([True, False, True, True])
+    step = HostStep(lambda: HostLogits(certain([5, 9]), kv_is_finite, None), layout, judged(0, 0))
+    step.wait()
+    verdict = step.result().verdict
+    assert verdict.is_finite.tolist() == [True, True]
+    assert verdict.output_token_ids.tolist() == [[5], [9]]
+
+
 def test_a_sequence_that_cannot_be_verified_is_named_and_the_others_are_verified() -> None:
     step = HostStep(
         lambda: HostLogits(certain([5, 9, 3]), None, None), layout_of(1, 0), judged(1, 0, broken=0)

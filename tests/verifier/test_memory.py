@@ -21,12 +21,13 @@ from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model import model_part
+from verifier.model import kv_room, model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,
     free_for_kv_bytes,
     largest_steps,
 )
+from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_part
 from verifier.model.ready_model import choose_max_model_len
@@ -283,7 +284,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
 
 
 def free_for_kv(
-    gpu: StandInGpu, make_model: Callable[[], ComputesLogits] | None = None, **flags: Any
+    gpu: StandInGpu,
+    make_model: Callable[[], ComputesLogits] | None = None,
+    *,
+    block_bytes: int = 64,
+    **flags: Any,
 ) -> int:
     return free_for_kv_bytes(
         config_with(**flags),
@@ -291,7 +296,7 @@ def free_for_kv(
         make_model or (lambda: StandInModel(gpu)),
         model_limit=4096,
         block_size=16,
-        block_bytes=64,
+        block_bytes=block_bytes,
         vocab_size=10,
     )
 
@@ -314,8 +319,15 @@ def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandIn
 
 
 @pytest.mark.stand_in
-def test_no_measured_step_is_longer_than_the_model_allows(gpu: StandInGpu) -> None:
-    """Its tables have no room for one."""
+def test_what_loading_took_for_a_while_is_no_steps(gpu: StandInGpu) -> None:
+    gpu.allocate(500_000)
+    gpu.allocate(-500_000)
+    assert free_for_kv(gpu, max_num_batched_tokens=200) == 600_000 - 300 - 200_000
+
+
+@pytest.mark.stand_in
+def test_no_measured_step_is_longer_than_the_model_or_memory_allows(gpu: StandInGpu) -> None:
+    """Tables have no room for one that is longer than the model allows."""
     longest = []
 
     class NotingModel(StandInModel):
@@ -329,6 +341,9 @@ def test_no_measured_step_is_longer_than_the_model_allows(gpu: StandInGpu) -> No
         choose_max_model_len(
             config_with(max_model_len=5000), model_limit=4096, room=left_bytes // 64 * 16
         )
+    longest.clear()
+    free_for_kv(gpu, make_model=lambda: NotingModel(gpu), block_bytes=50_000)
+    assert max(longest) == (600_000 - 300) // 50_000 * 16
 
 
 @pytest.mark.stand_in
@@ -409,3 +424,56 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
             int(left_bytes * MEASURED_FRACTION // block_bytes),
             [PROFILE_BLOCKS],
         )
+
+
+def room_for_kv(
+    gpu: StandInGpu, *, graph_bytes: int = 0, block_bytes: int = 64, **flags: Any
+) -> int:
+    return room_for_kv_blocks(
+        config_with(max_num_batched_tokens=200, **flags),
+        GPU,
+        lambda num_blocks: StandInModel(gpu),
+        model_limit=4096,
+        block_size=16,
+        block_bytes=block_bytes,
+        vocab_size=10,
+        graph_bytes=graph_bytes,
+    )
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("graph_bytes", [0, 100_000])
+def test_graphs_have_their_memory_beside_the_step(gpu: StandInGpu, graph_bytes: int) -> None:
+    left_bytes = 600_000 - 300 - 200_000 - graph_bytes
+    assert room_for_kv(gpu, graph_bytes=graph_bytes) == int(left_bytes * MEASURED_FRACTION // 64)
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("graph_bytes", "block_bytes", "free_bytes"),
+    [(400_000, 64, 600_000), (0, 1_000_000, 600_000), (0, 64, 200_310)],
+)
+def test_a_gpu_without_room_for_a_block_is_refused(
+    gpu: StandInGpu, graph_bytes: int, block_bytes: int, free_bytes: int
+) -> None:
+    """Because of graphs, the size of a block, or the largest step."""
+    gpu.total = 400_000 + free_bytes
+    with pytest.raises(ConfigError, match="leaves no memory for the K/V cache"):
+        room_for_kv(gpu, graph_bytes=graph_bytes, block_bytes=block_bytes)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_all_ranks_on_a_cpu_share_its_memory(
+    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_room, "free_memory_bytes", lambda: 400 * MIB)
+    blocks = room_for_kv_blocks(
+        config_with(tensor_parallel_size=num_ranks),
+        torch.device("cpu"),
+        lambda _: pytest.fail("no step is measured"),
+        model_limit=1 << 20,
+        block_size=16,
+        block_bytes=MIB,
+        vocab_size=10,
+    )
+    assert blocks == 100 // num_ranks

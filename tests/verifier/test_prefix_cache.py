@@ -218,6 +218,24 @@ class TestEviction:
         assert world.scheduler.block_pool.num_free == 8
         assert [num_cached(world, [i] * 33) for i in range(4)] == [32] * 4
 
+    def test_what_follows_an_evicted_block_is_not_found(self) -> None:
+        """A block may go before the next one: of two equal ones only the first is cached, and its
+        sequence may end before the one that computed the next.
+        """
+        pool = BlockPool(4)
+        first: list[int] = []
+        second: list[int] = []
+        pool.extend(first, 1)
+        pool.extend(second, 3)
+        one, two = digests_of(TEXT[:8])
+        pool.cache.add(one, first[0])
+        pool.cache.add(one, second[0])
+        pool.cache.add(two, second[1])
+        pool.release(first)
+        assert pool.cache.find([one, two]) == [0, 2]
+        pool.extend(second, 4)
+        assert pool.cache.find([one, two]) == []
+
     def test_held_blocks_are_never_evicted(self) -> None:
         pool = BlockPool(4)
         table: list[int] = []

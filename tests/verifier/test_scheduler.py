@@ -13,7 +13,7 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.sampling import Sampling
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
 
 def make_scheduler(
@@ -92,6 +92,15 @@ def test_decodes_come_before_prompts_and_prompts_get_the_rest() -> None:
     assert [item.is_sampled for item in scheduled] == [True, True, True, False]
 
 
+def test_a_sequence_that_is_only_scored_is_not_sampled() -> None:
+    scheduler = make_scheduler()
+    scoring = Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0)
+    scheduler.add(make_sequence(8, scoring=scoring, rows_to_score=range(4, 8)))
+    scheduler.admit()
+    [item] = scheduler.schedule()
+    assert (item.num_new_tokens, item.is_sampled) == (8, False)
+
+
 def test_prompts_are_served_in_order_of_arrival() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
     first, second, third = make_sequence(8), make_sequence(8), make_sequence(8)
@@ -100,6 +109,16 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
     assert scheduler.admit() == [first, second, third]
     scheduled = scheduler.schedule()
     assert [(item.sequence, item.num_new_tokens) for item in scheduled] == [(first, 8), (second, 2)]
+
+
+def test_prompts_share_the_blocks_that_are_left() -> None:
+    scheduler = make_scheduler(num_blocks=16)
+    for _ in range(2):
+        scheduler.add(make_sequence(16))
+    scheduler.admit()
+    # By so much have others grown since.
+    scheduler.block_pool.extend([], 11)
+    assert [item.num_new_tokens for item in scheduler.schedule()] == [16, 4]
 
 
 def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() -> None:
@@ -115,6 +134,14 @@ def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() ->
     assert scheduler.admit() == [large, small]
 
 
+def test_a_prompt_needs_room_for_its_first_chunk_only() -> None:
+    scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=16)
+    decoding(scheduler, 1, num_output_tokens=30)
+    large = make_sequence(56)
+    scheduler.add(large)
+    assert scheduler.admit() == [large]
+
+
 def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> None:
     scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=64)
     decoding(scheduler, 1, num_output_tokens=30)
@@ -125,6 +152,15 @@ def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> 
     scheduler.add(small)
     assert scheduler.admit() == [small]
     assert scheduler.waiting == [large]
+
+
+def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
+    """As which they travel; 0 is that of a table of which nothing is known."""
+    scheduler = make_scheduler()
+    scheduler._last_table_id = 2**31 - 2
+    for sequence in [make_sequence(4) for _ in range(2)]:
+        scheduler.add(sequence)
+    assert [sequence.table_id for sequence in scheduler.admit()] == [2**31 - 1, 1]
 
 
 def test_no_more_than_max_num_seqs_run() -> None:

@@ -108,6 +108,16 @@ def test_one_absurd_step_changes_little() -> None:
     assert after == pytest.approx(before, rel=0.1)
 
 
+@pytest.mark.parametrize("first_s", [0.0, float("inf")])
+def test_a_first_step_of_no_duration_or_endless_spoils_no_later_one(first_s: float) -> None:
+    cost = StepCost(max_rows=64, row_tile=8)
+    shape = StepShape(num_sequences=1, num_logits_rows=1, num_attended=10, num_rows=1)
+    cost.observe(shape, first_s)
+    for _ in range(400):
+        cost.observe(shape, 0.01)
+    assert cost.seconds(shape) == pytest.approx(0.01, rel=0.2)
+
+
 def test_before_the_first_step_rows_are_believed_to_be_cheap() -> None:
     cost = StepCost(max_rows=512, row_tile=12)
     assert 1.0 < cost.seconds(shape(32)) / cost.seconds(shape(1)) < 2.0

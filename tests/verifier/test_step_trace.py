@@ -219,6 +219,12 @@ def test_the_latest_of_many_proposals_are_kept() -> None:
     assert log.drain() == []
     log.append(proposal(1, [7] * 8192))
     assert log.drain() == []
+    for base_length in range(1000):
+        log.append(proposal(base_length, []))
+    assert [each.base_length for each in log.drain()] == list(range(1000 - 64, 1000))
+    for _ in range(3):
+        log.append(proposal(1, [7] * 4000))
+        assert len(log.drain()) == 1
 
 
 def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartEngine) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import (
+    BLOCK_SIZE,
     NUM_BLOCKS,
     SMALL_CONFIGS,
     Chunk,
@@ -19,6 +20,7 @@ from tests.verifier.paged_model import (
     make_small_model,
     some_tokens,
 )
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
 NAMES = ["bundled", *SMALL_CONFIGS]
@@ -98,3 +100,21 @@ def test_a_step_without_logits_writes_its_tokens() -> None:
     [rows] = paged.run(Chunk(token_ids=token_ids[45:], start=45, block_table=blocks, num_rows=5))
     expected = reference_logits(paged.model, token_ids)
     assert_near(rows, expected[45:], expected.abs().max().item())
+
+
+def test_hidden_states_are_those_of_a_step_that_wants_them() -> None:
+    """A later and smaller step has no such rows."""
+    model = make_small_model("llama")
+    scheduled = ScheduledTokens(
+        token_ids=some_tokens(20, model.vocab_size),
+        draft_token_ids=[],
+        num_computed_tokens=0,
+        block_table=[3, 1],
+        scored_offsets=range(4, 20),
+    )
+    wanting = lay_out([scheduled], block_size=BLOCK_SIZE, wants_hidden_states=True)
+    model.paged.forward(wanting)
+    assert model.paged.hidden_states is not None
+    later = scheduled._replace(token_ids=[1], scored_offsets=range(0))
+    model.paged.forward(lay_out([later], block_size=BLOCK_SIZE))
+    assert model.paged.hidden_states is None

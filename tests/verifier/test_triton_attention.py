@@ -65,6 +65,18 @@ def test_of_one_type(call: Call, case: str, dtype: torch.dtype) -> None:
     call(case, dtype)
 
 
+def test_a_sequence_may_end_where_a_split_does(call: Call) -> None:
+    call("a_sequence_may_end_where_a_split_does")
+
+
+def test_values_of_a_head_may_lie_apart(call: Call) -> None:
+    call("values_of_a_head_may_lie_apart")
+
+
+def test_more_heads_may_share_kv_than_a_tile_has_rows(call: Call) -> None:
+    call("more_heads_may_share_kv_than_a_tile_has_rows")
+
+
 def test_the_default_splits_are_right(call: Call) -> None:
     call("the_default_splits_are_right", torch.float16)
 

@@ -110,6 +110,21 @@ def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends:
     assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
 
 
+def test_kernels_are_compiled_at_the_first_step_only(attends: Launches) -> None:
+    """Of each kind of layer; a layer launches those of its own step alone."""
+    from verifier.attention.triton_paged import TritonBackend
+
+    backend = TritonBackend(device=META)
+    queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
+    blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
+    counts = []
+    for has_window in (False, False, True, True, False):
+        backend.compile(queries, blocks, blocks, has_window=has_window, has_softcap=False)
+        counts.append(len(attends.grids))
+    # By one program and by several, in tiles of each shape.
+    assert counts == [4, 4, 8, 8, 8]
+
+
 @pytest.mark.parametrize("is_strict", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_only_steps_of_few_tokens_have_small_tiles(dtype: torch.dtype, is_strict: bool) -> None:

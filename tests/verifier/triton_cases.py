@@ -249,6 +249,33 @@ def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
     return (False,) if dtype is torch.float32 else (False, True)
 
 
+def values_of_a_head_may_lie_apart(device: str = "cpu") -> None:
+    """Of queries, keys and values; kernels want them side by side."""
+    world = World(Sizes(device=device), [Entry(num_queries=3, length=40)])
+    apart = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in world.rows()]
+    assert all(each.stride(2) > 1 for each in apart)
+    step = TritonBackend(device=world.device).prepare(world.layout, world.cache)
+    world.check(step.attend(1, *apart, scaling=0.3, sliding_window=None))
+
+
+def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
+    """Then a tile has more rows, of one token."""
+    world = World(
+        Sizes(num_kv_heads=1, group=20, device=device),
+        [Entry(num_queries=1, length=40), Entry(num_queries=3, length=70)],
+    )
+    for splitting in (TOGETHER, APART):
+        world.check(world.attend(splitting))
+
+
+def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
+    """So there is no split past the last one, whose results would lie among another row's."""
+    for length in (32, 64, 128, 192):
+        world = World(Sizes(device=device), [Entry(num_queries=3, length=length)])
+        for splitting in (TOGETHER, APART):
+            world.check(world.attend(splitting))
+
+
 def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> None:
     """Longer than one split of the default, in blocks of every size."""
     for block_size in (16, 256):

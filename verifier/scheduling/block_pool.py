@@ -61,8 +61,6 @@ class BlockPool:
             OutOfBlocksError: fewer are available.
         """
         num_missing = num_blocks - len(block_table)
-        if num_missing <= 0:
-            return
         if num_missing > self.num_available:
             raise OutOfBlocksError(num_missing, self.num_available)
         while num_missing > self.num_free:

@@ -54,6 +54,7 @@ def check(
     assert arrays.cu_seqlens_q.tolist() == starts + [num_tokens] * (sizes[1] - num_entries)
     lengths = layout.seq_lens.tolist()
     assert arrays.seq_lens.tolist() == lengths + [0] * (sizes[1] - num_entries)
+    assert not arrays.table_rows[num_entries:].any()
     rows = layout.logits_indices.tolist()
     assert arrays.logits_indices.tolist() == rows + [0] * (sizes[2] - len(rows))
     assert all(each.dtype == torch.int32 for each in arrays)
@@ -168,6 +169,15 @@ def test_a_table_that_lost_its_row_is_written_whole_again() -> None:
     check(arrays, layout, None)
 
 
+def test_forgotten_tables_are_written_anew() -> None:
+    """Another engine's first table has the id of the first one's."""
+    batch = make_batch()
+    load(batch, tokens([1] * 6, [5, 6], 1))
+    batch.forget_tables()
+    layout, arrays = load(batch, tokens([1] * 6, [7, 8], 1))
+    check(arrays, layout, None)
+
+
 def test_tables_without_an_id_are_never_remembered() -> None:
     batch = make_batch(max_num_tables=2)
     for blocks in ([1, 2], [3, 4], [5, 6]):
@@ -177,10 +187,12 @@ def test_tables_without_an_id_are_never_remembered() -> None:
     check(arrays, layout, None)
 
 
-def test_more_new_blocks_than_the_staging_memory_holds() -> None:
+@pytest.mark.parametrize("num_more", [0, 1, 1900])
+def test_more_new_blocks_than_the_staging_memory_holds(num_more: int) -> None:
     batch = make_batch(max_num_tokens=4, max_table_blocks=3000)
-    table = list(range(1, 2901))
-    prefix = tokens([1], table, 1, num_computed=4 * 2900 - 1)
+    num_blocks = batch._max_num_updates + num_more
+    table = list(range(1, num_blocks + 1))
+    prefix = tokens([1], table, 1, num_computed=BLOCK_SIZE * num_blocks - 1)
     layout, arrays = load(batch, prefix)
     check(arrays, layout, None)
     assert num_copied(batch, layout) == 0

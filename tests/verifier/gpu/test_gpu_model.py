@@ -26,8 +26,9 @@ from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
-from verifier.gpu.decoder import GpuDecoder
+from verifier.gpu.decoder import GpuDecoder, Graphs
 from verifier.gpu.device_batch import DeviceArrays
+from verifier.gpu.graph_pool import GraphLimits
 from verifier.gpu.operations import operations_for
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer
@@ -90,6 +91,14 @@ def test_a_decoder_that_computes_another_model_is_refused(
     save(tmp_path, "mistral", getattr(torch, dtype))
     with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
         check(change(load(tmp_path)), tmp_path)
+
+
+def test_a_decoder_that_is_less_exact_than_its_dtype_is_refused(tmp_path: Path) -> None:
+    """Though no single logit differs by more than rounding may change one."""
+    save(tmp_path, "mistral", torch.bfloat16)
+    weights = load(tmp_path)
+    with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+        check(dataclasses.replace(weights, head=weights.head * 1.06), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -208,14 +217,19 @@ def test_where_transformers_model_does_not_fit_the_cpu_computes_its_logits(
     assert got[1:] == expected[1:]
 
 
-def test_the_longest_step_is_that_of_the_room_for_kv() -> None:
+@pytest.mark.parametrize(("max_model_len", "expected"), [(None, 32), (20, 20)])
+def test_the_longest_step_is_that_of_the_room_for_kv(
+    max_model_len: int | None, expected: int
+) -> None:
     """Graphs launch attention for it."""
-    config = config_for(folder_of("llama"), device="cpu", num_kv_blocks=2)
+    config = config_for(
+        folder_of("llama"), device="cpu", num_kv_blocks=2, max_model_len=max_model_len
+    )
     described = find_on_gpu(config, CPU)
     assert described is not None
     ready = load_on_gpu(config, described, CPU)
     assert isinstance(ready.model, GpuDecoder)
-    assert ready.max_model_len == 32
+    assert ready.max_model_len == expected
     assert ready.model._batch.limits.max_table_blocks == 2
 
 
@@ -280,6 +294,25 @@ def test_graphs_take_a_quarter_of_what_weights_leave_at_most(
     graphs = gpu_model._graphs_for(TablesBackend(), GPU)
     assert graphs is not None
     assert graphs.limits.max_bytes == expected_mib << 20
+
+
+def test_graphs_keep_their_memory_from_the_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_bytes: list[int] = []
+
+    def room(*_: object, graph_bytes: int, **__: object) -> int:
+        kept_bytes.append(graph_bytes)
+        return 4
+
+    limits = GraphLimits(max_bytes=1234, max_prepare_s=1.0)
+    graphs = Graphs(capture=RecordingCapture(), limits=limits)
+    monkeypatch.setattr(gpu_model, "check_decoder", lambda *_, **__: None)
+    monkeypatch.setattr(gpu_model, "_graphs_for", lambda *_: graphs)
+    monkeypatch.setattr(gpu_model, "room_for_kv_blocks", room)
+    config = config_for(folder_of("llama"), device="cpu")
+    described = find_on_gpu(config, CPU)
+    assert described is not None
+    load_on_gpu(config, described, CPU)
+    assert kept_bytes == [1234]
 
 
 def test_a_backend_that_fails_at_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +416,19 @@ def in_one_piece(
     model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
 ) -> FloatArray:
     return paged_logits(model, text, [], block_size=block_size)
+
+
+def test_strict_asks_for_attention_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = find_on_gpu(config_for(folder_of("llama"), device="cpu"), CPU)
+    assert described is not None
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        gpu_model, "make_backend", lambda *_, device, is_strict: asked.append(is_strict)
+    )
+    for numerics in ("strict", "fast"):
+        config = config_for(folder_of("llama"), device="cpu", numerics=numerics)
+        gpu_model._attention(config, described, CPU)
+    assert asked == [True, False]
 
 
 def test_there_are_no_strict_operations_for_a_cpu() -> None:

@@ -120,40 +120,61 @@ def test_preparing_collects_garbage_once(monkeypatch: pytest.MonkeyPatch) -> Non
     """Not for each graph: CUDA's calls do nothing here."""
     collected: list[int] = []
     monkeypatch.setattr("verifier.gpu.graph_pool.gc.collect", lambda: collected.append(1))
-    streams = stand_in_for_cuda(monkeypatch)
+    captures = stand_in_for_cuda(monkeypatch)
     limits = GraphLimits(buckets=(1, 2, 4), max_bytes=1000, max_prepare_s=100.0)
     capture = CudaCapture(torch.device("cuda", 0))
     graphs = GraphPool(lambda num_tokens: num_tokens, capture=capture, limits=limits)
     graphs.prepare()
     assert graphs.captured == [1, 2, 4]
     assert len(collected) == 1
-    assert len(streams) == 3
+    assert len(captures) == 3
 
 
 def test_graphs_of_one_model_share_a_stream_that_no_other_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Torch drops a stream's workspaces with any of its graphs."""
-    streams = stand_in_for_cuda(monkeypatch)
+    captures = stand_in_for_cuda(monkeypatch)
     one, other = (CudaCapture(torch.device("cuda", 0)) for _ in range(2))
     for capture in (one, one, other):
         capture(lambda: 1)
+    streams = [each["stream"] for each in captures]
     assert streams[0] is streams[1]
     assert streams[1] is not streams[2]
     assert None not in streams
 
 
-def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Torch's calls do nothing; the streams of captures."""
-    streams: list[object] = []
+def test_graphs_of_one_model_share_memory_and_each_counts_what_it_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captures = stand_in_for_cuda(monkeypatch)
+    free_bytes = iter((1000, 700, 700, 700, 700, 400))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free_bytes), 1000))
+    one, other = (CudaCapture(torch.device("cuda", 0)) for _ in range(2))
+    assert [one(lambda: 1).num_bytes for _ in range(2)] == [300, 0]
+    other(lambda: 1)
+    pools = [each["pool"] for each in captures]
+    assert pools[0] is pools[1]
+    assert pools[1] is not pools[2]
+
+
+def test_a_capture_lets_other_threads_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = stand_in_for_cuda(monkeypatch)
+    CudaCapture(torch.device("cuda", 0))(lambda: 1)
+    assert captures[0]["capture_error_mode"] == "thread_local"
+
+
+def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Torch's calls do nothing; the options of captures."""
+    captures: list[dict[str, object]] = []
 
     @contextlib.contextmanager
-    def graph(_: object, *, stream: object = None, **options: object) -> Iterator[None]:
-        streams.append(stream)
+    def graph(_: object, **options: object) -> Iterator[None]:
+        captures.append(options)
         yield
 
     answers = {
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": object,
         "Stream": lambda device: object(),
         "CUDAGraph": object,
         "synchronize": lambda device: None,
@@ -164,7 +185,7 @@ def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    return streams
+    return captures
 
 
 def test_preparing_ends_before_the_time_is_over() -> None:
