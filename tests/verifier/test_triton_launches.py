@@ -118,8 +118,8 @@ def test_kernels_are_compiled_at_the_first_step_only(attends: Launches) -> None:
     queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
     blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
     counts = []
-    for has_window in (False, False, True, True, False):
-        backend.compile(queries, blocks, blocks, has_window=has_window, has_softcap=False)
+    for window in (None, None, 64, 64, None):
+        backend.compile(queries, blocks, blocks, sliding_window=window, has_softcap=False)
         counts.append(len(attends.grids))
     # By one program and by several, in tiles of each shape.
     assert counts == [4, 4, 8, 8, 8]
