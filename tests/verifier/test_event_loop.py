@@ -97,11 +97,9 @@ class LoopClock:
         finally:
             gc.unfreeze()
 
-    def check(self) -> None:
+    def longest_s(self) -> float:
         assert len(self.durations_s) > 5, "nothing was measured"
-        longest_s = max(self.durations_s)
-        limit_s = MAX_CALLBACK_S * slowness()
-        assert longest_s < limit_s, f"a callback took {longest_s * 1000:.0f} ms"
+        return max(self.durations_s)
 
 
 @dataclass
@@ -138,6 +136,12 @@ class ThreadedClient:
                     self._add(response.events)
             requests.put(None)
             reading.result()
+
+    def forget(self) -> None:
+        """Events count from now on."""
+        self.events.clear()
+        self._kinds.clear()
+        self._num_ended = 0
 
     def count(self, kind: str) -> int:
         return self._kinds[kind]
@@ -217,34 +221,46 @@ async def client() -> AsyncIterator[ThreadedClient]:
     await verifier.server.stop(0)
 
 
-async def measured(call: Callable[[], None]) -> None:
-    clock = LoopClock()
-    with clock.running():
-        await asyncio.to_thread(call)
-    clock.check()
+async def measure(client: ThreadedClient, call: Callable[[], None]) -> None:
+    """Fails if the loop has a callback that takes too long while the client calls."""
+    durations_s = []
+    # A machine that is slow for a moment is not so three times.
+    for _ in range(3):
+        client.forget()
+        clock = LoopClock()
+        with clock.running():
+            await asyncio.to_thread(call)
+        durations_s.append(clock.longest_s())
+        if durations_s[-1] < MAX_CALLBACK_S * slowness():
+            return
+    pytest.fail(f"callbacks took {durations_s} s")
 
 
 async def test_the_longest_prompt(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_MODEL_LEN - 1, max_new_tokens=1))
-    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+    await measure(client, lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("decided") == 1
 
 
 async def test_a_prompt_that_is_far_too_long(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_BYTES // 3 - 100))
-    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+    await measure(client, lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("rejected") == 1
 
 
 async def test_a_message_full_of_opens(client: ThreadedClient) -> None:
     """The queue has room for few of them."""
     opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
-    await measured(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
+    await measure(
+        client, lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)])
+    )
 
 
 async def test_a_message_full_of_commands_that_make_no_sense(client: ThreadedClient) -> None:
     commands = message(*[pb.Command()] * MAX_COMMANDS)
-    await measured(lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)]))
+    await measure(
+        client, lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)])
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,8 +272,8 @@ async def test_a_message_full_of_drafts(
     token_ids = [LARGE_ID] * num_tokens
     drafts = message(*(draft_command(i, 5, token_ids) for i in range(num_drafts)))
     opens = message(open_command(0, 5, max_new_tokens=40))
-    await measured(
-        lambda: client.session([([drafts, opens, drafts], lambda c: c.num_ended() == 1)])
+    await measure(
+        client, lambda: client.session([([drafts, opens, drafts], lambda c: c.num_ended() == 1)])
     )
 
 
@@ -267,13 +283,14 @@ async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
     options: dict[str, Any] = {"sampling": sampling, "draft_wait": pb.DRAFT_WAIT_ALWAYS}
     opens = message(*(open_command(i, 5, max_new_tokens=9, **options) for i in range(64)))
     hints = message(*(draft_command(i, 6, [0] * 60) for i in range(64)))
-    await measured(
+    await measure(
+        client,
         lambda: client.session(
             [
                 ([opens], lambda c: c.count("decided") == 64),
                 ([hints], lambda c: c.num_ended() == 64),
             ]
-        )
+        ),
     )
     most = max(len(event.decided.token_ids) for event in client.events)
     assert most >= 7, "no drafts were accepted"
@@ -282,25 +299,26 @@ async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
 async def test_the_logprobs_of_a_long_prompt(client: ThreadedClient) -> None:
     sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
     opens = message(open_command(0, 1000, max_new_tokens=1, sampling=sampling))
-    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+    await measure(client, lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
 
 
 async def test_closing_all_of_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     closes = message(*(close_command(i) for i in range(1000)))
-    await measured(
+    await measure(
+        client,
         lambda: client.session(
             [
                 ([opens], lambda c: c.count("decided") > 64),
                 ([closes], lambda c: c.num_ended() == 1000),
             ]
-        )
+        ),
     )
 
 
 async def test_the_end_of_a_session_with_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
-    await measured(lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
+    await measure(client, lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
 
 
 @pytest.mark.parametrize(
@@ -322,4 +340,4 @@ async def test_the_largest_score_calls(
         response = client.stub.Score(request, timeout=PATIENCE_S)
         assert len(response.sequences) == num_sequences
 
-    await measured(score)
+    await measure(client, score)
