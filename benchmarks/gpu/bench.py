@@ -43,7 +43,7 @@ class Size:
     # Of the attention kernel: sequences and tokens of each.
     kernel: tuple[int, int]
     max_model_len: int
-    # The longest length of a model for long texts, and the tokens of one.
+    # The longest length of a model for long texts, and the tokens of all of a step's.
     long_model_len: int
     long_context: int
     max_num_batched_tokens: int

@@ -28,6 +28,7 @@ KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
 LONG_DRAFTS = 31
 _LONG_BLOCK_SIZE = 16
+# Of a step: block tables of sequences of other lengths have other ids.
 _MOST_SEQUENCES = 1000
 
 

@@ -133,5 +133,6 @@ def make_draft_room(
     )
     rows[i, scan.TEXT_LENGTH] = length
     rows[i, scan.SCAN] = 0
+    rows[i, scan.DRAFT_LENGTH] = 0
     if room == 0:
         rows[i, scan.OUTCOME] = scan.NO_MATCH if rows[i, scan.DRAFT_LIMIT] > 0 else scan.APPENDED

@@ -87,6 +87,7 @@ class Batch:
             MalformedBatchError, MessageLimitError: it is not one that a client may send.
         """
         self.scanned_s = time.perf_counter()
+        self._histories.clear()
         self._odd.clear()
         self._scans.clear()
         self._refusals.clear()
@@ -111,7 +112,8 @@ class Batch:
         return self._odd[i]
 
     def ask(self, i: int, history: History) -> None:
-        """Opens a row that has been appended; those before it are held."""
+        """Opens a row that has been appended."""
+        self.hold(i)
         self._histories.append(history)
         self.rows[i, scan.SLOT] = history.slot
         self.rows[i, scan.TEXT] = history.address
@@ -123,7 +125,7 @@ class Batch:
         self.rows[i, scan.OUTCOME] = scan.INDEXING
 
     def refuse(self, i: int, outcome: int, *, known_length: int = 0, message: str = "") -> None:
-        """Answers a row, open or not appended, with a refusal; those before it are held.
+        """Answers a row, open or not appended, with a refusal.
 
         Args:
             i: the row.
@@ -132,11 +134,12 @@ class Batch:
             message: names the invalid field.
         """
         if i >= len(self._histories):
+            self.hold(i)
             self._histories.append(None)
             make_draft_room(self.rows, i, 0, 0)
         refusal = wire.refusal(self.delta(i).sequence_id, outcome, known_length, message)
         self._histories[i] = None
-        self.rows[i, scan.OUTCOME] = outcome
+        self.rows[i, [scan.SLOT, scan.OUTCOME]] = scan.UNKNOWN, outcome
         self.rows[i, [scan.TEXT, scan.TEXT_LENGTH]] = len(self._refusals), len(refusal)
         self._refusals += refusal
 

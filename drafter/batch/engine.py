@@ -126,6 +126,8 @@ class DraftEngine:
 
     def _append_run(self, batch: Batch, first: int, stop: int) -> int:
         """Appends rows from `first` on; returns the first that is odd, or `stop`."""
+        if first == stop:
+            return first
         try:
             return append_rows(
                 batch.payload,

@@ -145,6 +145,7 @@ def _scan_delta(
     rows[i, DRAFT_LIMIT] = draft_limit
     rows[i, LENGTH_LIMIT] = length_limit
     rows[i, SLOT] = slot if base > 0 else ODD
+    rows[i, DRAFT_ROOM] = 0
     rows[i, OUTCOME] = OPEN
     return True
 

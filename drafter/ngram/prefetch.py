@@ -17,6 +17,7 @@ from drafter.ngram.table import (
     DRAFT_DISTANCE,
     END_BITS,
     END_MASK,
+    INDEXED,
     LENGTH,
     LONGEST,
     MAX_NGRAM,
@@ -114,7 +115,7 @@ def prefetch_matches(
 
     Args:
         headers: addresses of the texts, whose headers and ends are in the cache, [num_texts].
-        is_looked_up: which of them are looked up, and so have an index, [>= num_texts].
+        is_looked_up: which of them are looked up, [>= num_texts].
         base: of the polynomial.
         mixed: scratch, [>= num_texts, 33].
         slots: scratch, [>= num_texts].
@@ -124,7 +125,11 @@ def prefetch_matches(
         # The slot at which the lookup begins; 0: there is none.
         slots[t] = 0
         header = headers[t]
-        if is_looked_up[t] and load_i64(header + 8 * LENGTH) > load_i64(header + 8 * MAX_NGRAM):
+        if (
+            is_looked_up[t]
+            and load_i64(header + 8 * INDEXED) != 0
+            and load_i64(header + 8 * LENGTH) > load_i64(header + 8 * MAX_NGRAM)
+        ):
             slots[t] = 1
             min_ngram = load_i64(header + 8 * MIN_NGRAM)
             mixed[t, min_ngram] = hash_end(header, min_ngram, base)

@@ -48,8 +48,8 @@ def propose_all(
         headers: addresses of the texts, each once, [num_texts].
         rooms: how long each draft may be; 0: only the index is brought up to date, [num_texts].
         base: of the n-grams' hashes.
-        budget: how many n-grams may be entered in all, >= 1. Scans, and the further matches of
-            chained drafts, count too. A text that it does not suffice for is `BUDGET_SPENT`.
+        budget: how many n-grams may be entered in all. Scans, and the further matches of chained
+            drafts, count too. A text that it does not suffice for is `BUDGET_SPENT`.
         max_unindexed: a text with at most so many unindexed tokens gets its draft at once: those
             tokens are scanned, and stay unindexed.
         draft_starts: where in `drafts` each draft goes, [num_texts].
@@ -101,12 +101,12 @@ def propose_all(
                 continue
             if load_i64(header + 8 * INDEXED) == 0:
                 is_looked_up[t - group] = False
-                if spent >= budget:
+                if spent > 0 and spent >= budget:
                     statuses[t] = BUDGET_SPENT
                     continue
                 progress[:] = 0
                 scan = scans[t] if scans[t] != 0 else address_of(progress)
-                allowed = (budget - spent) * SCANNED_PER_ENTRY
+                allowed = max(budget - spent, 1) * SCANNED_PER_ENTRY
                 draft = address_of(drafts) + 4 * draft_starts[t]
                 num_scanned = scan_draft(header, rooms[t], draft, scan, allowed)
                 spent += 1 + num_scanned // SCANNED_PER_ENTRY
@@ -118,7 +118,7 @@ def propose_all(
         prefetch_matches(headers[group:stop], is_looked_up, base, mixed, slots)
         for t in range(group, stop):
             if is_looked_up[t - group]:
-                if spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
+                if spent > 0 and spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
                     statuses[t] = BUDGET_SPENT
                     continue
                 draft = address_of(drafts) + 4 * draft_starts[t]

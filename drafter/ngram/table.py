@@ -319,6 +319,7 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
         words[count * slot_words] = word
         if slot_words == 2:
             words[2 * count + 1] = load_u32(address + 4)
+            store_u32(address + 4, np.uint32(0))
         store_u32(address, np.uint32(0))
         count += signed(word != 0)
     for first in range(0, count, MOVED_TOGETHER):

@@ -210,7 +210,7 @@ class IndexedText:
         slots *= 2
         while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
             slots *= 2
-        return slots
+        return min(slots, CHUNK_SLOTS)
 
     def _double_directories(self) -> None:
         self._directory_capacity *= 2

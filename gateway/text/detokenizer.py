@@ -92,6 +92,8 @@ class WindowDetokenizer:
                     continue
                 # The group ends within a character, or has no text: feed its tokens one by one.
                 del self._window[before:]
+                num_pending = before - self._num_context
+                self._num_without_text = min(self._num_without_text, num_pending)
             for token_id in group:
                 self._window.append(token_id)
                 parts.append(self._advance(max_pending=_MAX_PENDING_TOKENS))

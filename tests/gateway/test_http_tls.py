@@ -32,6 +32,16 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {path.name: path for path in tmp_path.iterdir()}
 
 
+def mutual_tls(files: dict[str, Path]) -> ServerOptions:
+    """Of a server that wants its clients' certificates."""
+    return ServerOptions(
+        listen="127.0.0.1:0",
+        tls_cert=files["127.0.0.1.pem"],
+        tls_key=files["127.0.0.1.key"],
+        tls_client_ca=files["ca.pem"],
+    )
+
+
 async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
     """The status line of `/health`; "" where the connection ends before it."""
     assert address is not None
@@ -104,14 +114,7 @@ async def test_a_session_that_shows_no_certificate_again_is_not_resumed(
     start_gateway: StartGateway, verifier: ScriptedVerifier, files: dict[str, Path]
 ) -> None:
     running = await start_gateway(
-        verifiers=[verifier.address],
-        server=ServerOptions(
-            listen="127.0.0.1:0",
-            tls_cert=files["127.0.0.1.pem"],
-            tls_key=files["127.0.0.1.key"],
-            tls_client_ca=files["ca.pem"],
-        ),
-        http_listen="127.0.0.1:0",
+        verifiers=[verifier.address], server=mutual_tls(files), http_listen="127.0.0.1:0"
     )
     assert running.gateway.http_address is not None
     host, port = running.gateway.http_address.split(":")
@@ -144,14 +147,7 @@ async def test_it_uses_new_certificates_and_authorities_without_a_restart(
 ) -> None:
     monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 0.0)
     running = await start_gateway(
-        verifiers=[verifier.address],
-        server=ServerOptions(
-            listen="127.0.0.1:0",
-            tls_cert=files["127.0.0.1.pem"],
-            tls_key=files["127.0.0.1.key"],
-            tls_client_ca=files["ca.pem"],
-        ),
-        http_listen="127.0.0.1:0",
+        verifiers=[verifier.address], server=mutual_tls(files), http_listen="127.0.0.1:0"
     )
     address = running.gateway.http_address
     old = ssl.create_default_context(cafile=files["ca.pem"])

@@ -149,13 +149,15 @@ class DeviceBatch:
         return self._views(*padded)
 
     def fits(self, layout: BatchLayout, num_padded_tokens: int | None) -> bool:
-        """Whether a step can be padded so. One with entries for single drafts may have too many; no
-        step has more logits rows than tokens.
-        """
+        """Whether a step can be padded so. One with entries for single drafts may have too many."""
         if num_padded_tokens is None:
             return True
-        num_tokens, num_entries, _ = self._padded(num_padded_tokens)
-        return layout.num_tokens <= num_tokens and len(layout.seq_lens) <= num_entries
+        num_tokens, num_entries, num_rows = self._padded(num_padded_tokens)
+        return (
+            layout.num_tokens <= num_tokens
+            and len(layout.seq_lens) <= num_entries
+            and layout.num_rows <= num_rows
+        )
 
     def padded_arrays(self, num_padded_tokens: int) -> DeviceArrays:
         """What `load` returns for this padding, whatever is loaded."""

@@ -35,7 +35,7 @@ def free_for_kv_bytes(
     block_bytes: int,
     vocab_size: int,
 ) -> int:
-    """Bytes of the GPU that are free beside the largest step; under 0 where it only just fits.
+    """Bytes of the GPU that are free beside the largest step, at least 0.
 
     Args:
         make_model: the model over `PROFILE_BLOCKS` blocks of K/V.
@@ -71,7 +71,7 @@ def free_for_kv_bytes(
     torch.cuda.empty_cache()
     left_bytes = int(torch.cuda.mem_get_info(device)[0]) - taken_bytes
     logger.info("step_measured", step_bytes=taken_bytes, left_bytes=left_bytes)
-    return left_bytes
+    return max(0, left_bytes)
 
 
 def largest_steps(

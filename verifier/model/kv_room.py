@@ -60,7 +60,7 @@ def room_for_kv_blocks(
             block_bytes=block_bytes,
             vocab_size=vocab_size,
         )
-        free_bytes -= graph_bytes
+        free_bytes = max(0, free_bytes - graph_bytes)
     return choose_num_kv_blocks(
         config,
         model_limit=model_limit,

@@ -62,7 +62,7 @@ class BlockPool:
         """
         num_missing = num_blocks - len(block_table)
         if num_missing <= 0:
-            return  # in most steps: what follows takes longer
+            return
         if num_missing > self.num_available:
             raise OutOfBlocksError(num_missing, self.num_available)
         while num_missing > self.num_free:

@@ -97,7 +97,8 @@ def completion_job(
             CompletionChoice(
                 wants,
                 echoes=bool(parsed.echo),
-                prompt=prompt if isinstance(prompt, str) else None,
+                # Not kept while it is not shown.
+                prompt=prompt if isinstance(prompt, str) and parsed.echo else None,
             )
             for prompt in prompts
             for _ in range(parsed.n or 1)

@@ -81,17 +81,25 @@ async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> N
     assert (answer.status, answer.error["code"]) == (408, "timeout")
 
 
+async def answered_before_its_body(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bytes:
+    """Sends a request's head and reads its answer, which waits for no body; returns the body."""
+    sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+    head, _, body = sent.partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        await reader.readuntil(b"}}")
+    return body
+
+
 async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
     start_api: StartApi,
 ) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
-        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
-        head, _, body = sent.partition(b"\r\n\r\n")
-        writer.write(head + b"\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_S):
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-            await reader.readuntil(b"}}")
+        body = await answered_before_its_body(reader, writer)
         writer.write(body)
         passed = asyncio.Event()
         asyncio.get_running_loop().call_later(3 * IMPATIENT.request_timeout_s, passed.set)
@@ -105,11 +113,7 @@ async def test_a_connection_makes_room_after_a_body_that_no_answer_waited_for(
 ) -> None:
     running = await start_api(server=ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1))
     async with connection(running) as (reader, writer):
-        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
-        head, _, body = sent.partition(b"\r\n\r\n")
-        writer.write(head + b"\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.readuntil(b"}}")
+        body = await answered_before_its_body(reader, writer)
         writer.write(body)
         await until(lambda: served_connection(running).conn.their_state is h11.IDLE)
         assert (await get(running, "/health")).status == 200
@@ -119,11 +123,7 @@ async def test_a_connection_makes_room_after_a_body_that_no_answer_waited_for(
 async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartApi) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
-        sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
-        head, _, body = sent.partition(b"\r\n\r\n")
-        writer.write(head + b"\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.readuntil(b"}}")
+        body = await answered_before_its_body(reader, writer)
         writer.write(body[:-1])
         assert await until_closed(reader) == b""
 
