@@ -5,7 +5,9 @@ tests/gpu/ runs them.
 
 import importlib.util
 import itertools
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,10 @@ UNITS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}
 """Instructions of products of 16-bit matrices, by compute capability."""
 SMALLEST_SHARED_MEMORY = 99 << 10
 """Bytes that a thread block may have, of all GPUs from compute capability 8.0 on."""
+
+
+REGISTERS = 65536
+"""Of a multiprocessor, of all these GPUs."""
 
 
 class Target:
@@ -81,6 +87,18 @@ def instructions_of_sums(ptx: str) -> frozenset[str]:
     """Those that add products up, but for how many columns each computes."""
     found = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|fma\.rn\.f32)\S*", ptx)
     return frozenset(re.sub(r"(\.m\d+)n\d+(k\d+)", r"\1\2", each) for each in found)
+
+
+def registers_of(kernel: Any) -> int:
+    """What a thread of a kernel takes, by CUDA's assembler."""
+    import triton
+
+    code = kernel.asm["ptx"]
+    [target] = re.findall(r"^\.target (\w+)", code, re.MULTILINE)
+    command = [triton.knobs.nvidia.ptxas.path, "-v", f"-arch={target}", "-", "-o", os.devnull]
+    told = subprocess.run(command, input=code, text=True, capture_output=True, check=True).stderr
+    [registers] = re.findall(r"Used (\d+) registers", told)
+    return int(registers)
 
 
 def attend(
@@ -176,6 +194,9 @@ def test_small_tiles_fit_several_times(compiled: Compiled, capability: int, head
     assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
     assert 2 * kernel.metadata.shared <= 163 << 10, "of an A100"
     assert "mma.sync" in kernel.asm["ptx"]
+    if head_dim <= 128:
+        registers = 32 * kernel.metadata.num_warps * registers_of(kernel)
+        assert 3 * registers <= REGISTERS
 
 
 def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:

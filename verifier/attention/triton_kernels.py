@@ -155,8 +155,11 @@ def attend(
         split_top = tl.full([ROWS], float("-inf"), tl.float32)
         split_total = tl.zeros([ROWS], tl.float32)
         split_weighted = tl.zeros([ROWS, DIMS], tl.float32)
-        # From the window's first tile of keys on.
-        low = tl.maximum(start_of(split, SPLIT, NUM_EQUAL), begin // TILE_KEYS * TILE_KEYS)
+        # From the window's first tile of keys on. That both are multiples of TILE_KEYS, and the
+        # larger one is not negative, must be plain to the compiler: else addresses take it half as
+        # many registers again, and fewer programs fit on a multiprocessor.
+        start = start_of(split, SPLIT // TILE_KEYS, NUM_EQUAL) * TILE_KEYS
+        low = tl.maximum(start, begin // TILE_KEYS * TILE_KEYS)
         high = tl.minimum(start_of(split + 1, SPLIT, NUM_EQUAL), end)
         for first_key in range(low, high, TILE_KEYS):
             key_positions = first_key + tl.arange(0, TILE_KEYS)
@@ -188,7 +191,7 @@ def attend(
                 input_precision="ieee",
             )
         if IS_SPLIT:
-            places = out_rows * num_splits + split % num_splits
+            places = out_rows * num_splits + (split % num_splits if HAS_WINDOW else split)
             tl.store(partial_tops + places, split_top, mask=is_row)
             tl.store(partial_totals + places, split_total, mask=is_row)
             tl.store(
@@ -248,8 +251,9 @@ def combine(
         # Several at once, so that their loads wait together. Past the last one: empty, which
         # changes nothing.
         for nth in tl.static_range(UNROLLED):
-            places = rows * num_splits + (first + nth) % num_splits
-            is_split = is_head & (first + nth < end_split)
+            split = first + nth
+            places = rows * num_splits + (split % num_splits if HAS_WINDOW else split)
+            is_split = is_head & (split < end_split)
             split_top = tl.load(partial_tops + places, mask=is_split, other=float("-inf"))
             split_total = tl.load(partial_totals + places, mask=is_split, other=0.0)
             split_weighted = tl.load(
@@ -281,14 +285,12 @@ def _fold(top, total, weighted, other_top, other_total, other_weighted):
 @triton.jit
 def split_at(position, SPLIT: tl.constexpr, NUM_EQUAL: tl.constexpr):
     """The split that a position lies in."""
-    first_split = 0
     start = 0
-    size = SPLIT
-    while position >= start + size * NUM_EQUAL:
-        first_split += NUM_EQUAL
-        start += size * NUM_EQUAL
-        size *= 2
-    return first_split + (position - start) // size
+    doublings = 0
+    while position - start >= NUM_EQUAL * SPLIT << doublings:
+        start += NUM_EQUAL * SPLIT << doublings
+        doublings += 1
+    return doublings * NUM_EQUAL + ((position - start) // SPLIT >> doublings)
 
 
 @triton.jit
