@@ -32,7 +32,14 @@ class InvalidRequestError(RequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt has more tokens than it may have."""
+    """The prompt has more tokens than it may have.
+
+    The message begins as clients of the OpenAI API expect it that shorten a conversation, or go to
+    another model: they do not always see the error's code.
+    """
+
+    def __init__(self, reason: str, *, field: str) -> None:
+        super().__init__(f"the prompt is too long: {reason}", field=field)
 
 
 class UnsupportedFieldError(RequestError):

@@ -120,8 +120,7 @@ class RequestTexts:
         num_bytes, max_bytes = len(prompt.encode()), tokenizer.max_bytes(max_tokens)
         if max_bytes is not None and num_bytes > max_bytes:
             raise PromptTooLongError(
-                f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
-                "may have",
+                f"{num_bytes} bytes are more than the {max_tokens} tokens that it may have",
                 field="text",
             )
         try:

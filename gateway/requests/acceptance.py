@@ -71,13 +71,12 @@ def prompt_too_long(
     """The error of a prompt, in `field`, of more than `max_prompt_tokens`."""
     if num_tokens >= model.max_model_len:
         return PromptTooLongError(
-            f"the prompt of {num_tokens} tokens is too long: the model's limit of "
-            f"{model.max_model_len} leaves no room for output",
+            f"this model's maximum context length is {model.max_model_len} tokens, and with "
+            f"{num_tokens} there is no room for output",
             field=field,
         )
     return PromptTooLongError(
-        f"the prompt of {num_tokens} tokens is over this server's limit of "
-        f"{defaults.max_prompt_tokens}",
+        f"its {num_tokens} tokens are over this server's limit of {defaults.max_prompt_tokens}",
         field=field,
     )
 

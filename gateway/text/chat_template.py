@@ -184,8 +184,7 @@ def _join(parts: Iterable[str]) -> str:
         num_characters += len(part)
         if num_characters > MAX_RENDERED_CHARACTERS:
             raise RenderedTooLongError(
-                f"with the chat template the prompt has more than {MAX_RENDERED_CHARACTERS} "
-                "characters"
+                f"with the chat template it has more than {MAX_RENDERED_CHARACTERS} characters"
             )
         taken.append(part)
     return "".join(taken)

@@ -398,7 +398,9 @@ class Close(_message.Message):
     KEEP_LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     keep: _drafter_pb2.Keep.ValueType
-    """With a drafter and a pool: what the pool keeps of the text."""
+    """With a drafter and a pool: what the pool keeps of the text. Nothing, if the verifier does not
+    know the value.
+    """
     keep_length: _builtins.int
     """Length of that text: tokens after it are not kept. 0: all tokens."""
     def __init__(

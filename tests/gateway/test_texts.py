@@ -127,7 +127,7 @@ async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded
         assert tokenizer.num_encoded == 0
         # A text that might fit is encoded, and found too long then.
         error = await error_of(running.call(text="x = 1\n" * 10_000))
-        assert "tokens is too long" in (error.details() or "")
+        assert "maximum context length" in (error.details() or "")
         assert tokenizer.num_encoded == 1
 
 

@@ -608,12 +608,15 @@ class TestSessions:
         decided = await owner.wait_decided("a", 2)
         assert list(decided.token_ids) == greedy_output[1:5]
 
-    async def test_close_is_answered_by_cancelled(self, start_verifier: StartVerifier) -> None:
+    @pytest.mark.parametrize("keep", [0, 9], ids=["nothing", "of a newer gateway"])
+    async def test_close_is_answered_by_cancelled(
+        self, start_verifier: StartVerifier, keep: drafter_pb2.Keep.ValueType
+    ) -> None:
         running = await start_verifier()
         session = await running.greeted_session()
         await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
         await session.wait_decided("a")
-        await session.send(pb.Command(close=pb.Close(sequence_id="a")))
+        await session.send(pb.Command(close=pb.Close(sequence_id="a", keep=keep)))
         decided = await session.wait_decided("a", 2)
         assert decided.finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
         assert not decided.token_ids

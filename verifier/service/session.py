@@ -328,7 +328,7 @@ class Session:
                 close = Close(
                     session_id=session_id,
                     sequence_id=command.close.sequence_id,
-                    keep=wire.keep_of(command.close.keep, field="close.keep"),
+                    keep=wire.keep_of_closed(command.close.keep),
                     keep_length=command.close.keep_length,
                 )
                 self._close_uncompiled(close)

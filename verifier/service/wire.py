@@ -312,6 +312,13 @@ def keep_of(keep: int, *, field: str) -> Keep:
     return _KEEPS[keep]
 
 
+def keep_of_closed(keep: int) -> Keep:
+    """What a pool keeps of a sequence that is closed: nothing, if only a newer gateway knows the
+    number. Refused, the sequence would run on for nobody.
+    """
+    return _KEEPS.get(keep, Keep.NOTHING)
+
+
 def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedBy | None:
     address = message.drafter_address
     if not address and not message.HasField("ngram"):

@@ -471,7 +471,9 @@ class ChatCompletionRequest(_Request):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""
 
-    parallel_tool_calls: Annotated[Literal[True] | None, UNSUPPORTED] = None
+    parallel_tool_calls: bool | None = None
+    """`false` where there is one call or none, by `tool_choice`."""
+
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
     function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None

@@ -268,7 +268,6 @@ CHAT_REFUSED = [
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"modalities": ["audio"]}, "modalities.0", "unsupported_parameter"),
     ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls", "unsupported_parameter"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": None}, "messages", "invalid_value"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "invalid_value"),
@@ -307,6 +306,21 @@ async def test_a_wrong_parameter_of_a_chat_is_named(
     answer = await post(running, "/v1/chat/completions", body)
     assert answer.status == 400, answer.body
     assert (answer.error["param"], answer.error["code"]) == (param, code)
+    # By which clients that see no code know that they may shorten a conversation.
+    is_too_long = code == "context_length_exceeded"
+    assert answer.error["message"].startswith("the prompt is too long: ") == is_too_long
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_in_the_words_that_clients_know(
+    start_api: StartApi,
+) -> None:
+    running = await start_api()
+    body = {"model": "scripted", "prompt": [5] * 2048}
+    answer = await post(running, "/v1/completions", body)
+    assert answer.error["message"] == (
+        "the prompt is too long: this model's maximum context length is 2048 tokens, and with 2048 "
+        "there is no room for output"
+    )
 
 
 async def test_values_that_ask_for_nothing_are_accepted(
@@ -319,7 +333,7 @@ async def test_values_that_ask_for_nothing_are_accepted(
         {
             "messages": USER,
             "tool_choice": "auto",
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": False,
             "response_format": {"type": "text"},
             "modalities": ["text"],
             "service_tier": "auto",

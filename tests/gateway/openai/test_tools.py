@@ -467,3 +467,14 @@ async def test_a_verifier_without_structured_output_refuses_the_choice(
     answer = await posting
     assert (answer.status, answer.error["param"]) == (400, "tool_choice")
     assert answer.error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    "choice", ["none", "required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_one_call_at_most_may_be_asked_for_where_there_is_no_more(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, choice: Any
+) -> None:
+    running = await start(start_api, verifier, texts, CALL)
+    answer = await post(running, PATH, body(tool_choice=choice, parallel_tool_calls=False))
+    assert answer.status == 200, answer.body
