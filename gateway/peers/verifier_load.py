@@ -38,10 +38,12 @@ class VerifierLoad:
         self.full_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
-        # Steps known to have begun; the tokens of the longest one, and the most of any.
+        # Steps known to have begun; the tokens of the longest one; the most of any, and about the
+        # longest that steps of as many took.
         self._num_steps = 0
         self._longest_tokens = 0
         self._most_tokens = 0
+        self._most_s = 0.0
         self._max_step_tokens = 0
 
     def connect(self, now_s: float, instance_id: str, max_step_tokens: int = 0) -> None:
@@ -57,6 +59,7 @@ class VerifierLoad:
             self.num_others = 0
             self.longest_step_s = 0.0
             self._longest_tokens = self._most_tokens = 0
+            self._most_s = 0.0
             self._num_steps = 0
             self.last_progress_s = now_s
             self.full_until_s = -math.inf
@@ -91,7 +94,10 @@ class VerifierLoad:
         if self.is_unresponsive:
             # The step that ends a stall is no measure for others.
             return
+        # By itself: the longest step may become a smaller one, again and again, until it is tiny.
         self._most_tokens = max(self._most_tokens, num_tokens)
+        if num_tokens >= _COMPARABLE_SHARE * self._most_tokens:
+            self._most_s = max(self._most_s * _STEP_DECAY, step_s)
         if num_tokens >= _COMPARABLE_SHARE * self._longest_tokens:
             self.longest_step_s *= _STEP_DECAY
         if step_s > self.longest_step_s:
@@ -128,7 +134,8 @@ class VerifierLoad:
         most: what each step costs beside its tokens does not grow with them.
         """
         num_tokens = min(sum(self.prompts.values()), self._max_step_tokens)
-        return self.longest_step_s * max(1.0, num_tokens / max(1, self._most_tokens))
+        share = num_tokens / max(1, self._most_tokens)
+        return max(self.longest_step_s * max(1.0, share), self._most_s * share)
 
     def excuse(self, time_s: float) -> None:
         """This gateway itself was not able to listen for so long."""

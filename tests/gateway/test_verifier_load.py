@@ -98,6 +98,25 @@ def test_short_steps_between_do_not_make_a_long_prompt_suspect() -> None:
     assert load.longest_step_s < 0.21
 
 
+def test_prompts_that_shrink_slowly_do_not_make_a_long_one_suspect() -> None:
+    """Each is comparable with those before it, and the last ones are tiny."""
+    load = VerifierLoad()
+    load.connect(1.0, "one", max_step_tokens=512)
+    num_tokens, step_id = 512, 0
+    while num_tokens > 4:
+        for _ in range(2_000):
+            step_id += 1
+            told(load, step_id, num_tokens=num_tokens, step_s=num_tokens * 0.003)
+        num_tokens = num_tokens * 3 // 5
+    assert load.expected_step_s < 0.05, "of what it does now"
+    load.prompts["a"] = 600
+    # What the smallest steps took that are comparable with the largest.
+    assert load.expected_step_s == pytest.approx(307 * 0.003)
+    load.connect(2.0, "another process", max_step_tokens=512)
+    told(load, 1, num_tokens=4, step_s=0.01)
+    assert load.expected_step_s == pytest.approx(512 / 4 * 0.01)
+
+
 def test_a_slow_moment_of_short_steps_is_forgotten() -> None:
     load = VerifierLoad()
     load.connect(1.0, "one")

@@ -161,3 +161,26 @@ def test_the_curve_is_straight_between_knots_and_covers_every_step(
         )
     for knot, expected in zip(knots, np.cumsum([0, *coefficients[4:]]), strict=True):
         assert cost_of_rows(knots, coefficients, float(knot)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_the_scale_of_the_coefficients_is_held_and_changes_no_cost(unit: float) -> None:
+    """Noise lets it drift by as much in hours: steps determine only its product with the pace."""
+    cost, drifted = learned(CURVES["tiles"]), learned(CURVES["tiles"])
+    drifted.coefficients *= unit
+    drifted._products /= unit**2
+    drifted._targets /= unit
+    drifted._scalars[0] /= unit
+    for step in range(100):
+        num_rows = (1, 4, 12, 13, 25)[step % 5]
+        duration_s = CURVES["tiles"](num_rows)
+        expected_s = drifted.observe(shape(num_rows), duration_s)
+        assert expected_s == pytest.approx(cost.observe(shape(num_rows), duration_s), rel=0.02)
+        assert 0.1 <= drifted.coefficients.sum() <= 1e3
+    for rows in (1, 8, 12, 13, 16, 24, 25, 32):
+        assert drifted.seconds(shape(rows)) == pytest.approx(cost.seconds(shape(rows)), rel=0.02)
+
+
+def test_the_scale_is_held_over_many_noisy_steps() -> None:
+    cost = learned(CURVES["tiles"], num_steps=150_000, noise=0.3, disturbed=0.0)
+    assert 0.1 <= cost.coefficients.sum() <= 1e3

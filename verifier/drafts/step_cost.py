@@ -39,6 +39,9 @@ _SMOOTHNESS = 0.3
 # tells two coefficients apart.
 _RIDGE = 1e-3
 _SWEEPS = 4
+# The sum of the coefficients is held within these. Steps determine only its product with the pace,
+# so it would drift without end, until constants that are meant to be tiny beside it are not.
+_LEAST_SUM, _MOST_SUM = 0.1, 1e3
 # A longer step counts as this long.
 _LONGEST_S = 1e4
 
@@ -239,6 +242,13 @@ def observe(
     change = min(max(np.log(ratio), -0.5), 0.5)
     scalars[_PACE] *= np.exp(max(_PACE_RATE, 0.5 / (1.0 + scalars[_COUNT])) * change)
     _solve(knots, coefficients, products, targets)
+    unit = coefficients.sum()
+    if not _LEAST_SUM <= unit <= _MOST_SUM:
+        # Costs are counted in this unit from now on; no ratio of costs changes.
+        coefficients /= unit
+        products *= unit * unit
+        targets *= unit
+        scalars[_PACE] *= unit
     return expected_s
 
 
