@@ -26,6 +26,11 @@ ResponseT = TypeVar("ResponseT")
 
 Call = grpc.aio.StreamStreamCall[RequestT, ResponseT]
 
+# Of a peer that keeps coming and going, so many lines are logged at their level within an interval,
+# in seconds.
+_MAX_LINES = 10
+_LINES_INTERVAL_S = 60.0
+
 # From the beginning of a stream to that of the next, at least half of this and on average 3/4.
 _STREAM_INTERVAL_S = 1.0
 
@@ -88,6 +93,10 @@ class PeerStream(Generic[RequestT, ResponseT]):
         self._has_request = asyncio.Event()
         self._failure: asyncio.Future[None] | None = None
         self._is_away = False
+        # When an interval of lines is over; the lines in it, and those left out since the last one.
+        self._lines_until_s = 0.0
+        self._num_lines = 0
+        self._num_unlogged = 0
 
     def wake(self) -> None:
         """There is a message to write."""
@@ -119,7 +128,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
             async with asyncio.timeout(self._greet_timeout_s):
                 await self._handler.greet(call)
             is_up = True
-            self._logger.info("peer_up")
+            self._log(self._logger.info, "peer_up")
             self._handler.on_up()
             await self._exchange(call)
             reason = "the peer ended the stream"
@@ -142,13 +151,28 @@ class PeerStream(Generic[RequestT, ResponseT]):
                 # Also when cancelled: the handler's listener relies on it.
                 self._handler.on_down(reason or "this service ended the stream")
         if is_up:
-            self._logger.warning("peer_down", reason=reason)
+            self._log(self._logger.warning, "peer_down", reason=reason)
         else:
             # One warning per absence.
             log = self._logger.debug if self._is_away else self._logger.warning
             log("peer_unreachable", reason=reason)
             self._handler.on_unreachable(reason)
         self._is_away = not is_up
+
+    def _log(self, log: Callable[..., object], event: str, **fields: object) -> None:
+        """Logs that the peer came or went, unless there are too many such lines."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._lines_until_s:
+            self._lines_until_s = now_s + _LINES_INTERVAL_S
+            self._num_lines = 0
+        self._num_lines += 1
+        if self._num_lines > _MAX_LINES:
+            self._num_unlogged += 1
+            log = self._logger.debug
+        elif self._num_unlogged:
+            fields["num_unlogged"] = self._num_unlogged
+            self._num_unlogged = 0
+        log(event, **fields)
 
     def _report(self, error: Exception) -> None:
         self._logger.error("peer_stream_failed", exc_info=error)
