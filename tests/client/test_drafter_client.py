@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
+from drafter.batch.batch import Batch
+from drafter.errors import NotServingError
 from drafter.ngram.params import NgramParams as DrafterParams
 from drafter.ngram.params import Overlap
 from tandem.client import (
@@ -120,6 +122,34 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
         text, DrafterParams(), 5
     )
+
+
+@pytest.mark.parametrize("length", [30, 20_000])  # one message, and several
+async def test_a_history_that_is_shorter_than_that_of_a_failed_call_gets_its_own_draft(
+    drafter: ServedDrafter, connect: Any, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    client, engine = connect(drafter.address), drafter.drafter.servicer.engine
+    sequence = client.open(params=NgramParams(min_ngram=1))
+    text = [*range(100, 100 + length), 1, 2, 3, 4, 1]
+    await client.propose(sequence, text, max_draft_tokens=3)
+    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
+
+    async def lose_answer(batch: Batch, answer: Any = engine.answer) -> bytes:
+        await answer(batch)
+        raise NotServingError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "answer", lose_answer)
+        with pytest.raises(TandemError):
+            await client.propose(sequence, [*text, 2, 3], max_draft_tokens=3)
+    assert history.token_ids.tolist() == [*text, 2, 3]
+
+    draft = Draft(is_indexing=True)
+    while draft.is_indexing:
+        draft = await client.propose(sequence, text, max_draft_tokens=3)
+    assert draft.token_ids == (2, 3, 4)
+    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
+    assert history.token_ids.tolist() == text
 
 
 async def test_another_drafter_at_the_same_address_gets_the_whole_history(connect: Any) -> None:
