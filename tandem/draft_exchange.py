@@ -8,6 +8,10 @@ Of a history only the tokens that the drafter lacks are read and sent, after a f
 have. If the history was changed meanwhile (cut back and continued differently), those few
 contradict the drafter's, and the history is sent again from its beginning. So only the length of a
 history is kept here.
+
+A drafter may have more tokens than that, from a call whose answer did not arrive. If a history is
+shorter than what the drafter has and agrees with it, the draft continues the longer text. Then,
+too, the history is sent again from its beginning.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -81,13 +85,17 @@ def exchange(queries: Sequence[DraftQuery]) -> Exchange:
         for (i, end), proposal in zip(ends.items(), proposals, strict=True):
             query = open_queries[i]
             sequence = query.sequence
-            if proposal.status in _ACCEPTED:
+            is_accepted = proposal.status in _ACCEPTED
+            if is_accepted and end < len(query.token_ids):
                 sequence.num_sent = end
-                if end < len(query.token_ids):
-                    continue
+                continue
+            if is_accepted and proposal.base_length == end:
+                sequence.num_sent = end
                 drafts[i] = _to_draft(proposal)
-            elif proposal.status == drafter_pb2.STATUS_OUT_OF_SYNC:
-                sequence.num_sent = min(proposal.known_length, len(query.token_ids))
+            elif is_accepted or proposal.status == drafter_pb2.STATUS_OUT_OF_SYNC:
+                # Accepted: as part of a longer text, which only a base of 0 replaces.
+                known_length = 0 if is_accepted else proposal.known_length
+                sequence.num_sent = min(known_length, len(query.token_ids))
                 num_rewinds[i] += 1
                 if num_rewinds[i] <= _MAX_REWINDS:
                     continue

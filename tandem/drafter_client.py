@@ -15,12 +15,10 @@ also after the drafter has lost all of it. A draft is a hint: it may be empty or
 against the model. A failed call raises `TandemError`; it may be repeated at any time.
 """
 
-import asyncio
 import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Self
-
-import grpc
 
 from tandem import draft_exchange, wire
 from tandem.channel import TlsOptions, open_async_channel, open_channel
@@ -32,6 +30,7 @@ from tandem.drafting import (
     Keep,
     NgramParams,
 )
+from tandem.generation import TandemError
 from tandem.propose_stream import ProposeStream
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
@@ -51,7 +50,7 @@ class DrafterClient:
         self._channel = open_channel(target, tls)
         self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
         self._sequences: dict[str, DraftedSequence] = {}
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def open(
         self,
@@ -101,17 +100,13 @@ class DrafterClient:
         Raises:
             TandemError: the call failed as a whole.
         """
-        if self._is_closed:
-            raise wire.closed_error()
         exchange = draft_exchange.exchange(queries)
         try:
-            request = next(exchange)
+            with _calling(self._closed):
+                request = next(exchange)
             while True:
-                try:
-                    response = self._stub.Propose(request, timeout=timeout_s)
-                except grpc.RpcError as error:
-                    raise wire.to_error(error) from error
-                request = exchange.send(response)
+                with _calling(self._closed):
+                    request = exchange.send(self._stub.Propose(request, timeout=timeout_s))
         except StopIteration as end:
             drafts: tuple[Draft, ...] = end.value
             return drafts
@@ -136,12 +131,8 @@ class DrafterClient:
             TandemError: the call failed; the drafter expires the sequence by itself.
         """
         for request in _release(self._sequences, [sequence], keep, feed_id):
-            if self._is_closed:
-                raise wire.closed_error()
-            try:
+            with _calling(self._closed):
                 self._stub.Release(request, timeout=timeout_s)
-            except grpc.RpcError as error:
-                raise wire.to_error(error) from error
 
     def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
         """Returns how full the drafter is.
@@ -149,24 +140,20 @@ class DrafterClient:
         Raises:
             TandemError: the call failed.
         """
-        if self._is_closed:
-            raise wire.closed_error()
-        try:
+        with _calling(self._closed):
             response = self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
         return wire.to_value(DrafterLoad, response)
 
     def close(self) -> None:
         """Releases every sequence, if the drafter can be reached, and closes the channel.
 
-        Calls after that fail with CANCELLED.
+        Calls still open end with CANCELLED, as do later ones.
         """
-        self._is_closed = True
+        self._closed.set()
         requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
-        with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed before
+        with contextlib.suppress(TandemError), wire.own_errors(self._closed.is_set):
             for request in requests:
                 self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
         self._channel.close()
@@ -199,7 +186,7 @@ class AsyncDrafterClient:
         )
         self._stream = ProposeStream(self._stub) if streaming else None
         self._sequences: dict[str, DraftedSequence] = {}
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def open(
         self,
@@ -229,13 +216,13 @@ class AsyncDrafterClient:
         self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
     ) -> tuple[Draft, ...]:
         """See `DrafterClient.propose_batch`. Tasks may call it at once with different sequences."""
-        if self._is_closed:
-            raise wire.closed_error()
         exchange = draft_exchange.exchange(queries)
         try:
-            request = next(exchange)
+            with _calling(self._closed):
+                request = next(exchange)
             while True:
-                request = exchange.send(await self._exchange(request, timeout_s))
+                with _calling(self._closed):
+                    request = exchange.send(await self._exchange(request, timeout_s))
         except StopIteration as end:
             drafts: tuple[Draft, ...] = end.value
             return drafts
@@ -250,37 +237,23 @@ class AsyncDrafterClient:
     ) -> None:
         """See `DrafterClient.release`."""
         for request in _release(self._sequences, [sequence], keep, feed_id):
-            if self._is_closed:
-                raise wire.closed_error()
-            try:
+            with _calling(self._closed):
                 await self._stub.Release(request, timeout=timeout_s)
-            except asyncio.CancelledError:
-                wire.raise_if_closed(self._is_closed)
-                raise
-            except grpc.RpcError as error:
-                raise wire.to_error(error) from error
 
     async def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
         """See `DrafterClient.load`."""
-        if self._is_closed:
-            raise wire.closed_error()
-        try:
+        with _calling(self._closed):
             response = await self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
-        except asyncio.CancelledError:
-            wire.raise_if_closed(self._is_closed)
-            raise
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
         return wire.to_value(DrafterLoad, response)
 
     async def close(self) -> None:
         """See `DrafterClient.close`."""
-        self._is_closed = True
+        self._closed.set()
         try:
             requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
-            with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # closed before
+            with contextlib.suppress(TandemError), wire.own_errors(self._closed.is_set):
                 for request in requests:
                     await self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
         finally:
@@ -297,15 +270,16 @@ class AsyncDrafterClient:
     async def _exchange(
         self, request: drafter_pb2.ProposeRequest, timeout_s: float | None
     ) -> drafter_pb2.ProposeResponse:
-        try:
-            if self._stream is not None:
-                return await self._stream.exchange(request, timeout_s)
-            return await self._stub.Propose(request, timeout=timeout_s)
-        except asyncio.CancelledError:
-            wire.raise_if_closed(self._is_closed)
-            raise
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
+        if self._stream is not None:
+            return await self._stream.exchange(request, timeout_s)
+        return await self._stub.Propose(request, timeout=timeout_s)
+
+
+def _calling(closed: threading.Event) -> contextlib.AbstractContextManager[None]:
+    """What each step of a call is made in; none begins after the client was closed."""
+    if closed.is_set():
+        raise wire.closed_error()
+    return wire.own_errors(closed.is_set)
 
 
 def _open(

@@ -36,6 +36,7 @@ class ProposeStream:
 
         Raises:
             grpc.RpcError: the stream failed; the next exchange opens another.
+            grpc.aio.UsageError: the channel is closed.
             TandemError: no answer in time, or the drafter ended the stream.
         """
         try:

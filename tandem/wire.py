@@ -5,8 +5,10 @@ server would answer with. Messages to a drafter are those of `tandem.draft_excha
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -124,6 +126,27 @@ def to_value(kind: type[_Value], source: message.Message, /, **converted: Any) -
             is_single = isinstance(copied, int | float | str)
             converted[field.name] = copied if is_single else tuple(copied)
     return kind(**converted)
+
+
+@contextlib.contextmanager
+def own_errors(is_closed: Callable[[], bool]) -> Iterator[None]:
+    """Raises a `TandemError` in place of what gRPC raises for a client's calls.
+
+    Args:
+        is_closed: whether the client was closed, which another thread or task may do while a call
+            runs, or before it begins. gRPC says so in ways of its own.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise to_error(error) from error
+    except asyncio.CancelledError:
+        raise_if_closed(is_closed())
+        raise
+    except (ValueError, grpc.aio.UsageError) as error:  # the channel is closed
+        if is_closed():
+            raise closed_error() from error
+        raise
 
 
 def closed_error() -> generation.TandemError:

@@ -17,11 +17,18 @@ _LoadContext = grpc.aio.ServicerContext[
 
 
 class LateDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """Answers batches once `may_answer` is set."""
+    """Answers batches once `may_answer` is set.
+
+    Attributes:
+        release_s: how long a release takes.
+        has_release: set when one has come.
+    """
 
     def __init__(self) -> None:
         self.model = DrafterModel()
         self.may_answer = asyncio.Event()
+        self.release_s = 0.0
+        self.has_release = asyncio.Event()
         self.address = ""
 
     async def Propose(
@@ -40,6 +47,8 @@ class LateDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     async def Release(
         self, request: drafter_pb2.ReleaseRequest, context: _ReleaseContext
     ) -> drafter_pb2.ReleaseResponse:
+        self.has_release.set()
+        await asyncio.sleep(self.release_s)
         return drafter_pb2.ReleaseResponse()
 
     async def GetDrafterLoad(

@@ -119,6 +119,29 @@ def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
     assert model.known[drafted.sequence_id] == list(range(300))
 
 
+def test_a_draft_for_another_length_is_dropped() -> None:
+    num_requests = 0
+
+    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        """As a drafter to which deltas of abandoned calls come late, each time."""
+        nonlocal num_requests
+        num_requests += 1
+        proposal = pb.Proposal(
+            sequence_id=request.sequences[0].sequence_id,
+            base_length=4,
+            token_ids=[5, 6],
+            source=pb.SOURCE_SEQUENCE,
+            status=pb.STATUS_OK,
+        )
+        return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
+
+    drafted = sequence()
+    assert run_exchange([query(drafted, [1, 2, 3])], answer) == (Draft(),)
+    assert num_requests == 3
+    (draft,) = run_exchange([query(drafted, [1, 2, 3, 4])], answer)
+    assert draft.token_ids == (5, 6)
+
+
 def test_a_history_that_was_rewritten_is_noticed() -> None:
     model, drafted = DrafterModel(), sequence()
     run_exchange([query(drafted, list(range(1000)))], model.answer)
@@ -145,7 +168,8 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
             model.known.pop(forgotten, None)
         if rng.random() < 0.2:  # an answer is lost: the drafter has more than the client knows
             i = rng.choice(chosen)
-            lost = exchange([query(drafted[i], texts[i])])
+            tried = texts[i] + rng.choices(range(2**31, 2**32), k=rng.randint(0, 3))
+            lost = exchange([query(drafted[i], tried)])
             model.answer(next(lost))
         queries = [query(drafted[i], texts[i], max_draft_tokens=rng.randint(0, 2)) for i in chosen]
         for draft in run_exchange(queries, model.answer):

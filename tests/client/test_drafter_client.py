@@ -6,12 +6,15 @@ Each test runs once per client, the blocking one in threads.
 import asyncio
 import contextlib
 import random
+import types
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
+from drafter.batch.batch import Batch
+from drafter.errors import NotServingError
 from drafter.ngram.params import NgramParams as DrafterParams
 from drafter.ngram.params import Overlap
 from tandem.client import (
@@ -120,6 +123,34 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
         text, DrafterParams(), 5
     )
+
+
+@pytest.mark.parametrize("length", [30, 20_000])  # one message, and several
+async def test_a_history_that_is_shorter_than_that_of_a_failed_call_gets_its_own_draft(
+    drafter: ServedDrafter, connect: Any, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    client, engine = connect(drafter.address), drafter.drafter.servicer.engine
+    sequence = client.open(params=NgramParams(min_ngram=1))
+    text = [*range(100, 100 + length), 1, 2, 3, 4, 1]
+    await client.propose(sequence, text, max_draft_tokens=3)
+    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
+
+    async def lose_answer(batch: Batch, answer: Any = engine.answer) -> bytes:
+        await answer(batch)
+        raise NotServingError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "answer", lose_answer)
+        with pytest.raises(TandemError):
+            await client.propose(sequence, [*text, 2, 3], max_draft_tokens=3)
+    assert history.token_ids.tolist() == [*text, 2, 3]
+
+    draft = Draft(is_indexing=True)
+    while draft.is_indexing:
+        draft = await client.propose(sequence, text, max_draft_tokens=3)
+    assert draft.token_ids == (2, 3, 4)
+    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
+    assert history.token_ids.tolist() == text
 
 
 async def test_another_drafter_at_the_same_address_gets_the_whole_history(connect: Any) -> None:
@@ -256,16 +287,84 @@ async def test_the_wait_for_a_stream_that_others_use_counts() -> None:
         await client.close()
 
 
+@pytest.mark.stand_in
+@pytest.mark.parametrize("length", [2, 9_000])  # one message, and two
 async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
-    connect: Any,
+    connect: Any, length: int
 ) -> None:
     async with late_drafter() as late:
         client = connect(late.address)
-        proposing = asyncio.ensure_future(client.propose(client.open(), [1, 2], max_draft_tokens=1))
+        proposing = [
+            asyncio.ensure_future(client.propose(client.open(), range(length), max_draft_tokens=1))
+            for _ in range(2)
+        ]
         await asyncio.sleep(0.2)
         await client.close()
+        for error in await asyncio.gather(*proposing, return_exceptions=True):
+            assert isinstance(error, TandemError)
+            assert error.code is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.stand_in
+async def test_nothing_more_of_a_history_is_sent_when_a_client_is_closed(connect: Any) -> None:
+    """It would make the sequence again that `close` has the drafter forget."""
+    async with late_drafter() as late:
+        client = connect(late.address)
+        proposing = asyncio.ensure_future(
+            client.propose(client.open(), range(9_000), max_draft_tokens=1)
+        )
+        await asyncio.sleep(0.2)
+        late.release_s = 0.2
+        closing = asyncio.ensure_future(client.close())
+        await late.has_release.wait()
+        late.may_answer.set()
         with pytest.raises(TandemError) as caught:
             await proposing
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+        await closing
+        assert late.model.num_tokens_received == 8_192, "the message that was under way"
+
+
+@pytest.mark.stand_in
+async def test_releases_end_with_the_client_that_is_closed_by_several_at_once(connect: Any) -> None:
+    async with late_drafter() as late:
+        late.may_answer.set()
+        client = connect(late.address)
+        sequences = [client.open(), client.open()]
+        for sequence in sequences:
+            await client.propose(sequence, [1, 2], max_draft_tokens=1)
+        late.release_s = 0.5
+        releasing = asyncio.ensure_future(client.release(sequences[0]))
+        await late.has_release.wait()
+        await asyncio.gather(client.close(), client.close())
+        with pytest.raises(TandemError) as caught:
+            await releasing
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("method", ["Propose", "Release", "GetDrafterLoad"])
+async def test_a_call_that_another_thread_closes_before_it_begins_ends_with_an_error_of_its_own(
+    method: str,
+) -> None:
+    async with late_drafter() as late:
+        late.may_answer.set()
+        client = DrafterClient(late.address)
+        sequence, stub = client.open(), client._stub
+
+        def close_first(request: Any, *, timeout: float | None) -> Any:
+            client._stub = stub
+            client.close()
+            return getattr(stub, method)(request, timeout=timeout)
+
+        client._stub = types.SimpleNamespace(**{method: close_first})  # type: ignore[assignment]
+        calls: dict[str, Callable[[], Any]] = {
+            "Propose": lambda: client.propose(sequence, [1, 2], max_draft_tokens=1),
+            "Release": lambda: client.release(sequence),
+            "GetDrafterLoad": client.load,
+        }
+        with pytest.raises(TandemError, match="the client is closed") as caught:
+            await asyncio.to_thread(calls[method])
         assert caught.value.code is grpc.StatusCode.CANCELLED
 
 
