@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from gateway.metrics import GatewayMetrics
 from tests.deploy.manifests import VARIANTS, workloads
 from tests.deploy.monitoring.metric_names import Selected, check, exported, grouped, selected
 from tests.deploy.monitoring.rules import (
@@ -89,6 +91,21 @@ def test_every_alert_has_a_summary_a_severity_and_a_runbook(alert: str) -> None:
 
 def test_every_runbook_has_its_alert() -> None:
     assert set(re.findall(r"^## (Tandem\w+)$", RUNBOOKS.read_text(), re.MULTILINE)) == set(ALERTS)
+
+
+def test_the_runbook_of_shed_requests_has_every_reason_that_counts() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    reasons = {
+        sample.labels["reason"]
+        for metric in registry.collect()
+        if metric.name == "tandem_requests_shed"
+        for sample in metric.samples
+    }
+    section = RUNBOOKS.read_text().partition("## TandemRequestsShed\n")[2].partition("\n## ")[0]
+    assert "concurrency" in reasons
+    for reason in reasons:
+        assert reason.startswith("tenant_") or f"`{reason}`: " in section, reason
 
 
 @pytest.mark.parametrize("alert", ALERTS)
