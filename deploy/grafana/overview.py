@@ -53,7 +53,7 @@ _TRAFFIC = Row(
             queries=[
                 Query(
                     expression=total(gauge("up").replace("{", '{job=~"tandem-.+",'), "job"),
-                    legend="{{job}}",
+                    legend="{{job}}: up",
                 ),
                 Query(expression=total(gauge("tandem_serving"), "job"), legend="{{job}}: serving"),
                 Query(

@@ -171,10 +171,27 @@ def test_a_rollout_waits_until_callers_find_the_new_pod(variant: str) -> None:
             # Clients outside of Tandem know of a drain by DNS only.
             pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
             assert pause_s > DNS_CACHE_S
-        if "progressDeadlineSeconds" in spec:
-            startup = workload.container["startupProbe"]
-            loading_s = startup["periodSeconds"] * startup["failureThreshold"]
-            assert spec["progressDeadlineSeconds"] > loading_s + spec["minReadySeconds"]
+
+
+def startup_s(workload: Workload) -> int:
+    """The longest start."""
+    startup = workload.container["startupProbe"]
+    return int(startup["periodSeconds"] * startup["failureThreshold"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_rollout_does_not_fail_while_models_load(variant: str) -> None:
+    [caller, _, verifiers] = workloads(variant)
+    # A gateway is ready once it has a verifier.
+    for workload, ready_s in (
+        (caller, startup_s(caller) + startup_s(verifiers)),
+        (verifiers, startup_s(verifiers)),
+    ):
+        spec = workload.manifest["spec"]
+        if workload.manifest["kind"] == "Deployment":
+            # 600 is Kubernetes' default.
+            deadline_s = spec.get("progressDeadlineSeconds", 600)
+            assert deadline_s > ready_s + spec["minReadySeconds"], workload.service
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

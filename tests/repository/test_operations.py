@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from drafter.config import DrafterConfig
+from drafter.ngram.params import NgramParams, Tie
+from drafter.ngram.text import TOKEN_BYTES, tokens_that_fit
 from gateway.config import GatewayConfig
 from gateway.errors import ERROR_CODES
+from gateway.requests.drafting_policy import TANDEM
 from servicekit.config_keys import list_options
 from tandem.cli.up import BUNDLED_MODEL
 from tests.repository.shown_commands import PAGES, REPOSITORY
@@ -61,6 +64,22 @@ def test_the_bundled_model_has_the_shown_factors() -> None:
     factors = [2, len(shape.layers), shape.num_kv_heads, shape.head_dim, num_bytes]
     shown = f" {TIMES} ".join(map(str, factors))
     assert f"| the bundled model, bfloat16 | {shown} = " in PAGE
+
+
+def test_the_drafters_bytes_per_token_are_those_of_its_bound() -> None:
+    [shown] = re.findall(r"never more than (\d+) and (\d+) B", PAGE)
+    described = DrafterConfig.model_fields["max_sequence_bytes"].description or ""
+    assert re.findall(r"(\d+) at most [^.]*?, (\d+) with TIE_LONGEST", described) == [shown]
+    max_bytes = 1 << 24
+    for tie, num_bytes in zip((Tie.EARLIEST, Tie.LONGEST), shown, strict=True):
+        # Which leaves out the free room of the tokens' buffer.
+        filled = max_bytes / tokens_that_fit(NgramParams(tie=tie), max_bytes)
+        assert filled < int(num_bytes) < filled + TOKEN_BYTES
+    # Gateways ask for the larger one, unless told otherwise.
+    assert TANDEM.tie.name == Tie.LONGEST.name
+    assert GatewayConfig.model_fields["preset"].default == "tandem"
+    computed_of = re.findall(rf"{TIMES} (\d+) / [\d,]+ = [\d.]+ [GM]B at most", PAGE)
+    assert computed_of == [shown[1]] * 2
 
 
 def test_the_page_leads_to_every_runbook() -> None:

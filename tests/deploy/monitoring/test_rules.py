@@ -4,11 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
+from gateway.metrics import GatewayMetrics
+from tests.deploy.manifests import VARIANTS, workloads
 from tests.deploy.monitoring.metric_names import Selected, check, exported, grouped, selected
 from tests.deploy.monitoring.rules import (
     PROMETHEUS,
@@ -89,6 +93,21 @@ def test_every_runbook_has_its_alert() -> None:
     assert set(re.findall(r"^## (Tandem\w+)$", RUNBOOKS.read_text(), re.MULTILINE)) == set(ALERTS)
 
 
+def test_the_runbook_of_shed_requests_has_every_reason_that_counts() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    reasons = {
+        sample.labels["reason"]
+        for metric in registry.collect()
+        if metric.name == "tandem_requests_shed"
+        for sample in metric.samples
+    }
+    section = RUNBOOKS.read_text().partition("## TandemRequestsShed\n")[2].partition("\n## ")[0]
+    assert "concurrency" in reasons
+    for reason in reasons:
+        assert reason.startswith("tenant_") or f"`{reason}`: " in section, reason
+
+
 @pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> None:
     cases = [case for case in alert_cases() if case["alertname"] == alert]
@@ -114,6 +133,78 @@ def run_promtool(*arguments: str) -> None:
         ["promtool", *arguments], capture_output=True, text=True, timeout=100, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# The example for a cluster without the Prometheus operator, in the first comment of prometheus.yml.
+
+
+def cluster_job() -> dict[str, Any]:
+    comment = (PROMETHEUS / "prometheus.yml").read_text().partition("\nglobal:")[0]
+    example = comment[comment.index("#   - job_name") :]
+    [job] = yaml.safe_load(re.sub("^#", "", example, flags=re.MULTILINE))
+    return dict(job)
+
+
+def relabeled(target: dict[str, str], rules: list[dict[str, Any]]) -> dict[str, str] | None:
+    """By the documented meaning of `relabel_configs`; None: the target is dropped."""
+    for rule in rules:
+        joined = ";".join(target.get(label, "") for label in rule["source_labels"])
+        match = re.fullmatch(rule.get("regex", "(.*)"), joined)
+        action = rule.get("action", "replace")
+        if action == "replace":
+            assert match is not None
+            replacement = rule.get("replacement", "$1").replace("$1", match[1])
+            target = target | {rule["target_label"]: replacement}
+        elif (action == "keep") == (match is None):
+            return None
+    return target
+
+
+@needs_promtool
+def test_promtool_accepts_the_example_for_a_cluster(tmp_path: Path) -> None:
+    job = cluster_job()
+    # Debian's Prometheus is built without it.
+    del job["kubernetes_sd_configs"]
+    path = tmp_path / "prometheus.yml"
+    path.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+    run_promtool("check", "config", "--syntax-only", str(path))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_example_for_a_cluster_scrapes_every_service_once(variant: str) -> None:
+    job = cluster_job()
+    [discovery] = job["kubernetes_sd_configs"]
+    # It finds pods, ready or not; a Service's DNS name has the ready ones only.
+    assert discovery["role"] == "pod"
+    [namespaces] = discovery["namespaces"].values()
+    [selector] = discovery["selectors"]
+    label, _, wanted = selector["label"].partition("=")
+    found = []
+    for workload in workloads(variant):
+        assert workload.manifest["metadata"]["namespace"] in namespaces
+        assert workload.labels[label] == wanted
+        for phase in ("Pending", "Running", "Failed"):
+            for name in workload.container_ports:
+                target = {
+                    "__meta_kubernetes_namespace": "tandem",
+                    "__meta_kubernetes_pod_name": "p",
+                    "__meta_kubernetes_pod_phase": phase,
+                    "__meta_kubernetes_pod_container_port_name": name,
+                }
+                for key, value in workload.labels.items():
+                    sanitized = re.sub(r"[^a-zA-Z0-9_]", "_", key)
+                    target[f"__meta_kubernetes_pod_label_{sanitized}"] = value
+                kept = relabeled(target, job["relabel_configs"])
+                if kept is not None:
+                    own = {key: value for key, value in kept.items() if key[:2] != "__"}
+                    assert own.pop("job") == f"tandem-{workload.service}"
+                    assert own == {"namespace": "tandem", "pod": "p"}
+                    found.append((workload.service, phase, name))
+    assert found == [
+        (workload.service, phase, "metrics")
+        for workload in workloads(variant)
+        for phase in ("Pending", "Running")
+    ]
 
 
 # The files for the Prometheus operator.
