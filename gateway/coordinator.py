@@ -494,10 +494,11 @@ class Coordinator:
     def _open_elsewhere(self, sequence: LiveSequence, reason: str) -> None:
         """The verifier may not talk to the sequence's drafter: opens it with another, or none."""
         verifier = sequence.verifier
-        verifier.ignored.record("refused_drafter", reason)
         # It may have been moved meanwhile, to a drafter that nobody refused.
         refused = sequence.opened_drafter
-        self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED)
+        # Others may have been opened before it was known.
+        if self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED):
+            verifier.ignored.record("refused_drafter", reason)
         sequence.drafter = ""
         self._send_open(sequence)
 
