@@ -28,6 +28,7 @@ from gateway.errors import (
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
+    UnreadError,
     VerifierError,
     from_verifier,
 )
@@ -305,7 +306,7 @@ class Coordinator:
         verifier = sequence.verifier
         if isinstance(error, VerifierError):
             verifier.ignored.record("odd_event", error.message)
-        elif not isinstance(error, OverloadedError):
+        elif not isinstance(error, UnreadError):
             # A bug of the gateway; the client's call logs it with its traceback.
             verifier.ignored.record("internal_error", repr(error))
         self._fail(sequence, error)
