@@ -28,6 +28,7 @@ from gateway.errors import (
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
+    UnreadError,
     VerifierError,
     from_verifier,
 )
@@ -305,7 +306,7 @@ class Coordinator:
         verifier = sequence.verifier
         if isinstance(error, VerifierError):
             verifier.ignored.record("odd_event", error.message)
-        elif not isinstance(error, OverloadedError):
+        elif not isinstance(error, UnreadError):
             # A bug of the gateway; the client's call logs it with its traceback.
             verifier.ignored.record("internal_error", repr(error))
         self._fail(sequence, error)
@@ -494,10 +495,11 @@ class Coordinator:
     def _open_elsewhere(self, sequence: LiveSequence, reason: str) -> None:
         """The verifier may not talk to the sequence's drafter: opens it with another, or none."""
         verifier = sequence.verifier
-        verifier.ignored.record("refused_drafter", reason)
         # It may have been moved meanwhile, to a drafter that nobody refused.
         refused = sequence.opened_drafter
-        self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED)
+        # Others may have been opened before it was known.
+        if self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED):
+            verifier.ignored.record("refused_drafter", reason)
         sequence.drafter = ""
         self._send_open(sequence)
 

@@ -7,6 +7,8 @@
     ├── UnauthenticatedError    UNAUTHENTICATED      no valid credentials
     ├── PermissionDeniedError   PERMISSION_DENIED    more than this client may do
     ├── OverloadedError         RESOURCE_EXHAUSTED   no room; see `retry_after_ms`
+    │   ├── VerifierFullError   RESOURCE_EXHAUSTED   a verifier says so
+    │   └── UnreadError         RESOURCE_EXHAUSTED   the client leaves too much unread
     ├── UnavailableError        UNAVAILABLE          no verifier, or it is gone, or draining
     ├── PreconditionError       FAILED_PRECONDITION  not the verifier that the request expects
     ├── DraftTimeoutError       DEADLINE_EXCEEDED    draft_wait=always, and no draft came
@@ -58,6 +60,14 @@ class OverloadedError(RequestError):
     """There is no room for this request now."""
 
 
+class VerifierFullError(OverloadedError):
+    """The verifier has no room for this request now."""
+
+
+class UnreadError(OverloadedError):
+    """The client does not read its output, or too slowly."""
+
+
 class UnavailableError(RequestError):
     """No verifier can run this request now."""
 
@@ -90,7 +100,7 @@ _ERROR_BY_CODE: dict[int, type[RequestError]] = {
     code_number(code): error
     for error, code in ERROR_TABLE.items()
     if issubclass(error, RequestError)
-}
+} | {code_number(grpc.StatusCode.RESOURCE_EXHAUSTED): VerifierFullError}
 
 #: Every code that a failed request can end with, for metrics.
 ERROR_CODES = sorted({code.name for code in ERROR_TABLE.values()})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.errors import ERROR_CODES, code_name
+from gateway.errors import ERROR_CODES, UnreadError, VerifierFullError, code_name
 from gateway.model_metrics import MetricsByModel, ModelMetrics
 
 # A draft's round trip takes some hundred microseconds; verifiers wait 0.25 s at most by default.
@@ -27,6 +27,7 @@ _SHED_REASONS = (
     "tenant_bodies",
     "draining",
     "no_verifier",
+    "verifier_full",
 )
 _EXPIRY_PHASES = ("queue", "prefill", "decode")
 _RESUME_REASONS = ("verifier_gone", "verifier_draining", "verifier_full")
@@ -134,6 +135,11 @@ class GatewayMetrics:
         self._requests_received.inc()
 
     def count_error(self, error: Exception) -> None:
+        """A request ended in this error."""
+        if isinstance(error, UnreadError):
+            self._requests_unread.inc()
+        elif isinstance(error, VerifierFullError):
+            self.count_shed("verifier_full")
         self.count_code(code_name(error))
 
     def count_code(self, code: str) -> None:
@@ -144,11 +150,6 @@ class GatewayMetrics:
         """A request's deadline passed; also an error with the code that its client gets."""
         self._requests_expired.labels(phase).inc()
         self._request_errors.labels("DEADLINE_EXCEEDED").inc()
-
-    def count_unread(self, error: Exception) -> None:
-        """A request was ended, with this error, because its client did not read."""
-        self._requests_unread.inc()
-        self.count_error(error)
 
     def expect_model(self, model_id: str, num_positions: int) -> None:
         """A verifier came: series of its model begin.

@@ -15,7 +15,7 @@ from gateway.api.http import HttpListener
 from gateway.api.openai.service import OpenAiApi
 from gateway.config import SERVICE, GatewayConfig
 from gateway.coordinator import Coordinator
-from gateway.errors import ERROR_TABLE, OverloadedError
+from gateway.errors import ERROR_TABLE, UnreadError
 from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.page.routes import page_routes
@@ -255,11 +255,11 @@ class GatewayServer:
         assert self._clients is not None, "the gateway has a file of clients"
         return self._clients.value
 
-    def _unread_error(self) -> OverloadedError:
+    def _unread_error(self) -> UnreadError:
         """Counts a request that ends because its client does not read, and says why it ends."""
         timeout_s = self._config.unread_timeout_s
-        error = OverloadedError(f"output was left unread for {timeout_s} s")
-        self._metrics.count_unread(error)
+        error = UnreadError(f"output was left unread for {timeout_s} s")
+        self._metrics.count_error(error)
         return error
 
     async def _await_availability(self) -> None:

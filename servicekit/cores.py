@@ -1,4 +1,7 @@
-"""How many cores this process may use: its affinity, and its container's quota."""
+"""How many cores this process may use: its affinity, and its container's quota.
+
+`python -m servicekit.cores` prints it.
+"""
 
 import os
 from pathlib import Path
@@ -30,3 +33,7 @@ def _version_1(group: Path) -> float:
         case [[quota], [period]] if int(quota) > 0:
             return int(quota) / int(period)
     return float("inf")
+
+
+if __name__ == "__main__":
+    print(available_cores())

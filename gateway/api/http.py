@@ -26,7 +26,7 @@ from gateway.api.http_connection import ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
 from gateway.api.tls_acceptor import TlsAcceptor
-from gateway.errors import OverloadedError
+from gateway.errors import UnreadError
 from servicekit.address import Address, parse_address
 from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
@@ -193,8 +193,8 @@ class _Guard:
                         call.go_on()
 
                 await self._application(scope, receive, watched_send)
-        except OverloadedError:
-            # The client does not read: no answer would reach it.
+        except UnreadError:
+            # No answer would reach the client.
             scope["state"]["connection"].abort()
             while (await receive())["type"] != "http.disconnect":
                 pass

@@ -184,7 +184,7 @@ class Generation:
 
         Raises:
             VerifierError: none was requested, or it is too large.
-            OverloadedError: the client has left too much of it unread.
+            UnreadError: the client has left too much of it unread.
         """
         if not self.request.trace or len(step) > MAX_STEP_BYTES:
             raise VerifierError(

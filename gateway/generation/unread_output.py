@@ -7,7 +7,7 @@ at most its own output, and gets no message that is too large for it. Knows no s
 import collections
 from collections.abc import Sequence
 
-from gateway.errors import OverloadedError
+from gateway.errors import UnreadError
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Step, Traced
 from gateway.messages.sizes import FIELD_BYTES, MAX_CHUNK_BYTES, MAX_UNREAD_STEPS_BYTES, TOKEN_BYTES
 
@@ -52,11 +52,11 @@ class UnreadOutput:
         """Counts a trace's bytes until it is read; before it is shown.
 
         Raises:
-            OverloadedError: the client has left too many bytes unread.
+            UnreadError: the client has left too many bytes unread.
         """
         self._num_trace_bytes += _charged_bytes(step)
         if self._num_trace_bytes > MAX_UNREAD_STEPS_BYTES:
-            raise OverloadedError(
+            raise UnreadError(
                 f"over {MAX_UNREAD_STEPS_BYTES} bytes of traced steps were left unread"
             )
 

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import ssl
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,6 +25,7 @@ from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.terminal import drop_output, output_console, report
+from tandem.cli.tls_context import tls_context
 from tandem.client import AsyncTandemClient, TandemError
 from tandem.load import plot
 from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
@@ -348,7 +348,7 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
         return
     import openai
 
-    tls = ssl.create_default_context(cafile=connection.tls_ca)
+    tls = tls_context(connection.tls_ca)
     if connection.tls_cert is not None:
         load_own_certificate(tls, connection.tls_cert, connection.tls_key)
     token = connection.token_of_file()

@@ -1,6 +1,8 @@
 """What `tandem doctor` asks of a gateway: whether it answers, what it serves, its certificate."""
 
 import datetime
+import errno
+import os
 import re
 import socket
 import ssl
@@ -9,10 +11,13 @@ from collections.abc import Iterator
 from tandem.channel import TlsOptions, load_own_certificate
 from tandem.cli.check import Check, fail, ok, warn
 from tandem.cli.connection_flags import reason_unreached
+from tandem.cli.tls_context import tls_context
 from tandem.client import TandemClient, TandemError
 
 _SCHEME = re.compile(r"^(dns|ipv4|ipv6):")
 _TIMEOUT_S = 5.0
+# What gRPC says at the end where nobody listens.
+_REFUSED = os.strerror(errno.ECONNREFUSED)
 _EXPIRES_SOON = datetime.timedelta(days=14)
 
 
@@ -45,7 +50,7 @@ def target(
     except TandemError as error:
         reason = reason_unreached(error)
         text = f"{reason or error} ({error.code.name})"
-        if not is_expected and reason is not None:
+        if not is_expected and reason is not None and reason.endswith(_REFUSED):
             yield warn(name, "nobody answers there", "start the services: tandem up")
         elif error.code.name == "UNAUTHENTICATED":
             yield fail(name, text, "give a valid token or certificate: --token-file, --tls-cert")
@@ -67,7 +72,7 @@ def _verifiers(count: int) -> str:
 
 
 def _context(tls: TlsOptions) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.ca)
+    context = tls_context(tls.ca)
     # The client itself refuses one without the other.
     if tls.certificate is not None and tls.key is not None:
         load_own_certificate(context, tls.certificate, tls.key)

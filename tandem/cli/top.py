@@ -26,6 +26,7 @@ from tandem.cli.ports import (
 from tandem.cli.scraping import History, ScrapeError, metrics_url, scrape
 from tandem.cli.service_figures import figures, kind_of
 from tandem.cli.terminal import drop_output, is_live, output_console, printable
+from tandem.cli.tls_context import tls_context
 
 EXAMPLES = (
     "tandem top",
@@ -77,7 +78,7 @@ def command(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ADDRESS") from None
     try:
-        tls = ssl.create_default_context(cafile=tls_ca) if tls_ca else None
+        tls = tls_context(tls_ca) if tls_ca else None
     except OSError as error:
         raise typer.BadParameter(f"{tls_ca}: {error}", param_hint="--tls-ca") from None
     console = output_console(_PLAIN_WIDTH)

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,6 @@ _ANY_PORT = f"{_HOST}:0"
 _GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
-
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 # What says it for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
@@ -91,23 +90,25 @@ class Topology:
         return [
             ProcessSpec(
                 name=_verifier_name(index),
-                command=_service("verifier", metrics_address, *options, *self._part(index)),
+                command=_service("verifier", metrics_address, *options, *part),
                 listen={"grpc": address},
             )
-            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
+            for index, (address, metrics_address, part) in enumerate(
+                zip(addresses, metrics, self._parts(), strict=True)
+            )
         ]
 
-    def _part(self, index: int) -> list[str]:
-        """Which part of the machine a verifier has, if there are several."""
-        if self.num_verifiers == 1:
-            return []
+    def _parts(self) -> list[list[str]]:
+        """Which part of the machine each verifier has, if there are several."""
+        count = self.num_verifiers
+        given = _VERIFIER_DEVICES if self.device == "cuda" else _VERIFIER_THREADS
+        if count == 1 or given in os.environ:
+            return [[]] * count
         if self.device == "cuda":
-            return [] if _VERIFIER_DEVICES in os.environ else ["--devices", str(index)]
-        if _VERIFIER_THREADS in os.environ:
-            return []
+            return [["--devices", str(index)] for index in range(count)]
         # One core is left to the services beside them, as a single one leaves it.
-        num_cores = _num_cores() - 1
-        return ["--threads", str(max(1, num_cores // self.num_verifiers))]
+        num_threads = max(1, (_num_cores() - 1) // count)
+        return [["--threads", str(num_threads)]] * count
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
         """The gateway that connects to these verifiers, and has them call these drafters."""
@@ -370,12 +371,10 @@ def _drafters(addresses: Sequence[str]) -> list[str]:
 
 
 def _num_cores() -> int:
-    """Those that this process may use, by its affinity and its container's limit."""
-    num_cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # no limit, or none that is told
-        quota, period = _CPU_LIMIT.read_text().split()
-        num_cores = min(num_cores, int(quota) // int(period))
-    return max(1, num_cores)
+    """Those that services may use, as they count them themselves."""
+    command = [sys.executable, "-m", "servicekit.cores"]
+    # Ctrl-C in a terminal is for this process only.
+    return int(subprocess.check_output(command, process_group=0))
 
 
 def _service(module: str, metrics_address: str, *options: str) -> list[str]:

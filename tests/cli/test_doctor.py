@@ -6,6 +6,7 @@ import platform
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tandem.channel import TlsOptions
 from tandem.cli import machine_checks, main, target_checks, up
@@ -336,6 +340,14 @@ def test_what_a_gateway_that_nobody_named_answers_is_told(unused_tcp_port: int) 
 
     absent = found(f"127.0.0.1:{unused_tcp_port}")
     assert (absent.status, absent.found) == (Status.WARN, "nobody answers there")
+    speaks_tls, address = serve(Servicer("demo"), trustme.CA().issue_cert("127.0.0.1"))
+    try:
+        encrypted = found(address)
+    finally:
+        speaks_tls.stop(0).wait()
+    assert encrypted.status is Status.FAIL
+    assert "UNAVAILABLE" in encrypted.found
+    assert "--tls" in encrypted.advice
     server, address = serve(Refusing())
     try:
         refusing = found(address)
@@ -405,3 +417,50 @@ def test_a_certificate_must_be_trusted_and_should_last(
     assert found["gateway"].status is (Status.OK if is_trusted else Status.FAIL)
     if is_trusted:
         assert f"{end:%Y-%m-%d}" in found["certificate"].found
+
+
+def authority_without_key_usage() -> trustme.CA:
+    """As `openssl req -x509` makes it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    now = datetime.datetime.now(tz=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=90))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return trustme.CA.from_pem(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+@pytest.mark.stand_in
+def test_an_authority_that_grpc_accepts_is_trusted_also_by_a_python_that_asks_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ssl.create_default_context
+
+    def as_in_python_3_13(cafile: Path | None = None) -> ssl.SSLContext:
+        context = original(cafile=cafile)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_in_python_3_13)
+    authority = authority_without_key_usage()
+    server, address = serve(Servicer("demo"), authority.issue_cert("127.0.0.1"))
+    file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(file))
+    try:
+        found = target(address, file)
+    finally:
+        server.stop(0).wait()
+    assert found["certificate"].status is Status.OK, found["certificate"].found
+    assert found["gateway"].status is Status.OK

@@ -404,16 +404,31 @@ def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
         assert not any({"--devices", "--threads"} & set(each) for each in commands)
 
 
-def test_a_containers_limit_counts_among_the_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("membership", "limits"),
+    [
+        ("0::/a/b\n", {"a/cpu.max": "500000 100000", "a/b/cpu.max": "max 100000"}),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "500000", "cpu/cpu.cfs_period_us": "100000"}),
+    ],
+    ids=["a group around", "version 1"],
+)
+def test_cores_are_counted_as_a_verifier_counts_them(
+    membership: str, limits: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(up, "_CPU_LIMIT", limit)
-    assert up._num_cores() == 8, "there is no limit"
-    for text, num_cores in (("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1)):
-        limit.write_text(text)
-        assert up._num_cores() == num_cores
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(membership)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    # In every Python that starts, this one's paths are those of the control groups.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, servicekit.control_groups as groups\n"
+        "os.sched_getaffinity = lambda pid: set(range(8))\n"
+        f"groups.PROC = groups.ROOT = pathlib.Path({str(tmp_path)!r})\n"
+    )
+    root = str(Path(up.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), root]))
+    assert up._num_cores() == 5
 
 
 def test_no_service_gets_a_port_that_the_gateway_was_given(

@@ -50,6 +50,22 @@ async def test_requests_over_the_limit_are_refused_with_a_retry_hint(
     calls[1].cancel()
 
 
+async def test_a_request_that_its_verifier_has_no_room_for_is_shed_once(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1, n=2)
+    for index in range(2):
+        opened = await verifier.nth("open", index)
+        verifier.send(verifier.rejected(opened.sequence_id, code=8, message="full"))
+    error = await error_of(call)
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert running.sample("tandem_requests_shed_total", reason="verifier_full") == 1
+    assert running.sample("tandem_requests_shed_total") == 1
+    assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+    assert running.sample("tandem_requests_unread_total") == 0
+
+
 async def test_more_choices_than_may_ever_be_generated_at_a_time_are_no_overload(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

@@ -270,6 +270,30 @@ async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
     assert verifier.commands("open")[-1].drafter_address == ""
 
 
+async def test_a_refused_drafter_is_counted_once_however_many_sequences_name_it(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[ONE], draft_wait="adaptive"
+    )
+    call = running.call(1, 2, n=4)
+    opens = [await verifier.nth("open", index) for index in range(4)]
+    for opened in opens:
+        verifier.send(
+            verifier.rejected(
+                opened.sequence_id, code=7, message="not allowed", field="drafter_address"
+            )
+        )
+    assert [(await verifier.nth("open", 4 + index)).drafter_address for index in range(4)] == (
+        [""] * 4
+    )
+    num_refused = running.sample(
+        "tandem_peer_messages_ignored_total", peer="verifier", reason="refused_drafter"
+    )
+    assert num_refused == 1
+    call.cancel()
+
+
 async def test_a_refusal_counts_for_the_drafter_of_the_open_also_after_a_move(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

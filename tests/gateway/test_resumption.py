@@ -499,6 +499,7 @@ async def test_a_refused_request_goes_to_another_verifier(
     assert output.token_ids == [6]
     assert output.usage.resumes == 0
     assert fleet.running.sample("tandem_request_retries_total", reason=reason) == 1
+    assert fleet.running.sample("tandem_requests_shed_total") == 0
     if reason == "full":
         # Until it has room again, it is asked last.
         other.play(lambda opened: [5, 0])

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from gateway.errors import OverloadedError, VerifierError
+from gateway.errors import UnreadError, VerifierError
 from gateway.generation import unread_output
 from gateway.generation.generation import Generation
 from gateway.generation.usage import MAX_MATCH_LENGTH
@@ -102,7 +102,7 @@ class TestTracedGeneration:
             read_all(generation)
         for _ in range(MAX_UNREAD_STEPS_BYTES // MAX_STEP_BYTES):
             generation.append_trace(step)
-        with pytest.raises(OverloadedError):
+        with pytest.raises(UnreadError):
             generation.append_trace(step)
 
     def test_empty_traces_are_bounded_too(self) -> None:
@@ -116,7 +116,7 @@ class TestTracedGeneration:
                     read_all(generation)
 
         say_nothing(reads=True)
-        with pytest.raises(OverloadedError):
+        with pytest.raises(UnreadError):
             say_nothing(reads=False)
 
     def test_usage_counts_drafts_by_match_and_source(self) -> None:
@@ -235,6 +235,10 @@ class TestCalls:
         verifier.send(*[traced(opened.sequence_id)] * 100)
         error = await error_of(call)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Its client's fault, which burns no error budget.
+        assert running.sample("tandem_requests_unread_total") == 1
+        assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+        assert running.sample("tandem_requests_shed_total") == 0
         assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id
         verifier.send(
             traced(bystander.sequence_id),

@@ -24,6 +24,7 @@ from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
+from gateway.errors import shutting_down
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
@@ -107,6 +108,11 @@ class OpenAiApi:
             await run(principal, scope, receive, tracked_send)
         except ClientGoneError:
             return
+        except asyncio.CancelledError:
+            # The server stops: a client that is gone or does not read ends its request otherwise.
+            if began:
+                raise
+            await self._to_api_error(shutting_down()).response()(scope, receive, send)
         except Exception as error:
             if principal is None and scope["method"] == "POST":
                 self._frontend.count_refused(name_of_code(error))
