@@ -1,6 +1,6 @@
 """Where one sequence's output stands in its grammar."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -40,6 +40,7 @@ class GrammarState:
         *,
         may_begin: Callable[[bytes, int], bool],
         vocab_size: int,
+        end_token_ids: Collection[int],
         field: str,
     ) -> None:
         """Begins before the first output token.
@@ -48,11 +49,13 @@ class GrammarState:
             matcher, draft_matcher: its own, two of the same grammar. None: nothing is drafted.
             may_begin: whether a text that must come may begin with a token that the grammar allows;
                 False: only the text as tokens tells.
+            end_token_ids: what may follow when the grammar's text is complete.
             field: of the request, for errors.
         """
         self._matcher = matcher
         self._may_begin = may_begin
         self._draft_matcher = draft_matcher
+        self._end_token_ids = end_token_ids
         self._field = field
         # How many output tokens the matchers have consumed, and the tokens that they have not.
         self._num_taken = 0
@@ -171,8 +174,9 @@ class GrammarState:
             if draft is None or not _is_set(masks[row], draft):
                 break
             if not self._ask(matcher.try_consume_tokens, [draft]):
-                # An end token: nothing follows.
-                num_masked += not matcher.is_error()
+                # After an end token nothing follows. Another one was forced, but does not go on as
+                # the grammar does: whoever takes it meets the error.
+                num_masked += draft in self._end_token_ids and not matcher.is_error()
                 break
             num_tried += 1
         if num_tried and not matcher.is_error():

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from servicekit.errors import RequestError
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured.grammar_state import GrammarState
+from verifier.structured.library_tokenizer import library_tokenizer
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -52,7 +53,8 @@ _LAST_COMPILE_S = 5.0
 # is taken as a whole, or a search for its end would begin at each of its characters.
 _LARK_TOKEN = re.compile(
     r"""
-    "(?:\\.|[^"\\])*(?:"|\\?\Z) | /(?:\\.|[^/\\])+(?:/|\\?\Z) | (?://|\#)[^\n]* | <[^<>\s]+>
+    "(?:\\.|[^"\\])*(?:"|\\?\Z) | /(?:\\.|[^/\\])+(?:/|\\?\Z) | (?://|\#)[^\n]*
+    | (?P<tag><[^<>\s]+>)
     | ~[ \t]*[0-9] | (?P<refused>[&~])
     """,
     re.VERBOSE | re.DOTALL,
@@ -244,7 +246,7 @@ class Grammars:
                 "the model's tokenizer cannot be used for grammars", field=grammar.field
             )
         try:
-            text = _written(grammar)
+            text = _written(grammar, tokenizer.tags)
         except ValueError as error:
             raise _wrong(grammar, str(error)) from None
         matcher = tokenizer.matcher(text)
@@ -255,6 +257,7 @@ class Grammars:
             tokenizer.matcher(text) if job.is_drafted else None,
             may_begin=tokenizer.may_begin,
             vocab_size=self._vocab_size,
+            end_token_ids=tokenizer.end_token_ids,
             field=grammar.field,
         )
         state.take_in(job.output_token_ids, 0)
@@ -274,9 +277,18 @@ class _Job:
 
 
 class _Tokenizer:
-    """The library's, which can be used."""
+    """The library's, which can be used.
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    Attributes:
+        tags: as in `LibraryTokenizer`.
+        end_token_ids: what may follow when a grammar's text is complete.
+    """
+
+    def __init__(
+        self, tokenizer: LLTokenizer, tags: Mapping[str, int], end_token_ids: frozenset[int]
+    ) -> None:
+        self.tags = tags
+        self.end_token_ids = end_token_ids
         self._tokenizer = tokenizer
         self._begins = functools.lru_cache(_MAX_BEGINNINGS)(self._compute_begins)
 
@@ -308,17 +320,15 @@ def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -
     # A model may name end tokens that have no logit.
     end_token_ids = [each for each in end_token_ids if each < vocab_size]
     try:
-        return _Tokenizer(
-            LLTokenizer(
-                path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=end_token_ids
-            )
-        )
+        text, tags = library_tokenizer(path.read_text(encoding="utf-8"))
+        tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=end_token_ids)
+        return _Tokenizer(tokenizer, tags, frozenset(end_token_ids))
     except BaseException:  # also what the library panics with
         return None
 
 
-def _written(grammar: Grammar) -> str:
-    """The grammar in the library's own form."""
+def _written(grammar: Grammar, tags: Mapping[str, int]) -> str:
+    """The grammar in the library's own form; `tags`: as in `LibraryTokenizer`."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         # The library takes no boolean for a schema.
         text = {"true": "{}", "false": '{"not": {}}'}.get(grammar.text.strip(), grammar.text)
@@ -328,10 +338,14 @@ def _written(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.CHOICES:
         choices = " | ".join(json.dumps(each) for each in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: {choices}")
-    for found in _LARK_TOKEN.finditer(grammar.text):
+
+    def written(found: re.Match[str]) -> str:
         if operator := found["refused"]:
             raise ValueError(f"the operator {operator} is not supported outside of regexes")
-    return LLMatcher.grammar_from_lark(grammar.text)
+        token_id = tags.get(found["tag"])
+        return found[0] if token_id is None else f"<[{token_id}]>"
+
+    return LLMatcher.grammar_from_lark(_LARK_TOKEN.sub(written, grammar.text))
 
 
 def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:

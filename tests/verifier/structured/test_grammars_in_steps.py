@@ -154,7 +154,11 @@ def test_a_panic_of_the_library_ends_its_own_sequence(
     running = start_engine()
     matchers = (cast(LLMatcher, PanickingMatcher(name, forced)) for _ in range(2))
     grammar = GrammarState(
-        *matchers, may_begin=lambda *_: False, vocab_size=running.model.vocab_size, field="field"
+        *matchers,
+        may_begin=lambda *_: False,
+        vocab_size=running.model.vocab_size,
+        end_token_ids=(),
+        field="field",
     )
     session = running.attach()
     with running.held():

@@ -1,0 +1,66 @@
+"""The model's tokenizer as the grammar library is to see it.
+
+The library writes text that must come as the tokenizer would, and then walks its grammar by the
+bytes of these tokens. So a text must not become a token that the library takes for something else
+than that text, nor another text.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# What the library takes for special, whatever the tokenizer says.
+_TAG = re.compile(r"<.*>", re.DOTALL)
+# Compose characters, so that text whose characters are not composed became another one.
+_COMPOSING = ("NFC", "NFKC")
+
+
+class LibraryTokenizer(NamedTuple):
+    """A tokenizer.json for the library.
+
+    Attributes:
+        text: of the file.
+        tags: the ids of tokens that have no name there any more, by their content. A grammar in
+            Lark may refer to `<name>`; the library knows it as `<[id]>`.
+    """
+
+    text: str
+    tags: Mapping[str, int]
+
+
+def library_tokenizer(text: str) -> LibraryTokenizer:
+    """Changes a tokenizer.json: tokens that the library takes for special get names that no text
+    has, and characters are not composed.
+
+    Raises:
+        ValueError: it is no JSON.
+        Exception: it is no tokenizer of this kind.
+    """
+    tokenizer: dict[str, Any] = json.loads(text)
+    vocabulary = tokenizer["model"]["vocab"]
+    tags: dict[str, int] = {}
+    for token in tokenizer.get("added_tokens") or ():
+        content = token["content"]
+        if not token["special"] and not _TAG.fullmatch(content):
+            continue
+        tags[content] = token["id"]
+        token["content"] = name = f"<\U0010fffd{token['id']}>"
+        token["special"] = True
+        if isinstance(vocabulary, dict):
+            if content in vocabulary:
+                vocabulary[name] = vocabulary.pop(content)
+        else:
+            # Of Unigram: [content, score] in the order of ids.
+            vocabulary[:] = [[name, s] if each == content else [each, s] for each, s in vocabulary]
+    tokenizer["normalizer"] = _without_composing(tokenizer.get("normalizer"))
+    return LibraryTokenizer(json.dumps(tokenizer), tags)
+
+
+def _without_composing(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    if normalizer is None or normalizer["type"] in _COMPOSING:
+        return None
+    if normalizer["type"] == "Sequence":
+        parts = [_without_composing(each) for each in normalizer["normalizers"]]
+        return normalizer | {"normalizers": [each for each in parts if each is not None]}
+    return normalizer
