@@ -67,11 +67,11 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
         self._special_texts = {
-            token_id: token.content
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
+            token_id: token.content for token_id, token in added.items() if token.special
         }
+        self._added = frozenset(token.content for token in added.values())
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
@@ -111,6 +111,10 @@ class Tokenizer:
         if max_tokens is not None and len(encoding) > max_tokens:
             raise TooManyTokensError(len(encoding))
         return encoding.ids
+
+    def is_added_token(self, text: str) -> bool:
+        """Whether the text is a token that was added to the vocabulary, special or not."""
+        return text in self._added
 
     def max_bytes(self, num_tokens: int) -> int | None:
         """The most bytes of UTF-8 that any text of `num_tokens` tokens can have.

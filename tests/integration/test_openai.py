@@ -274,6 +274,44 @@ async def test_structured_output_follows_its_grammar(client: openai.AsyncOpenAI)
 
 
 async def test_a_tool_call_that_must_come_comes(client: openai.AsyncOpenAI) -> None:
+    await forced_call(client, MODEL_ID)
+
+
+@pytest.mark.parametrize("is_special", [False, True], ids=["added", "special"])
+async def test_a_tool_call_that_must_come_is_written_with_the_models_own_tokens(
+    tmp_path: Path, is_special: bool
+) -> None:
+    """Where its tokenizer has the tags as tokens, as Qwen's does."""
+    for file in MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    tags = {"<|rename|>": "<tool_call>", "<|to|>": "</tool_call>"}
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        if token["content"] in tags:
+            token["content"], token["special"] = tags[token["content"]], is_special
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {tags.get(each, each): i for each, i in vocabulary.items()}
+    for name, content in (
+        ("tokenizer.json", json.dumps(tokenizer)),
+        ("chat_template.jinja", TEMPLATE),
+    ):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).write_text(content)
+    verifier = verifier_config(model=tmp_path, allow_structured_output=True)
+    gateway: dict[str, object] = {"tokenizer": tmp_path, "tool_call_parser": "hermes"}
+    async with (
+        running_stack(verifier=verifier, gateway=gateway | EVERY_DRAFT) as stack,
+        openai.AsyncOpenAI(
+            base_url=f"http://{stack.gateway.http_address}/v1", api_key="any", max_retries=0
+        ) as client,
+    ):
+        for extra in ({}, {"speculation": {"enabled": False}}):
+            token_ids = await forced_call(client, tmp_path.name, **extra)
+            assert [token_ids[0], token_ids[-2]] == [vocabulary[each] for each in tags]
+
+
+async def forced_call(client: openai.AsyncOpenAI, model: str, **extra: object) -> list[int]:
+    """Has a model call a function; returns the tokens of the answer."""
     parameters = {
         "type": "object",
         "properties": {"is_sum": {"type": "boolean"}},
@@ -282,12 +320,13 @@ async def test_a_tool_call_that_must_come_comes(client: openai.AsyncOpenAI) -> N
     }
     function: Any = {"name": "rename", "parameters": parameters}
     answer = await client.chat.completions.create(
-        model=MODEL_ID,
+        model=model,
         messages=[{"role": "user", "content": prompt_texts(1)[0]}],
         tools=[{"type": "function", "function": function}],
         tool_choice={"type": "function", "function": {"name": "rename"}},
         temperature=0,
         max_completion_tokens=120,
+        extra_body={**TOKENS, **extra},
     )
     [choice] = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -295,6 +334,8 @@ async def test_a_tool_call_that_must_come_comes(client: openai.AsyncOpenAI) -> N
     assert call.type == "function"
     assert call.function.name == "rename"
     assert json.loads(call.function.arguments)["is_sum"] in (True, False)
+    token_ids: list[int] = choice.model_dump()["token_ids"]
+    return token_ids
 
 
 async def test_speculation_and_usage_agree_with_the_metrics(

@@ -134,7 +134,7 @@ def chat_job(
         report=_wants_report(parsed),
     )
     form = None if text is None else text.tool_call_form
-    grammar = tools.forced_call(parsed, form) if is_served else None
+    grammar = tools.forced_call(parsed, text) if is_served else None
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.messages.request import EncodedGrammar
+from gateway.text.model_text import ModelText
 from gateway.text.tool_calls import ToolCallForm
 
 # Of the parameters in a grammar: it is written in the event loop's thread.
@@ -28,12 +29,12 @@ def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool
 
 
 def forced_call(
-    parsed: schema.ChatCompletionRequest, form: ToolCallForm | None
+    parsed: schema.ChatCompletionRequest, text: ModelText | None
 ) -> EncodedGrammar | None:
     """The grammar of an output that is one call; None: there need not be one.
 
     Args:
-        form: of the model's calls; None: unknown.
+        text: of the model; None: its tokenizer is unknown.
 
     Raises:
         ApiError: there is no such tool, the form is unknown, the output must follow another
@@ -58,7 +59,8 @@ def forced_call(
         raise _refused("there are no tools")
     if _size([tool.function.get("parameters") for _, tool in tools]) > _MAX_SIZE:
         raise _refused("the parameters are too large for a grammar", param="tools")
-    if form is None:
+    form = None if text is None else text.tool_call_form
+    if text is None or form is None:
         raise _refused(
             f"it is not known how {parsed.model} writes tool calls", code="unsupported_parameter"
         )
@@ -70,7 +72,12 @@ def forced_call(
         return grammars.of_schema(written, param="tools")
     # As verifiers write JSON: a model might go on with white space for ever.
     call = grammars.written({"x-guidance": {"whitespace_pattern": " ?"}, **written})
-    lark = f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {call}\n'
+    # As the model does: by the token where there is one.
+    begin, end = (
+        tag if text.tokenizer.is_added_token(tag) else f'"{tag}"'
+        for tag in ("<tool_call>", "</tool_call>")
+    )
+    lark = f'start: {begin} "\\n" call "\\n" {end}\ncall: %json {call}\n'
     return grammars.of_lark(lark, param="tools")
 
 
