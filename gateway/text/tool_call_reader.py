@@ -14,6 +14,9 @@ from gateway.text.json_scanner import JsonScanner
 # A longer text is none: until it is certain, it is kept.
 MAX_UNCERTAIN_CHARACTERS = 1 << 16
 
+# Each form teaches one of them, but models write either.
+_ARGUMENTS_KEYS = ("arguments", "parameters")
+
 _SPACE = " \t\n\r"
 
 
@@ -37,16 +40,14 @@ class CallReader:
         has_begun: whether it is a call for certain.
     """
 
-    def __init__(self, names: Collection[str], arguments_key: str, before: str = "") -> None:
+    def __init__(self, names: Collection[str], before: str = "") -> None:
         """Args:
         names: of the tools that may be called.
-        arguments_key: the key of a call's arguments.
         before: what was read already, and is text if this is no call.
         """
         self.is_over = False
         self.has_begun = False
         self._names = names
-        self._arguments_key = arguments_key
         self._deltas: list[CallDelta] = []
         # All of the text, while it may yet be no call.
         self._held = [before]
@@ -59,6 +60,8 @@ class CallReader:
         self._name: str | None = None
         # Those that came before the name.
         self._arguments: list[str] | None = None
+        # Whether a key of arguments came with something else than an object.
+        self._is_without_object = False
 
     def feed(self, text: str, start: int) -> int:
         """Reads on; returns the place of the first character that was not read."""
@@ -93,7 +96,7 @@ class CallReader:
         if self._scanner is None:
             return start + self._step(text[start])
         stop = self._scanner.feed(text, start, end)
-        if self._expected == ",}" and self._key == self._arguments_key:
+        if self._expected == ",}" and self._key in _ARGUMENTS_KEYS:
             self._show(text[start:stop])
         elif not self.has_begun and (self._expected == ":" or self._key == "name"):
             self._read.append(text[start:stop])
@@ -124,13 +127,14 @@ class CallReader:
 
     def _begin_value(self, character: str) -> int:
         is_name = self._key == "name" and self._name is None
-        is_arguments = self._key == self._arguments_key and self._arguments is None
-        if (is_name and character != '"') or (is_arguments and character != "{"):
+        is_arguments = self._key in _ARGUMENTS_KEYS and self._arguments is None
+        if is_name and character != '"':
             self.is_over = True
             return 0
-        if is_arguments:
+        if is_arguments and character == "{":
             self._arguments = []
         elif not is_name:
+            self._is_without_object |= is_arguments
             self._key = None
         self._expected = ",}"
         self._scanner = JsonScanner()
@@ -169,6 +173,6 @@ class CallReader:
     def _end(self) -> None:
         """Ends the object."""
         self.is_over = True
-        if self._arguments is None:
+        if self._arguments is None and not self._is_without_object:
             self._arguments = ["{}"]
             self._begin_if_certain()

@@ -6,6 +6,8 @@ stays text, to the last character. Behind a mistake in a call the text goes on a
 
     HERMES        <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>    after any text
     LLAMA3_JSON   {"name": "f", "parameters": {"x": 1}}; {...}                   from the beginning
+
+In both, the arguments are the first object that is called `arguments` or `parameters`.
 """
 
 import enum
@@ -33,7 +35,7 @@ class ToolCallForm(enum.Enum):
 
     @property
     def arguments_key(self) -> str:
-        """The key of a call's arguments."""
+        """The key of a call's arguments, as templates teach it; the other one is read, too."""
         return "arguments" if self is ToolCallForm.HERMES else "parameters"
 
 
@@ -133,7 +135,7 @@ class HermesParser:
             self._held = text[end:]
             return len(text)
         begin += len(_BEGIN)
-        self._reader = CallReader(self._names, ToolCallForm.HERMES.arguments_key, text[end:begin])
+        self._reader = CallReader(self._names, text[end:begin])
         return begin
 
     def _end_call(self, shown: list[str]) -> None:
@@ -190,8 +192,7 @@ class Llama3Parser:
         if begin < len(text) or len(self._held) > _MAX_SPACE:
             held, self._held = self._held, ""
             if text[begin : begin + 1] == "{" and len(held) <= _MAX_SPACE:
-                key = ToolCallForm.LLAMA3_JSON.arguments_key
-                self._reader = CallReader(self._names, key, held)
+                self._reader = CallReader(self._names, held)
             else:
                 self._is_text = True
                 shown.append(held)

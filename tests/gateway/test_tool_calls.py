@@ -37,6 +37,20 @@ QUOTED = ToolCall("add", '{"a": "</tool_call>", "b": "\\"</tool_call>"}')
 WEATHER = '{"name": "get_weather", "parameters": {}}'
 INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
 LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
+# Under either key, the first object counts. Other values are no arguments, but not none either.
+EITHER_KEY = [
+    (
+        '{"name": "add", "arguments": "{}", "parameters": {"x": 1}, "arguments": {"x": 2}}',
+        [ToolCall("add", '{"x": 1}')],
+    ),
+    (
+        '{"parameters": null, "arguments": {"x": 1}, "name": "add"}',
+        [ToolCall("add", '{"x": 1}')],
+    ),
+    ('{"name": "add", "more": {"arguments": {"x": 1}}}', [ToolCall("add", "{}")]),
+    ('{"name": "add", "arguments": "{}"}', []),
+    ('{"parameters": [{}], "name": "add"}', []),
+]
 
 HERMES = [
     ("no call at all <tool", "no call at all <tool", []),
@@ -61,6 +75,11 @@ HERMES = [
         [ADDED],
     ),
     ('<tool_call>{"name": "add"}</tool_call>', "", [ToolCall("add", "{}")]),
+    (f"<tool_call>{LLAMA_ADD}</tool_call>", "", [ADDED]),
+    *[
+        (f"<tool_call>{text}", "" if calls else f"<tool_call>{text}", calls)
+        for text, calls in EITHER_KEY
+    ],
     # The arguments stay as they were written.
     (
         '<tool_call>{"name": "add", "arguments": {"x":-1e999 , "y": "\\ud800"}}',
@@ -121,6 +140,8 @@ HERMES = [
 LLAMA = [
     ("The answer is {5}.", "The answer is {5}.", []),
     (LLAMA_ADD, "", [ADDED]),
+    (ADD, "", [ADDED]),
+    *[(text, "" if calls else text, calls) for text, calls in EITHER_KEY],
     (f" \n{LLAMA_ADD} ; {WEATHER}\n", "", [ADDED, ToolCall("get_weather", "{}")]),
     ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     (f"{LLAMA_ADD} and {WEATHER}", f"and {WEATHER}", [ADDED]),
@@ -218,7 +239,7 @@ JSON_VALUES = st.recursive(
 
 
 @st.composite
-def written_calls(draw: st.DrawFn, form: ToolCallForm) -> tuple[str, ToolCall]:
+def written_calls(draw: st.DrawFn) -> tuple[str, ToolCall]:
     """A call as a model may write it, and what it says."""
     name = draw(st.sampled_from(NAMES))
     given: dict[str, Any] = draw(st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=3))
@@ -227,7 +248,8 @@ def written_calls(draw: st.DrawFn, form: ToolCallForm) -> tuple[str, ToolCall]:
         "ensure_ascii": draw(st.booleans()) or "\\ud" in json.dumps(given),
     }
     arguments = json.dumps(given, **options)
-    members = [f'"name": {json.dumps(name)}', f'"{form.arguments_key}":{arguments}']
+    key = draw(st.sampled_from(["arguments", "parameters"]))
+    members = [f'"name": {json.dumps(name)}', f'"{key}":{arguments}']
     members.append(f'"more": {json.dumps(draw(JSON_VALUES))}')
     body = f" {{{' , '.join(draw(st.permutations(members)))} }}"
     return body, ToolCall(name, arguments)
@@ -239,7 +261,7 @@ def test_well_written_calls_are_found_with_the_arguments_as_written(
 ) -> None:
     expected = []
     text = shown = ""
-    for body, call in data.draw(st.lists(written_calls(form), max_size=3)):
+    for body, call in data.draw(st.lists(written_calls(), max_size=3)):
         if form is ToolCallForm.HERMES:
             before = data.draw(st.sampled_from(["", "I see.", "1 < 2"]))
             text += f"{before} <tool_call>{body}</tool_call>"
@@ -256,6 +278,7 @@ def test_well_written_calls_are_found_with_the_arguments_as_written(
     [
         (ToolCallForm.HERMES, TAGGED, '<tool_call>\n{"name": "add", "arguments": {'),
         (ToolCallForm.LLAMA3_JSON, LLAMA_ADD, '{"name": "add", "parameters": {'),
+        (ToolCallForm.LLAMA3_JSON, ADD, '{"name": "add", "arguments": {'),
         (
             ToolCallForm.LLAMA3_JSON,
             '{"parameters": {"x": 1}, "name": "add"}',
@@ -294,14 +317,17 @@ def test_what_is_held_back_is_bounded(parser: HermesParser | Llama3Parser) -> No
     assert shown > 100_000
 
 
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
 @pytest.mark.parametrize("form", list(ToolCallForm))
-def test_the_arguments_of_a_call_that_is_certain_have_no_bound(form: ToolCallForm) -> None:
+def test_the_arguments_of_a_call_that_is_certain_have_no_bound(
+    form: ToolCallForm, key: str
+) -> None:
     begin = "<tool_call>" if form is ToolCallForm.HERMES else ""
     arguments = json.dumps({"text": "x" * 200_000})
-    text = f'{begin}{{"name": "add", "{form.arguments_key}": {arguments}}}'
+    text = f'{begin}{{"name": "add", "{key}": {arguments}}}'
     assert parse(form, divided(text, range(0, len(text), 7))) == ("", [ToolCall("add", arguments)])
     # Before it is certain there is one.
-    text = f'{begin}{{"{form.arguments_key}": {arguments}, "name": "add"}}'
+    text = f'{begin}{{"{key}": {arguments}, "name": "add"}}'
     assert parse(form, divided(text, range(0, len(text), 7))) == (text, [])
 
 

@@ -131,13 +131,14 @@ class CompletionChoice(Choice):
         prompt: the text to begin with; None: that of the prompt's tokens.
         """
         super().__init__(wants)
-        self._echoes = echoes
         self._echo = prompt if echoes else ""
+        self._echo_length = 0
         # A text that was given shows special tokens; one that was decoded does not.
         self._echoes_special = prompt is not None
         self._prompt_token_ids: Sequence[int] = ()
         self._num_scored = 0
-        self._offsets: TextOffsets | None = None
+        self._prompt_offsets = TextOffsets(None)
+        self._offsets = TextOffsets(None)
 
     @property
     def echoes_tokens(self) -> bool:
@@ -147,32 +148,32 @@ class CompletionChoice(Choice):
         super().start(texts, prompt_token_ids, decoded)
         if self._echo is None:
             self._echo = decoded
+        self._echo_length = len(self._echo)
         if self.wants.logprobs:
-            context = () if self._echoes else prompt_token_ids
-            self._offsets = TextOffsets(texts.detokenizer(context))
-            self._prompt_token_ids = prompt_token_ids if self._echoes else ()
+            self._prompt_token_ids = prompt_token_ids
+            self._prompt_offsets = TextOffsets(texts.detokenizer(()))
+            # The text of the prompt's tokens may be longer or shorter than the echo: tokenizers
+            # compose characters, drop spaces.
+            self._offsets = TextOffsets(texts.detokenizer(prompt_token_ids), self._echo_length)
 
     def read(self, chunk: Chunk) -> Part:
         text, self._echo = (self._echo or "") + chunk.text, ""
-        if self._offsets is None:
+        if not self.wants.logprobs:
             return self._part(text, None, chunk)
-        logprobs = self._prompt_logprobs(chunk.prompt_logprobs, self._offsets)
+        logprobs = self._prompt_logprobs(chunk.prompt_logprobs)
         offsets = self._offsets.next(chunk.token_ids)
         logprobs += map(self._texts.completion_logprob, chunk.logprobs, offsets)
         return self._part(text, logprobs, chunk)
 
-    def _prompt_logprobs(
-        self, encoded: Sequence[EncodedLogprob], offsets: TextOffsets
-    ) -> list[object]:
+    def _prompt_logprobs(self, encoded: Sequence[EncodedLogprob]) -> list[object]:
         first = self._num_scored
         self._num_scored += len(encoded)
         token_ids = self._prompt_token_ids[first : self._num_scored]
         special_text = self._texts.special_text if self._echoes_special else lambda _: ""
+        offsets = self._prompt_offsets.next(token_ids, special_text)
         return [
-            self._texts.completion_logprob(each, offset)
+            self._texts.completion_logprob(each, min(offset, self._echo_length))
             if each
             else self._texts.first_prompt_logprob(token_id)
-            for token_id, each, offset in zip(
-                token_ids, encoded, offsets.next(token_ids, special_text), strict=True
-            )
+            for token_id, each, offset in zip(token_ids, encoded, offsets, strict=True)
         ]

@@ -110,14 +110,13 @@ class TokenTexts:
 class TextOffsets:
     """Where the text of each token begins in a choice's text, in characters."""
 
-    def __init__(self, detokenizer: Detokenizer | None) -> None:
-        """Begins at 0.
-
-        Args:
-            detokenizer: of its own; it has been fed what comes before the text.
+    def __init__(self, detokenizer: Detokenizer | None, start: int = 0) -> None:
+        """Args:
+        detokenizer: of its own; it has been fed what comes before the tokens.
+        start: where the text of the first of them begins.
         """
         self._detokenizer = detokenizer
-        self._offset = 0
+        self._offset = start
 
     def next(
         self, token_ids: Iterable[int], special_text: Callable[[int], str] = lambda _: ""

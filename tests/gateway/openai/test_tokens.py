@@ -13,7 +13,7 @@ from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
-from tests.gateway.test_tokenizer import SENTENCEPIECE
+from tests.gateway.test_tokenizer import SENTENCEPIECE, byte_level, composing
 
 THE, CAT, SAT = (
     SENTENCEPIECE._tokenizer.get_vocab()[f"\N{LOWER ONE EIGHTH BLOCK}{word}"]
@@ -121,6 +121,59 @@ def test_an_echo_of_a_text_counts_its_special_tokens(
     part = choice.read(chunk_of([], "", [None, *token_ids[1:]]))
     assert part.text == (prompt or "x")
     assert [each.offset for each in part.logprobs or ()] == offsets
+
+
+def stripping() -> Tokenizer:
+    """A byte-level tokenizer with a special token that takes the white space behind it."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<user>", special=True, rstrip=True)])
+    return Tokenizer(tokenizer)
+
+
+def lengthening() -> Tokenizer:
+    """A byte-level tokenizer that makes letters of ligatures (NFKC)."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFKC()
+    return Tokenizer(tokenizer)
+
+
+ENDS_IN_REPLACEMENT = "the \N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt", "decoded"),
+    [
+        (composing(), "e\u0301e\u0301 a", "éé a"),
+        (stripping(), "<user>\n\nthe", "the"),
+        (SENTENCEPIECE, "the</s>cat", "the cat"),
+        (lengthening(), "\ufb01\ufb01", "fifi"),
+        # A window of tokens holds it back, and the output's text begins with it.
+        (SENTENCEPIECE, ENDS_IN_REPLACEMENT, ENDS_IN_REPLACEMENT),
+    ],
+)
+def test_the_outputs_offsets_begin_behind_the_echo_whatever_the_tokenizer_made_of_it(
+    tokenizer: Tokenizer, prompt: str, decoded: str
+) -> None:
+    prompt_ids = tokenizer.encode(prompt)
+    assert tokenizer.decode(prompt_ids).strip() == decoded
+    token_ids = tokenizer.encode("s a t")
+    echoing = CompletionChoice(WITH_LOGPROBS, echoes=True, prompt=prompt)
+    echoing.start(TokenTexts(tokenizer), prompt_ids, "")
+    plain = CompletionChoice(WITH_LOGPROBS, echoes=False, prompt=None)
+    plain.start(TokenTexts(tokenizer), prompt_ids, "")
+    text = tokenizer.detokenizer(prompt_ids).feed(token_ids)
+    first = echoing.read(chunk_of([], "", [None, *prompt_ids[1:-1]]))
+    second = echoing.read(chunk_of(token_ids, text, prompt_ids[-1:]))
+    assert first.text + second.text == prompt + text
+    offsets = [int(each.offset) for part in (first, second) for each in part.logprobs or ()]
+    assert offsets == sorted(offsets)
+    assert offsets[len(prompt_ids) - 1] <= len(prompt)
+    expected = [int(each.offset) for each in plain.read(chunk_of(token_ids, text)).logprobs or ()]
+    assert offsets[len(prompt_ids) :] == [len(prompt) + offset for offset in expected]
+    # The last tokens are whole characters.
+    assert (first.text + second.text)[offsets[-1] :] == tokenizer.token_bytes(
+        token_ids[-1]
+    ).decode()
 
 
 def test_the_token_itself_is_always_among_a_completions_alternatives(tokenizer: Tokenizer) -> None:
