@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from drafter.config import SERVICE, DrafterConfig
 from drafter.server import DrafterServer
-from servicekit.config import load_config
+from servicekit.config import load_config, warn_of_unknown_variables
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import end, open_standard_streams, run, serve_until_signalled
 from servicekit.tracing import tracing
@@ -36,6 +36,7 @@ def main() -> int:
     open_standard_streams()
     config = load_config(DrafterConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
+    warn_of_unknown_variables(DrafterConfig, service=SERVICE, logger=get_logger(SERVICE))
     return run(lambda: serve(config))
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.config import SERVICE, GatewayConfig
 from gateway.server import GatewayServer
-from servicekit.config import load_config
+from servicekit.config import load_config, warn_of_unknown_variables
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import end, open_standard_streams, run, serve_until_signalled
 from servicekit.tracing import tracing
@@ -45,6 +45,7 @@ def main() -> int:
     open_standard_streams()
     config = load_config(GatewayConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
+    warn_of_unknown_variables(GatewayConfig, service=SERVICE, logger=get_logger(SERVICE))
     return run(lambda: serve(config))
 
 

@@ -163,20 +163,20 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             parse_address(value)
         return value
 
-    @pydantic.field_validator("drafters")
-    @classmethod
-    def _are_addresses(cls, value: list[str]) -> list[str]:
-        for address in value:
-            parse_address(address)
-            if len(address.encode()) > MAX_DRAFTER_ADDRESS_BYTES:
-                raise ValueError(f"an address has over {MAX_DRAFTER_ADDRESS_BYTES} bytes")
-        return value
-
     @pydantic.field_validator("verifiers", "drafters")
     @classmethod
-    def _are_distinct(cls, value: list[str]) -> list[str]:
+    def _are_distinct_addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            parse_address(address)
         if len(set(value)) < len(value):
             raise ValueError("an address is given twice")
+        return value
+
+    @pydantic.field_validator("drafters")
+    @classmethod
+    def _fit_messages(cls, value: list[str]) -> list[str]:
+        if any(len(address.encode()) > MAX_DRAFTER_ADDRESS_BYTES for address in value):
+            raise ValueError(f"an address has over {MAX_DRAFTER_ADDRESS_BYTES} bytes")
         return value
 
     @pydantic.model_validator(mode="after")

@@ -9,8 +9,9 @@ services, and adds its own fields; the fields of nested models share one flat na
     precedence             flag > environment > YAML > the enclosing model's default > the field's
 
 A list is comma-separated in a flag or variable. A bool is --x / --no-x, and true or false in a
-variable. An empty value sets an optional key to None. Unknown variables are not errors: Kubernetes
-sets <SERVICE>_PORT and the like for every service that it knows.
+variable. An empty value sets an optional key to None. Unknown variables are no errors: Kubernetes
+sets <SERVICE>_PORT and the like for every service that it knows. `warn_of_unknown_variables` logs
+the others.
 
 Not pydantic-settings: it flattens no nested models, ignores a missing YAML file and a repeated key,
 reads lists from variables as JSON only, and its errors do not name the source of a value.
@@ -27,9 +28,23 @@ import pydantic_core
 
 from servicekit.address import parse_address
 from servicekit.config_keys import ConfigError, Option, list_options, variable_name
-from servicekit.config_sources import Given, read_environment, read_flags, read_yaml
+from servicekit.config_sources import (
+    Given,
+    read_environment,
+    read_flags,
+    read_yaml,
+    unknown_variables,
+)
+from servicekit.logs import Logger
 
-__all__ = ["ChannelOptions", "ConfigError", "ServerOptions", "load_config", "parse_config"]
+__all__ = [
+    "ChannelOptions",
+    "ConfigError",
+    "ServerOptions",
+    "load_config",
+    "parse_config",
+    "warn_of_unknown_variables",
+]
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
@@ -172,6 +187,27 @@ def parse_config(
     by_yaml = {} if config_file is None else read_yaml(config_key, config_file, options)
     by_variable = read_environment(options, environ)
     return _validate(model, options, {**by_yaml, **by_variable, **by_flag})
+
+
+def warn_of_unknown_variables(
+    model: type[pydantic.BaseModel],
+    *,
+    service: str,
+    logger: Logger,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Logs each variable that sets nothing although it has the prefix of the service.
+
+    The value is not logged: a misspelt variable may hold a secret.
+
+    Args:
+        model: as of `load_config`, and so are `service` and `environ`.
+        logger: where they are logged.
+    """
+    options = list_options(model, service=service)
+    names = os.environ if environ is None else environ
+    for name in unknown_variables(options, service=service, environ=names):
+        logger.warning("unknown_variable", variable=name)
 
 
 def _validate(model: type[M], options: Sequence[Option], given: Mapping[str, Given]) -> M:

@@ -80,6 +80,22 @@ def read_environment(options: Sequence[Option], environ: Mapping[str, str]) -> d
     }
 
 
+def unknown_variables(
+    options: Sequence[Option], *, service: str, environ: Mapping[str, str]
+) -> list[str]:
+    """The variables of the service that are no option's, without those that Kubernetes sets."""
+    known = {option.variable for option in options} | {variable_name(service, "config")}
+    # Of the Service that has this service's name.
+    links = tuple(variable_name(service, part) for part in ("port_", "service_"))
+    known.add(variable_name(service, "port"))
+    prefix = variable_name(service, "")
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(prefix) and name not in known and not name.startswith(links)
+    )
+
+
 def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given]:
     """The values of a YAML file, by name.
 

@@ -8,6 +8,7 @@
 
     options = load_config(Options, service="mine")
     configure_logs(options.server.log_level, "mine")
+    warn_of_unknown_variables(Options, service="mine", logger=get_logger("mine"))
     end(run(lambda: serve(options)))
 
 Knows no service. The ports belong to `servicekit.server`.

@@ -255,14 +255,14 @@ class Server:
                     raise _cannot_listen(
                         "--metrics-listen", options.metrics_listen, error
                     ) from None
-            await self.grpc.start()
+            await _start(self.grpc)
             if self._probes is not None:
-                await self._probes.start()
+                await _start(self._probes)
         except BaseException:
             # A gRPC server frees its ports only when it stops, and stops only if it started.
             for server in (self.grpc, self._probes):
                 if server is not None:
-                    await server.start()
+                    await _start(server)
             await self.stop(0)
             raise
 
@@ -337,6 +337,16 @@ def _max_age(max_connection_age_s: float) -> list[tuple[str, int]]:
     if not max_connection_age_s:
         return []
     return [("grpc.max_connection_age_ms", max(1, round(1000 * max_connection_age_s)))]
+
+
+async def _start(server: grpc.aio.Server) -> None:
+    """Starts it to the end, even if the caller is cancelled: half started, it cannot stop."""
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])
+        raise
 
 
 def _bind(

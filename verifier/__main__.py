@@ -3,8 +3,8 @@
 import os
 import sys
 
-from servicekit.config import ConfigError, load_config
-from servicekit.logs import configure_logs
+from servicekit.config import ConfigError, load_config, warn_of_unknown_variables
+from servicekit.logs import configure_logs, get_logger
 from servicekit.process import end, open_standard_streams, run
 from servicekit.tracing import tracing
 from verifier.config import SERVICE, VerifierConfig
@@ -16,6 +16,7 @@ def main() -> int:
     open_standard_streams()
     config = load_config(VerifierConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
+    warn_of_unknown_variables(VerifierConfig, service=SERVICE, logger=get_logger(SERVICE))
     try:
         launch = read_launch(os.environ, config.tensor_parallel_size)
         if launch is not None:

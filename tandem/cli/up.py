@@ -41,6 +41,8 @@ _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFI
 INSTALL_ALL = "pip install -e '.[all]'"
 # A package that only this service's extra installs.
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
+# What a verifier or a gateway cannot do without, as patterns.
+_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
 EXAMPLES = (
     "tandem up",
@@ -186,15 +188,20 @@ def command(
         )
         return 2
     folder = model or BUNDLED_MODEL
-    if not (folder / "config.json").is_file():
+    if missing := [name for name in _MODEL_FILES if not _has_file(folder, name)]:
         if model is None:
             report(
                 "up",
                 f"no --model given, and the bundled one is not at {folder}: "
                 "it comes with Tandem's source tree",
             )
+        elif not folder.is_dir():
+            report(
+                "up", f"--model: {folder} is not a folder with a model; Tandem downloads nothing"
+            )
         else:
-            report("up", f"--model: {folder} is not a model folder: it has no config.json")
+            lack = ", ".join(f"no {name}" for name in missing)
+            report("up", f"--model: {folder} is not a whole model: it has {lack}")
         return 2
     topology = Topology(
         model=folder,
@@ -214,6 +221,10 @@ def command(
             report("up", f"{flag}: 127.0.0.1:{number}: {error.strerror}; 0 picks a free port")
             return 1
     return asyncio.run(_up(topology, Policy(start_timeout_s=start_timeout)))
+
+
+def _has_file(folder: Path, pattern: str) -> bool:
+    return any(path.is_file() for path in folder.glob(pattern))
 
 
 def missing_services() -> list[str]:

@@ -12,5 +12,6 @@ def folder(tmp_path: Path) -> Path:
     for name in ("drafter", "verifier", "gateway"):
         shutil.copy(Path(__file__).with_name("stand_in_service.py"), tmp_path / f"{name}.py")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
     return tmp_path

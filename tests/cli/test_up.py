@@ -459,12 +459,32 @@ def test_missing_packages_are_named_before_anything_starts(
     assert "the packages of verifier are not installed" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_model_is_wrong_usage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("present", "missing"),
+    [
+        ([], "no config.json, no tokenizer.json, no *.safetensors"),
+        (["config.json", "model-00001-of-00001.safetensors"], "no tokenizer.json"),
+        (["config.json", "tokenizer.json"], "no *.safetensors"),
+    ],
+)
+def test_what_a_models_folder_lacks_is_named_before_anything_starts(
+    present: list[str], missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in present:
+        (tmp_path / name).touch()
     assert main(["up", "--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error == f"tandem up: --model: {tmp_path} is not a model folder: it has no config.json\n"
+    assert error == f"tandem up: --model: {tmp_path} is not a whole model: it has {missing}\n"
+
+
+def test_a_model_that_is_no_folder_is_not_looked_for_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["up", "--model", "Qwen/Qwen3-0.6B"]) == 2
+    assert capsys.readouterr().err == (
+        "tandem up: --model: Qwen/Qwen3-0.6B is not a folder with a model; "
+        "Tandem downloads nothing\n"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])

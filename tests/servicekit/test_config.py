@@ -1,11 +1,16 @@
 """Configuration: where values come from, which wins, and what an error says."""
 
 import enum
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
 import pydantic
 import pytest
+import structlog
 
 from servicekit.config import (
     ChannelOptions,
@@ -13,8 +18,10 @@ from servicekit.config import (
     ServerOptions,
     load_config,
     parse_config,
+    warn_of_unknown_variables,
 )
 from servicekit.config_keys import list_options
+from servicekit.logs import get_logger
 
 
 class Colour(enum.Enum):
@@ -260,6 +267,54 @@ def test_unknown_variables_are_ignored() -> None:
     assert (
         parse(environ={"TANDEM_THING_SERVICE_HOST": "10.0.0.1", "TANDEM_X": "1"}) == ThingOptions()
     )
+
+
+def test_unknown_variables_are_logged_without_their_values_save_those_of_kubernetes() -> None:
+    of_kubernetes = {
+        "TANDEM_THING_SERVICE_HOST": "10.0.0.1",
+        "TANDEM_THING_SERVICE_PORT_GRPC": "50050",
+        "TANDEM_THING_PORT": "tcp://10.0.0.1:50050",
+        "TANDEM_THING_PORT_50050_TCP_ADDR": "10.0.0.1",
+    }
+    known = {"TANDEM_THING_NAME": "x", "TANDEM_THING_DRAIN_DELAY_S": "1", "TANDEM_THING_CONFIG": ""}
+    of_others = {"TANDEM_X": "1", "TANDEM_THINGS_NAME": "x", "THING_NAME": "x"}
+    misspelt = {"TANDEM_THING_PEER": "secret", "TANDEM_THING_PORTS_": "secret"}
+    with structlog.testing.capture_logs() as lines:
+        warn_of_unknown_variables(
+            ThingOptions,
+            service="thing",
+            logger=get_logger("thing"),
+            environ=of_kubernetes | known | of_others | misspelt,
+        )
+    assert lines == [
+        {
+            "log_level": "warning",
+            "event": "unknown_variable",
+            "logger_name": "thing",
+            "variable": name,
+        }
+        for name in sorted(misspelt)
+    ]
+
+
+@pytest.mark.parametrize("service", ["drafter", "verifier", "gateway"])
+def test_each_service_warns_of_a_misspelt_variable(service: str) -> None:
+    variable = f"TANDEM_{service.upper()}_LISTENS"
+    main = f"import {service}.__main__ as program; program.run = lambda _: 0; program.main()"
+    flags = ["--verifiers=a:1"] if service == "gateway" else []
+    flags = ["--model=m"] if service == "verifier" else flags
+    ended = subprocess.run(
+        [sys.executable, "-c", main, *flags],
+        env=os.environ | {variable: "secret"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    line = json.loads(ended.stderr)
+    assert (line["event"], line["variable"]) == ("unknown_variable", variable)
+    assert (line["level"], line["logger"]) == ("warning", service)
+    assert "secret" not in ended.stderr
 
 
 class OptionsWithoutDefault(pydantic.BaseModel, frozen=True, extra="forbid"):

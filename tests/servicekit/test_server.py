@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -121,6 +123,29 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
         del server
     async with started(listen=f"127.0.0.1:{port}") as again:
         assert await check_health(again.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind() -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    for turns in itertools.count():
+        server = make_server(health_listen="127.0.0.1:0")
+        starting = asyncio.create_task(server.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not starting.cancel():
+            break
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        if turns:  # else it had not begun
+            async with started(listen=server.address, health_listen=server.health_address) as again:
+                status = await check_health(again.address)
+                assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop(0)
+    assert turns > 3
+    gc.collect()  # a task that failed is reported when it is collected
+    assert failures == []
 
 
 async def test_a_stopped_server_frees_its_ports_at_once_and_stops_twice() -> None:
