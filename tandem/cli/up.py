@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,6 +32,10 @@ _HOST = "127.0.0.1"
 _GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
+
+# Of verifiers, whose package need not be here.
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # What says it for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
@@ -53,9 +57,9 @@ class Topology:
     """The processes to run. All listen on loopback."""
 
     model: Path
-    device: str | None = None
+    device: Device | None = None
     """None is the verifier's default; so for `dtype`."""
-    dtype: str | None = None
+    dtype: Dtype | None = None
     num_verifiers: int = 1
     num_drafters: int = 1
     allow_trace: bool = False
@@ -133,10 +137,10 @@ def command(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or auto (default: the verifier's)")
+        Device | None, typer.Option(help="of the model (default: the verifier's)")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="of weights and K/V (default: the verifier's)")
+        Dtype | None, typer.Option(help="of weights and K/V (default: the verifier's)")
     ] = None,
     num_verifiers: Annotated[
         int,

@@ -22,6 +22,7 @@ from tandem.cli.live_output import LiveOutput
 from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.ready_line import parse_ready_line
 from tests.cli.pseudo_terminal import pseudo_terminal
+from verifier.config import VerifierConfig
 
 pytestmark = pytest.mark.stand_in
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -383,7 +384,7 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
     ],
 )
 def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
-    device: str | None,
+    device: up.Device | None,
     num_verifiers: int,
     variables: dict[str, str],
     parts: list[list[str]],
@@ -498,6 +499,8 @@ def test_the_bundled_model_is_the_one_in_the_examples() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        ["--device", "gpu"],
+        ["--dtype", "int8"],
         ["--num-verifiers", "0"],
         ["--num-drafters", "-1"],
         ["--port", "65536"],
@@ -509,6 +512,11 @@ def test_wrong_usage_exits_with_2(options: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["up", *options])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(("field", "choices"), [("device", up.Device), ("dtype", up.Dtype)])
+def test_the_choices_of_the_verifier_are_those_of_tandem_up(field: str, choices: Any) -> None:
+    assert VerifierConfig.model_fields[field].annotation == choices
 
 
 class Shown(asyncio.Protocol):
