@@ -31,6 +31,9 @@ Call = grpc.aio.StreamStreamCall[RequestT, ResponseT]
 _MAX_LINES = 10
 _LINES_INTERVAL_S = 60.0
 
+# Of a connection that is being tried, how long its failure is awaited, to be told.
+_FAILURE_TIMEOUT_S = 1.0
+
 # From the beginning of a stream to that of the next, at least half of this and on average 3/4.
 _STREAM_INTERVAL_S = 1.0
 
@@ -65,13 +68,20 @@ class PeerHandler(Protocol[RequestT, ResponseT]):
         """A stream could not be begun; another attempt follows."""
 
 
+class OpenCall(Protocol[RequestT, ResponseT]):
+    """Starts the RPC, as a stub's method does."""
+
+    def __call__(self, *, wait_for_ready: bool) -> Call[RequestT, ResponseT]: ...
+
+
 class PeerStream(Generic[RequestT, ResponseT]):
     """Keeps one stream to one peer; `run` is its only task, and cancelling that ends it."""
 
     def __init__(
         self,
         *,
-        open_call: Callable[[], Call[RequestT, ResponseT]],
+        channel: grpc.aio.Channel,
+        open_call: OpenCall[RequestT, ResponseT],
         handler: PeerHandler[RequestT, ResponseT],
         greet_timeout_s: float,
         on_internal_error: Callable[[Exception], None],
@@ -80,11 +90,13 @@ class PeerStream(Generic[RequestT, ResponseT]):
         """Prepares; `run` connects.
 
         Args:
-            open_call: starts the RPC, which waits until the channel is connected.
+            channel: that of the calls.
+            open_call: starts the RPC on it.
             greet_timeout_s: how long connecting and greeting may take together.
             on_internal_error: called with errors that no peer caused.
             logger: bound to the peer's name.
         """
+        self._channel = channel
         self._open_call = open_call
         self._handler = handler
         self._greet_timeout_s = greet_timeout_s
@@ -123,7 +135,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         """One stream from its beginning to its end."""
         is_up = False
         reason = ""
-        call = self._open_call()
+        call = self._open_call(wait_for_ready=True)
         try:
             async with asyncio.timeout(self._greet_timeout_s):
                 await self._handler.greet(call)
@@ -137,7 +149,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         except PeerError as error:
             reason = str(error)
         except TimeoutError:
-            reason = f"no answer within {self._greet_timeout_s} s"
+            reason = await self._why_late()
         except asyncio.InvalidStateError:
             reason = "the stream ended while a message was being written"
         except Exception as error:
@@ -158,6 +170,22 @@ class PeerStream(Generic[RequestT, ResponseT]):
             log("peer_unreachable", reason=reason)
             self._handler.on_unreachable(reason)
         self._is_away = not is_up
+
+    async def _why_late(self) -> str:
+        """Why the peer was not up in time."""
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            return f"no answer within {self._greet_timeout_s} s"
+        reason = f"not connected within {self._greet_timeout_s} s"
+        # gRPC says why only to a call that does not wait.
+        call = self._open_call(wait_for_ready=False)
+        try:
+            async with asyncio.timeout(_FAILURE_TIMEOUT_S):
+                details = await call.details()
+        except TimeoutError:
+            return reason
+        finally:
+            call.cancel()
+        return f"{reason}, {details}: check the address, that it runs, and --peer-tls-*"
 
     def _log(self, log: Callable[..., object], event: str, **fields: object) -> None:
         """Logs that the peer came or went, unless there are too many such lines."""

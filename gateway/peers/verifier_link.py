@@ -97,11 +97,12 @@ class VerifierLink:
         self._encoded_open: tuple[OpenCommand, verifier_pb2.Open] | None = None
         # Closed sequences whose last event is still to come, oldest first.
         self._closed: dict[str, None] = {}
-        self._stub = stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        self._stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         # The events that came with the Welcome.
         self._first_events: Sequence[VerifierEvent] = ()
         self._stream = PeerStream(
-            open_call=lambda: stub.Session(wait_for_ready=True),
+            channel=channel,
+            open_call=self._stub.Session,
             handler=self,
             greet_timeout_s=greet_timeout_s,
             on_internal_error=lambda error: self.ignored.record("internal_error", repr(error)),

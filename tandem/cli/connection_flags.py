@@ -21,6 +21,12 @@ from tandem.generation import TandemError
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 
+# What to look at where a gateway is not reached. Not all that TLS lacks is told by the reason: of a
+# client without the certificate that the gateway asks for, only that the connection was closed.
+UNREACHED_ADVICE = (
+    "check the address, that it runs, and what it asks of --tls, --tls-ca, --tls-cert"
+)
+
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]/]+\]|[^\[\]:/\s]+):\d{1,5}")
 # Names that only gRPC understands.
 _GRPC_NAME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):.")
@@ -135,8 +141,8 @@ class ConnectionFlags:
         if (reason := reason_unreached(error)) is None:
             return f"{error} ({error.code.name})"
         return (
-            f"{self.target}: {reason} ({error.code.name}); does it run? tandem doctor "
-            f"--target {self.target} says more"
+            f"{self.target}: {reason} ({error.code.name}); {UNREACHED_ADVICE}; "
+            f"tandem doctor --target {self.target} says more"
         )
 
     def tls_options(self) -> TlsOptions | None:

@@ -48,8 +48,7 @@ class LiveOutput:
 
     Args:
         names: of the processes.
-        metrics: the address of each process's metrics, by its name; that of a process with an
-            address for HTTP need not be there.
+        metrics: the address of each process's metrics, by its name.
     """
 
     def __init__(self, names: Sequence[str], metrics: Mapping[str, str]) -> None:
@@ -137,9 +136,9 @@ class LiveOutput:
     async def _scrape(self, state: ProcessState) -> None:
         new: Snapshot | None = None
         if state.addresses is not None:
-            address = state.addresses.get("http") or self._metrics[state.name]
+            url = metrics_url(self._metrics[state.name])
             with contextlib.suppress(ScrapeError):
-                new = await asyncio.to_thread(scrape, metrics_url(address))
+                new = await asyncio.to_thread(scrape, url)
         if new is None:
             self._histories.pop(state.name, None)
         else:

@@ -223,7 +223,7 @@ def _fetch(url: str, tls: ssl.SSLContext | None) -> str:
         raise ScrapeError(getattr(reason, "strerror", None) or str(reason)) from error
     except BadStatusLine as error:
         # Its text is what came instead, or that nothing came.
-        raise ScrapeError("no answer in HTTP, as from a port for gRPC") from error
+        raise ScrapeError("no answer in HTTP, as from a port for gRPC or for https://") from error
     except (OSError, HTTPException, ValueError) as error:
         raise ScrapeError(str(error) or type(error).__name__) from error
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tandem.channel import TlsOptions, load_own_certificate
 from tandem.cli.check import Check, fail, ok, warn
-from tandem.cli.connection_flags import reason_unreached
+from tandem.cli.connection_flags import UNREACHED_ADVICE, reason_unreached
 from tandem.cli.tls_context import tls_context
 from tandem.client import TandemClient, TandemError
 
@@ -55,7 +55,7 @@ def target(
         elif error.code.name == "UNAUTHENTICATED":
             yield fail(name, text, "give a valid token or certificate: --token-file, --tls-cert")
         else:
-            yield fail(name, text, "check the address, that it runs, and --tls on both sides")
+            yield fail(name, text, UNREACHED_ADVICE)
         return
     except (OSError, ValueError) as error:
         yield fail(name, str(error), "correct the address, the token or the files of --tls-*")

@@ -47,7 +47,7 @@ def command(
         typer.Argument(
             metavar="ADDRESS...",
             help="HOST:PORT or URL of the metrics of each service; a gateway's are on its HTTP "
-            "port (default: the default ports on this machine)",
+            "port, under TLS https://HOST:PORT (default: the default ports on this machine)",
         ),
     ] = None,
     *,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
 _HOST = "127.0.0.1"
-_ANY_PORT = f"{_HOST}:0"
 _GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
+
+# Of verifiers, whose package need not be here.
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # What says it for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
@@ -56,9 +59,9 @@ class Topology:
     """The processes to run. All listen on loopback."""
 
     model: Path
-    device: str | None = None
+    device: Device | None = None
     """None is the verifier's default; so for `dtype`."""
-    dtype: str | None = None
+    dtype: Dtype | None = None
     num_verifiers: int = 1
     num_drafters: int = 1
     allow_trace: bool = False
@@ -112,14 +115,16 @@ class Topology:
         num_threads = max(1, (_num_cores() - 1) // count)
         return [["--threads", str(num_threads)]] * count
 
-    def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
+    def gateway(
+        self, metrics_address: str, drafters: Sequence[str], verifiers: Sequence[str]
+    ) -> ProcessSpec:
         """The gateway that connects to these verifiers, and has them call these drafters."""
         options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
         options += _drafters(drafters)
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
             name=_GATEWAY,
-            command=_service("gateway", _ANY_PORT, *options),
+            command=_service("gateway", metrics_address, *options),
             listen_flags={"grpc": "--listen", "http": "--http-listen"},
             listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
         )
@@ -134,10 +139,10 @@ def command(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or auto (default: the verifier's)")
+        Device | None, typer.Option(help="of the model (default: the verifier's)")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="of weights and K/V (default: the verifier's)")
+        Dtype | None, typer.Option(help="of weights and K/V (default: the verifier's)")
     ] = None,
     num_verifiers: Annotated[
         int,
@@ -248,7 +253,7 @@ async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
     from tandem.cli.live_output import LiveOutput
 
     metrics = ports.metrics_by_name()
-    async with LiveOutput([*metrics, _GATEWAY], metrics) as output:
+    async with LiveOutput(list(metrics), metrics) as output:
         yield output
 
 
@@ -305,7 +310,7 @@ async def _serve(
     tiers = [
         topology.drafters(ports.drafters, ports.drafter_metrics),
         topology.verifiers(ports.verifiers, ports.verifier_metrics, ports.drafters),
-        [topology.gateway(ports.drafters, ports.verifiers)],
+        [topology.gateway(ports.gateway_metrics, ports.drafters, ports.verifiers)],
     ]
     report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
     # All at once: each waits for those that it calls, and loads its code and model meanwhile.
@@ -317,8 +322,8 @@ async def _serve(
         for task in (*starts, ready):
             task.cancel()
         await asyncio.gather(*starts, ready, return_exceptions=True)
-    [gateway] = await starts[2]
-    metrics = [gateway["http"], *ports.verifier_metrics, *ports.drafter_metrics]
+    # The gateway's HTTP port has its metrics, too, but may ask for TLS, a certificate or a token.
+    metrics = [ports.gateway_metrics, *ports.verifier_metrics, *ports.drafter_metrics]
     report("watch it with: tandem top " + " ".join(metrics))
     await supervisor.watch()
 
@@ -341,31 +346,34 @@ async def _print_when_ready(drafters: _Starting, verifiers: _Starting, gateways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ports:
-    """Free addresses for drafters and verifiers, one of each kind per process."""
+    """Free addresses for all but what the gateway serves, one of each kind per process."""
 
     drafters: Sequence[str]
     drafter_metrics: Sequence[str]
     verifiers: Sequence[str]
     verifier_metrics: Sequence[str]
+    gateway_metrics: str
 
     @staticmethod
     def choose(topology: Topology) -> "_Ports":
         """Addresses that nobody listens on now, all different, and none of them the gateway's."""
-        count = 2 * (topology.num_drafters + topology.num_verifiers)
+        count = 2 * (topology.num_drafters + topology.num_verifiers) + 1
         own = (topology.grpc_port, topology.http_port)
         found = (f"{_HOST}:{free_port(besides=own)}" for _ in range(count))
         return _Ports(
             drafters=list(itertools.islice(found, topology.num_drafters)),
             drafter_metrics=list(itertools.islice(found, topology.num_drafters)),
             verifiers=list(itertools.islice(found, topology.num_verifiers)),
-            verifier_metrics=list(found),
+            verifier_metrics=list(itertools.islice(found, topology.num_verifiers)),
+            gateway_metrics=next(found),
         )
 
     def metrics_by_name(self) -> dict[str, str]:
-        """The address of each process's metrics but the gateway's, which are on its HTTP port."""
+        """The address of each process's metrics."""
         return {
             **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
             **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
+            _GATEWAY: self.gateway_metrics,
         }
 
 

@@ -3,6 +3,7 @@
 import datetime
 import json
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -269,7 +270,9 @@ class Refusing(Servicer):
 
 
 def serve(
-    servicer: Servicer, certificate: trustme.LeafCert | None = None
+    servicer: Servicer,
+    certificate: trustme.LeafCert | None = None,
+    client_ca: trustme.CA | None = None,
 ) -> tuple[grpc.Server, str]:
     server = grpc.server(ThreadPoolExecutor(1))
     gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
@@ -277,7 +280,11 @@ def serve(
         port = server.add_insecure_port("127.0.0.1:0")
     else:
         chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
-        credentials = grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)])
+        credentials = grpc.ssl_server_credentials(
+            [(certificate.private_key_pem.bytes(), chain)],
+            root_certificates=client_ca.cert_pem.bytes() if client_ca else None,
+            require_client_auth=client_ca is not None,
+        )
         port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     return server, f"127.0.0.1:{port}"
@@ -417,6 +424,26 @@ def test_a_certificate_must_be_trusted_and_should_last(
     assert found["gateway"].status is (Status.OK if is_trusted else Status.FAIL)
     if is_trusted:
         assert f"{end:%Y-%m-%d}" in found["certificate"].found
+
+
+@pytest.mark.stand_in
+def test_a_gateway_that_wants_a_certificate_of_its_client_is_no_matter_of_its_running(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = trustme.CA()
+    server, address = serve(Servicer("demo"), authority.issue_cert("127.0.0.1"), authority)
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    try:
+        found = target(address, ca)
+        code = main(["generate", "--target", address, "--tls-ca", str(ca), "ren"])
+    finally:
+        server.stop(0).wait()
+    assert found["certificate"].status is Status.OK
+    assert found["gateway"].status is Status.FAIL
+    assert code == 1
+    for text in (found["gateway"].advice, capsys.readouterr().err):
+        assert {"--tls", "--tls-ca", "--tls-cert"} <= set(re.findall(r"--[a-z-]+", text))
 
 
 def authority_without_key_usage() -> trustme.CA:

@@ -258,7 +258,8 @@ async def test_an_absent_gateway_is_one_line(
     address = f"127.0.0.1:{unused_tcp_port}"
     assert line == (
         f"tandem generate: {address}: Failed to connect to remote host: Connection refused "
-        f"(UNAVAILABLE); does it run? tandem doctor --target {address} says more"
+        "(UNAVAILABLE); check the address, that it runs, and what it asks of --tls, --tls-ca, "
+        f"--tls-cert; tandem doctor --target {address} says more"
     )
 
 

@@ -148,12 +148,13 @@ def _without_wait(shown: str) -> str:
 
 
 def test_top_prints_a_frame_of_every_kind_of_service(stack: RunningStack, run: Run) -> None:
-    address, verifier, drafter = stack.metrics
-    assert address == stack.addresses["http"]
-    urls = address, f"http://{verifier}/metrics", drafter
+    gateway, verifier, drafter = stack.metrics
+    # The gateway's are on its HTTP port, too.
+    urls = gateway, stack.addresses["http"], f"http://{verifier}/metrics", drafter
     status, shown, errors = run("top", *urls, "--once", "--interval", "0.1")
     assert (status, errors) == (0, "")
     assert "\x1b" not in shown
+    assert all(url in shown for url in urls)
     for text in ("gateways", "verifiers", "drafters", "tokens/s", "TTFT ms", "K/V used", "depth"):
         assert text in shown
 

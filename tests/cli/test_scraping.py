@@ -146,7 +146,7 @@ def test_an_answer_that_is_no_http_is_not_shown() -> None:
     # What a server of gRPC sends first.
     with serving(b"\x00\x00\x12\x04\x00\x00\x00\n") as url, pytest.raises(ScrapeError) as caught:
         scrape(url)
-    assert str(caught.value) == "no answer in HTTP, as from a port for gRPC"
+    assert str(caught.value) == "no answer in HTTP, as from a port for gRPC or for https://"
 
 
 @pytest.mark.stand_in

@@ -22,6 +22,7 @@ from tandem.cli.live_output import LiveOutput
 from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.ready_line import parse_ready_line
 from tests.cli.pseudo_terminal import pseudo_terminal
+from verifier.config import VerifierConfig
 
 pytestmark = pytest.mark.stand_in
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -114,13 +115,13 @@ async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
             verifier = await running.until_logged("verifier", "started", times=times)
             assert option(verifier["argv"], "--drafters") == drafters
         assert option(argv, "--tokenizer") == str(folder / "model")
-        assert option(argv, "--metrics-listen") == "127.0.0.1:0"
         served_at = [*drafters.split(","), *verifiers.split(",")]
         for served in [*served_at, *addresses.values()]:
             assert await accepts(served)
         watch = await running.until_reported("watch it with: tandem top")
         shown = watch.split()[-5:]
-        assert shown[0] == addresses["http"]
+        # Plaintext and without a token, whatever the gateway's HTTP port speaks.
+        assert shown[0] == option(argv, "--metrics-listen")
         assert len({*shown, *served_at}) == len(shown) + len(served_at)
         assert set(addresses) == {"grpc", "http"}
         reported = [line for line in running.reported if "serves at" in line]
@@ -383,7 +384,7 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
     ],
 )
 def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
-    device: str | None,
+    device: up.Device | None,
     num_verifiers: int,
     variables: dict[str, str],
     parts: list[list[str]],
@@ -435,19 +436,21 @@ def test_no_service_gets_a_port_that_the_gateway_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = free_ports.free_port(), free_ports.free_port()
-    others = [free_ports.free_port() for _ in range(4)]
+    others = [free_ports.free_port() for _ in range(5)]
     monkeypatch.setattr(free_ports, "_ports", iter([own[0], *others[:2], own[1], *others[2:]]))
     ports = up._Ports.choose(
         up.Topology(model=up.BUNDLED_MODEL, grpc_port=own[0], http_port=own[1])
     )
-    chosen = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
+    services = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
+    chosen = [*services, ports.gateway_metrics]
     assert chosen == [f"127.0.0.1:{port}" for port in others]
 
 
 def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:
     ports = up._Ports.choose(up.Topology(model=up.BUNDLED_MODEL, num_drafters=2, num_verifiers=3))
-    addresses = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
-    assert len(set(addresses)) == 10
+    services = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
+    addresses = [*services, ports.gateway_metrics]
+    assert len(set(addresses)) == 11
     assert all(1024 <= int(each.removeprefix("127.0.0.1:")) < 32_768 for each in addresses)
 
 
@@ -516,6 +519,8 @@ def test_the_bundled_model_is_the_one_in_the_examples() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        ["--device", "gpu"],
+        ["--dtype", "int8"],
         ["--num-verifiers", "0"],
         ["--num-drafters", "-1"],
         ["--port", "65536"],
@@ -527,6 +532,11 @@ def test_wrong_usage_exits_with_2(options: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["up", *options])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(("field", "choices"), [("device", up.Device), ("dtype", up.Dtype)])
+def test_the_choices_of_the_verifier_are_those_of_tandem_up(field: str, choices: Any) -> None:
+    assert VerifierConfig.model_fields[field].annotation == choices
 
 
 class Shown(asyncio.Protocol):

@@ -1,11 +1,21 @@
-"""Reconnecting: a stream that lasted is replaced at once, one that broke early is not."""
+"""Reconnecting: a stream that lasted is replaced at once, one that broke early is not.
+
+Why a peer was not up in time.
+"""
 
 import asyncio
 import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
+import trustme
 
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions
 from servicekit.logs import Logger, get_logger
 from servicekit.peer_stream import PeerError, PeerStream
 
@@ -76,7 +86,8 @@ class Greeted:
 async def test_a_stream_that_is_to_fail_ends_though_its_peer_is_silent(logger: Logger) -> None:
     handler = Greeted()
     stream = PeerStream[Any, Any](
-        open_call=lambda: cast(Any, SilentCall()),
+        channel=cast(Any, None),
+        open_call=lambda **_: cast(Any, SilentCall()),
         handler=handler,
         greet_timeout_s=20.0,
         on_internal_error=lambda error: pytest.fail(repr(error)),
@@ -108,7 +119,8 @@ async def pauses_between_streams(
     loop = asyncio.get_running_loop()
     time = loop.time
     stream = PeerStream[Any, Any](
-        open_call=lambda: cast(Any, EndedCall()),
+        channel=cast(Any, None),
+        open_call=lambda **_: cast(Any, EndedCall()),
         handler=Refusing(loop, lasts_s),
         greet_timeout_s=1000.0,
         on_internal_error=lambda error: pytest.fail(repr(error)),
@@ -166,7 +178,8 @@ async def test_a_peer_that_keeps_coming_and_going_fills_no_log(
             raise asyncio.CancelledError
 
     stream = PeerStream[Any, Any](
-        open_call=lambda: cast(Any, EndedCall()),
+        channel=cast(Any, None),
+        open_call=lambda **_: cast(Any, EndedCall()),
         handler=Flapping(),
         greet_timeout_s=1000.0,
         on_internal_error=lambda error: pytest.fail(repr(error)),
@@ -183,3 +196,93 @@ async def test_a_peer_that_keeps_coming_and_going_fills_no_log(
     assert {event for _, event, _ in told} == {"peer_up", "peer_down"}
     assert [num for _, _, num in told if num] == [110, 110]
     assert len(lines) == 300
+
+
+class Unreached(Greeted):
+    """A handler that tells why its peer was not reached."""
+
+    async def greet(self, call: Any) -> None:
+        await call.read()
+
+    def on_unreachable(self, reason: str) -> None:
+        self.reasons.put_nowait(reason)
+
+
+async def reason_unreached(address: str, options: ChannelOptions, logger: Logger) -> str:
+    handler = Unreached()
+    async with open_channel(address, options) as channel:
+        stream = PeerStream[Any, Any](
+            channel=channel,
+            open_call=channel.stream_stream("/test.v1.Peer/Session"),
+            handler=handler,
+            greet_timeout_s=0.5,
+            on_internal_error=lambda error: pytest.fail(repr(error)),
+            logger=logger,
+        )
+        running = asyncio.ensure_future(stream.run())
+        try:
+            async with asyncio.timeout(20):
+                return await handler.reasons.get()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+@contextlib.asynccontextmanager
+async def silent_peer(credentials: grpc.ServerCredentials | None) -> AsyncIterator[str]:
+    """A server that accepts streams and says nothing on them."""
+
+    async def say_nothing(requests: object, context: object) -> None:
+        await asyncio.Event().wait()
+
+    server = grpc.aio.server()
+    handler: Any = grpc.stream_stream_rpc_method_handler(say_nothing)
+    server.add_registered_method_handlers("test.v1.Peer", {"Session": handler})
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_a_connection_that_fails_for_its_tls_is_told_from_a_peer_that_is_silent(
+    logger: Logger, tmp_path: Path
+) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    ca, other_ca, chain, key = (tmp_path / name for name in ("ca", "other-ca", "chain", "key"))
+    authority.cert_pem.write_to_path(ca)
+    stranger.cert_pem.write_to_path(other_ca)
+    own.cert_chain_pems[0].write_to_path(chain)
+    own.private_key_pem.write_to_path(key)
+    credentials = grpc.ssl_server_credentials(
+        [(key.read_bytes(), chain.read_bytes())], ca.read_bytes(), require_client_auth=True
+    )
+    known = ChannelOptions(peer_tls_ca=ca, peer_tls_cert=chain, peer_tls_key=key)
+    distrustful = known.model_copy(update={"peer_tls_ca": other_ca})
+    anonymous, plaintext = ChannelOptions(peer_tls_ca=ca), ChannelOptions()
+    async with silent_peer(credentials) as address, silent_peer(None) as plain:
+        for reached, options in ((address, known), (plain, plaintext)):
+            assert await reason_unreached(reached, options, logger) == "no answer within 0.5 s"
+        for unreached, options, why in (
+            (address, plaintext, "Socket closed"),
+            (address, anonymous, "Socket closed"),
+            (address, distrustful, "CERTIFICATE_VERIFY_FAILED"),
+            (plain, anonymous, "WRONG_VERSION_NUMBER"),
+            ("127.0.0.1:1", plaintext, "Connection refused"),
+        ):
+            reason = await reason_unreached(unreached, options, logger)
+            assert reason.startswith("not connected within 0.5 s, ")
+            assert why in reason
+            assert "--peer-tls" in reason
+
+
+async def test_a_peer_that_lets_a_connection_hang_is_not_connected(logger: Logger) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        reason = await reason_unreached(address, ChannelOptions(), logger)
+    assert reason == "not connected within 0.5 s"

@@ -131,11 +131,9 @@ class DrafterLink:
             await self._admitted.wait(address)
         async with await self._open_channel() as channel:
             # Messages come and go as bytes.
-            open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-                wire.METHOD
-            )
             self._stream: PeerStream[bytes, bytes] = PeerStream(
-                open_call=lambda: open_stream(wait_for_ready=True),
+                channel=channel,
+                open_call=channel.stream_stream(wire.METHOD),
                 handler=self,
                 greet_timeout_s=_GREET_TIMEOUT_S,
                 on_internal_error=self._on_internal_error,
