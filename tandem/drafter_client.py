@@ -1,5 +1,6 @@
 """The clients of a drafter, for engines that verify drafts by themselves: `DrafterClient` blocks,
-`AsyncDrafterClient` is for asyncio.
+`AsyncDrafterClient` is for asyncio. They need a drafter with a known address, such as the one that
+`python -m drafter` starts; those of `tandem up` use free ports.
 
     from tandem.client import DrafterClient, NgramParams
 

@@ -71,6 +71,10 @@ def command(
 
     Reads /metrics of any number of services. Latencies are the median and the 99th percentile;
     "-" means that nothing happened. Without a terminal, each frame is plain text.
+
+    Without addresses it reads 127.0.0.1:8000, :9102 and :9101, where a gateway, a verifier and a
+    drafter that are started by hand serve their metrics. After tandem up, give it the addresses
+    that up prints: its verifiers and drafters use free ports.
     """
     given = addresses or [f"127.0.0.1:{port}" for port in _DEFAULT_PORTS]
     try:

@@ -183,7 +183,9 @@ def command(
     that dies is restarted. SIGINT or SIGTERM stops all in good order, a second one stops them at
     once.
 
-    The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>.
+    The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>. What up
+    sets itself does not count there: the model, and all addresses of --listen, --http-listen and
+    --metrics-listen. Metrics are on free ports; up prints the command of tandem top with them.
     """
     if missing := missing_services():
         report(

@@ -22,8 +22,9 @@ _HEAD = """\
 
 Made of the commands' own help by `python -m tests.cli.cli_page`.
 
-`pip install 'tandem-serve[cli]'` installs the `tandem` command; `tandem COMMAND --help` shows its
-part of this page, and `tandem --install-completion` lets the shell complete commands and flags.
+In a checkout of Tandem, `pip install '.[cli]'` installs the `tandem` command, and
+`pip install -e '.[all]'` the services that `tandem up` starts, too. `tandem COMMAND --help` shows
+its part of this page, and `tandem --install-completion` lets the shell complete commands and flags.
 Output goes to stdout, everything else to stderr. Colours and live tables appear on terminals only,
 and no colours where the variable `NO_COLOR` is set. Exit codes: 0 done, 1 failed, 2 wrong usage,
 130 interrupted by Ctrl-C, which ends `up` as it should: with 0. An error is one line that names the

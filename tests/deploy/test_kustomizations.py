@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.requests.clients_file import read_clients
 from tests.deploy import custom_kinds
 from tests.deploy.manifests import (
     DEPLOY,
@@ -23,6 +24,7 @@ from tests.deploy.manifests import (
     of_kind,
     resolve,
     resolve_in_namespace,
+    write_kustomization,
 )
 from tests.deploy.monitoring import operator_schemas
 
@@ -86,10 +88,84 @@ def test_settings_above_the_documented_parts_win_over_components(tmp_path: Path)
     images = {
         container["image"]
         for manifest in manifests
-        if manifest["kind"] == "Deployment"
+        if manifest["kind"] in ("Deployment", "StatefulSet")
         for container in manifest["spec"]["template"]["spec"]["containers"]
     }
-    assert "registry.example/tandem-verifier:0.1.0-cuda" in images
+    # No registry has them: the reader's must.
+    assert images == {
+        "registry.example/tandem-gateway:0.1.0",
+        "registry.example/tandem-drafter:0.1.0",
+        "registry.example/tandem-verifier:0.1.0-cuda",
+    }
+
+
+def documented_settings(page: str, name: str) -> dict[str, Any]:
+    """The block of settings of a page that has this text in it."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
+    [written] = [block for block in blocks if name in block]
+    settings: dict[str, Any] = yaml.safe_load(written)
+    return settings
+
+
+def with_settings(folder: Path, settings: dict[str, Any], *components: str) -> list[Any]:
+    """The dev overlay with components, and the settings above it, in a folder."""
+    root = os.path.relpath(DEPLOY, (folder / "parts").resolve())
+    (folder / "parts").mkdir()
+    write_kustomization(
+        folder / "parts",
+        resources=[f"{root}/overlays/dev"],
+        components=[f"{root}/components/{component}" for component in components],
+    )
+    write_kustomization(folder, resources=["parts"], **settings)
+    return list(kustomize(folder))
+
+
+def test_the_documented_clients_file_reaches_the_gateways(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    [clients] = re.findall(r"```yaml\n(tenants:.*?)```", page, re.DOTALL)
+    # The page shows the beginnings of digests.
+    (tmp_path / "clients.yaml").write_text(
+        re.sub(r"(?<=token_sha256: )(\w+)\.\.\.", lambda shown: shown[1].ljust(64, "0"), clients)
+    )
+    assert len(read_clients(tmp_path / "clients.yaml").by_token) == 2
+    settings = documented_settings("security.md", "secretGenerator")
+    manifests = with_settings(tmp_path, settings)
+    for manifest in manifests:
+        check(json.dumps(manifest, sort_keys=True))
+    [secret] = [each for each in manifests if each["kind"] == "Secret"]
+    assert list(secret["data"]) == ["clients.yaml"]
+    [gateway] = [
+        each
+        for each in manifests
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "tandem-gateway"
+    ]
+    pod = gateway["spec"]["template"]["spec"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "clients"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "clients"]
+    [file] = [
+        value
+        for each in manifests
+        if each["kind"] == "ConfigMap"
+        for name, value in each["data"].items()
+        if name == "TANDEM_GATEWAY_CLIENTS"
+    ]
+    assert file == f"{mount['mountPath']}/clients.yaml"
+
+
+def test_the_documented_patch_names_another_gateway_in_every_route(tmp_path: Path) -> None:
+    settings = documented_settings("deploy.md", "parentRefs")
+    manifests = with_settings(tmp_path, settings, "gateway-api")
+    parents = [
+        parent
+        for each in manifests
+        if each["kind"].endswith("Route")
+        for parent in each["spec"]["parentRefs"]
+    ]
+    assert len(parents) == 2
+    assert {(each["name"], each["namespace"]) for each in parents} == {
+        ("my-gateway", "my-namespace")
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -15,6 +15,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drafter.config import DrafterConfig
 from examples.transformers_prompt_lookup import local_drafter
+from gateway.config import GatewayConfig
+from servicekit.config import ServerOptions
+from servicekit.config_keys import list_options
+from servicekit.tls import read_server_certificate
 from tandem.cli.up import BUNDLED_MODEL
 from tandem.local import local_tandem
 from tests.repository.shown_commands import (
@@ -33,6 +40,7 @@ from tests.repository.shown_commands import (
     inline_commands,
     programs,
 )
+from verifier.config import VerifierConfig
 
 # On a machine where no kernel is compiled yet, services start for minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -56,9 +64,10 @@ TARGET = "127.0.0.1:50050"
 def addresses() -> Iterator[Mapping[str, str]]:
     """The shown addresses, and those of a running system.
 
-    Its flags are those of all `tandem up` in the documentation, so each of them exists.
+    Its flags are those of all `tandem up` in the documentation, but for a model of the reader's.
     """
-    options = [word for shown in commands() for word in shown.words[2:] if is_up(shown)]
+    ups = [shown.words[2:] for shown in commands() if is_up(shown) and "--model" not in shown.words]
+    options = list(itertools.chain.from_iterable(ups))
     with local_tandem(model=BUNDLED_MODEL, options=options, quiet=True) as started:
         yield {TARGET: started["grpc"], "127.0.0.1:8000": started["http"]}
 
@@ -180,6 +189,9 @@ def check_paths(words: Sequence[str]) -> None:
 
 
 def check_docker(words: Sequence[str]) -> None:
+    if words[1] == "push":
+        assert words[2] in {name for shown in commands() for name in built_image(shown.words)}
+        return
     file = REPOSITORY / words[words.index("-f") + 1]
     if words[1] == "compose":
         assert yaml.safe_load(file.read_text())["services"]
@@ -190,6 +202,11 @@ def check_docker(words: Sequence[str]) -> None:
         if word == "--build-arg":
             argument = value.partition("=")[0]
             assert re.search(rf"^ARG {argument}\b", dockerfile, re.MULTILINE), argument
+
+
+def built_image(words: Sequence[str]) -> Sequence[str]:
+    """The image's name, if this is `docker build`."""
+    return [words[words.index("-t") + 1]] if words[:2] == ["docker", "build"] else []
 
 
 def check_kind(words: Sequence[str]) -> None:
@@ -224,13 +241,42 @@ def check_kubectl(words: Sequence[str]) -> None:
 
 def check_tandem(words: Sequence[str]) -> None:
     """The command has these flags."""
-    command = [sys.executable, "-m", "tandem", words[1], "--help"]
     shown = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "tandem", words[1], "--help"],
+        cwd=REPOSITORY,
+        # Where no flag is cut.
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert shown.returncode == 0, shown.stderr
     for word in words[2:]:
         assert not word.startswith("-") or word.partition("=")[0] in shown.stdout, word
+
+
+def check_hf(words: Sequence[str]) -> None:
+    """The verifier's packages have the command, with these flags."""
+    hf = shutil.which("hf") or str(Path(sys.executable).with_name("hf"))
+    shown = subprocess.run(
+        [hf, words[1], "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    for word in words[2:]:
+        assert not word.startswith("-") or word in shown.stdout, word
+
+
+def check_openssl(words: Sequence[str]) -> None:
+    """In a folder of its own, it makes files that a server can use."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(words, cwd=folder, capture_output=True, timeout=60, check=True)
+        cert, key = (Path(folder) / words[words.index(flag) + 1] for flag in ("-out", "-keyout"))
+        options = ServerOptions(
+            listen="127.0.0.1:0", metrics_listen=None, tls_cert=cert, tls_key=key
+        )
+        assert read_server_certificate(options).expires_s > time.time()
 
 
 def check_nothing(_words: Sequence[str]) -> None:
@@ -238,8 +284,11 @@ def check_nothing(_words: Sequence[str]) -> None:
 
 
 READ_ONLY: Sequence[tuple[Sequence[str], str, Callable[[Sequence[str]], None]]] = (
-    (["tandem", "up"], "does not end; the flags of all are those of `addresses`", check_nothing),
+    (["tandem", "up"], "does not end; `addresses` has the flags of most", check_tandem),
     (["tandem", "generate"], "calls a gateway in a cluster", check_tandem),
+    ([".", ".venv/bin/activate"], "changes the reader's shell", check_paths),
+    (["hf", "download"], "downloads a model", check_hf),
+    (["openssl", "req"], "writes files", check_openssl),
     (["make"], "runs tests, this one among them", check_make),
     (["pip"], "changes the environment", check_pip),
     (["pytest"], "runs this test", check_paths),
@@ -309,6 +358,29 @@ def test_modules_accept_their_arguments() -> None:
     assert error is not None, "the parsers are not asked"
     wrong = dict(zip(shown.items(), errors, strict=True))
     assert {f"{at}: {words}": error for (words, at), error in wrong.items() if error} == {}
+
+
+def test_variables_of_services_exist() -> None:
+    """A name in the text may be the beginning of several."""
+    services = (
+        ("drafter", DrafterConfig),
+        ("gateway", GatewayConfig),
+        ("verifier", VerifierConfig),
+    )
+    known = [
+        option.variable
+        for service, config in services
+        for option in list_options(config, service=service)
+    ]
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(
+            r"\bTANDEM_(?:DRAFTER|GATEWAY|VERIFIER)_[A-Z_]*[A-Z](?!\.\.\.)", page.read_text()
+        )
+    }
+    assert len(named) > 20
+    assert named - set(known) == set()
 
 
 # Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.

@@ -22,8 +22,8 @@ from verifier.cpu.loading.model_config import read_model_config
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
-TIMES = "\N{MULTIPLICATION SIGN}"
-OPERATIONS = {"+": operator.add, TIMES: operator.mul, "/": operator.truediv}
+TIMES, MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
+OPERATIONS = {"+": operator.add, MINUS: operator.sub, TIMES: operator.mul, "/": operator.truediv}
 
 
 def value(number: str) -> float:
@@ -32,7 +32,7 @@ def value(number: str) -> float:
 
 def computed(expression: str) -> float:
     """From left to right. Sums and products do not mix, so that no precedence is needed."""
-    assert "+" not in expression or not {TIMES, "/"} & set(expression), expression
+    assert not {"+", MINUS} & set(expression) or not {TIMES, "/"} & set(expression), expression
     first, *rest = expression.split()
     pairs = zip(rest[::2], rest[1::2], strict=True)
     return functools.reduce(
@@ -41,7 +41,7 @@ def computed(expression: str) -> float:
 
 
 EXPRESSIONS: list[tuple[str, str]] = re.findall(
-    rf"({NUMBER}(?: [{TIMES}/+] {NUMBER})+) = ({NUMBER})", PAGE
+    rf"({NUMBER}(?: [{TIMES}/+{MINUS}] {NUMBER})+) = ({NUMBER})", PAGE
 )
 
 
