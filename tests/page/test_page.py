@@ -356,7 +356,7 @@ async def test_an_error_is_one_line(browser: Browser, stack: Stack) -> None:
     await visit.page.click("#run")
     await expect(error).to_contain_text("Error: ")
     assert "\n" not in await error.inner_text()
-    assert "limit" in await error.inner_text()
+    assert "too long" in await error.inner_text()
     assert await visit.page.inner_text("#status") == ""
     await visit.page.context.set_offline(True)
     await visit.page.fill("#prompt", "word")
