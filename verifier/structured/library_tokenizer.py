@@ -38,23 +38,30 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
         Exception: it is no tokenizer of this kind.
     """
     tokenizer: dict[str, Any] = json.loads(text)
-    vocabulary = tokenizer["model"]["vocab"]
     tags: dict[str, int] = {}
     for token in tokenizer.get("added_tokens") or ():
         content = token["content"]
         if not token["special"] and not _TAG.fullmatch(content):
             continue
         tags[content] = token["id"]
-        token["content"] = name = f"<\U0010fffd{token['id']}>"
+        token["content"] = _name(token["id"])
         token["special"] = True
-        if isinstance(vocabulary, dict):
-            if content in vocabulary:
-                vocabulary[name] = vocabulary.pop(content)
-        else:
-            # Of Unigram: [content, score] in the order of ids.
-            vocabulary[:] = [[name, s] if each == content else [each, s] for each, s in vocabulary]
+
+    def named(content: str) -> str:
+        return _name(tags[content]) if content in tags else content
+
+    model = tokenizer["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {named(content): i for content, i in model["vocab"].items()}
+    else:
+        # Of Unigram, in the order of ids.
+        model["vocab"] = [[named(content), score] for content, score in model["vocab"]]
     tokenizer["normalizer"] = _without_composing(tokenizer.get("normalizer"))
     return LibraryTokenizer(json.dumps(tokenizer), tags)
+
+
+def _name(token_id: int) -> str:
+    return f"<\U0010fffd{token_id}>"
 
 
 def _without_composing(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
