@@ -320,6 +320,14 @@ class Coordinator:
         generation.fail(error)
         self._sequences.close(generation)
 
+    def fail_all(self, error: RequestError) -> None:
+        """Every choice is over: its client gets what was decided, then the error."""
+        for sequence in self._sequences.all():
+            self._fail(sequence, error)
+        for generation in self._resumption.generations():
+            self._publish([generation])
+            generation.fail(error)
+
     def on_unsendable(
         self, verifier: VerifierLink, sequence_id: str, error: InvalidRequestError
     ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import PreconditionError, UnavailableError, code_name
+from gateway.errors import PreconditionError, UnavailableError, code_name, shutting_down
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
@@ -208,8 +208,15 @@ class Frontend:
             admitted.leave()
 
     async def drain(self) -> None:
-        """Refuses new requests and returns when the running ones are done."""
-        await self._admission.drain()
+        """Refuses new requests and returns when the running ones are done.
+
+        Cancelled, it ends those that still run: their clients learn why.
+        """
+        try:
+            await self._admission.drain()
+        except asyncio.CancelledError:
+            self._coordinator.fail_all(shutting_down())
+            raise
 
     def check_idle(self) -> None:
         """Checks that no request is running and nothing is left of any.

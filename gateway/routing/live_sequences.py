@@ -98,6 +98,9 @@ class LiveSequences:
         self.num_running += 1
         self._on_load()
 
+    def all(self) -> Sequence[LiveSequence]:
+        return list(self._by_id.values())
+
     def of_verifier(self, verifier: VerifierLink) -> Sequence[LiveSequence]:
         return list(self._by_verifier.get(verifier, {}).values())
 

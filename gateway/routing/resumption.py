@@ -8,7 +8,7 @@ verifier: the coordinator places them.
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.generation.generation import Generation
 
@@ -65,6 +65,10 @@ class Resumption:
     @property
     def num_waiting(self) -> int:
         return len(self._due) + len(self._later)
+
+    def generations(self) -> Sequence[Generation]:
+        """The choices that wait."""
+        return [displaced.generation for displaced in (*self._due, *self._later)]
 
     def add(self, generation: Generation, reason: str) -> None:
         """The choice needs a verifier; it is tried soon."""

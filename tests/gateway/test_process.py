@@ -102,6 +102,45 @@ async def test_http_requests_that_the_drain_does_not_wait_for_get_503(
         assert await gateway.wait() == 0
 
 
+async def test_streams_that_outlive_the_drain_end_with_the_reason(
+    verifier: ScriptedVerifier, model_folder: Path
+) -> None:
+    arguments = (
+        *("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--drain-timeout-s", "0.1"),
+        *("--verifiers", verifier.address, "--tokenizer", str(model_folder)),
+    )
+    async with process(*arguments) as gateway, asyncio.timeout(60):
+        assert gateway.stdout is not None
+        words = (await gateway.stdout.readline()).decode().split()
+        host, port = words[2].removeprefix("http=").split(":")
+        async with (
+            contextlib.AsyncExitStack() as clients,
+            grpc.aio.insecure_channel(words[1].removeprefix("grpc=")) as channel,
+        ):
+            call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(
+                gateway_pb2.GenerateRequest(tokens=gateway_pb2.TokenIds(token_ids=[1]))
+            )
+            await read(call)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            clients.callback(writer.close)
+            body = {"model": "scripted", "prompt": [1], "stream": True}
+            writer.write(request_bytes("/v1/completions", body, connection="close"))
+            for index in (0, 1):
+                opened = await verifier.nth("open", index)
+                verifier.send(verifier.decided(opened.sequence_id, 1, [300]))
+            assert list((await read(call)).chunk.token_ids) == [300]
+            await reader.readuntil(b"data: ")
+            gateway.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read(call)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert caught.value.details() == "the server is shutting down"
+            events = (await reader.read()).decode()
+        assert '"message": "the server is shutting down"' in events
+        assert events.endswith("0\r\n\r\n"), "the answer is whole"
+        assert await gateway.wait() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
