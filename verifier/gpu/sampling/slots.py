@@ -1,7 +1,9 @@
 """The parameters of the open sequences, in tables on the device, one slot each."""
 
+import dataclasses
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +18,46 @@ from verifier.sampling.parameters import Sampling
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 
+# The fields of `Sampling` that the device's kernels apply: put into a slot, or staged with each
+# step. A sequence in which any other field has not its default goes to the host.
+DEVICE_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "seed",
+        "min_new_tokens",
+        "is_constrained",
+    }
+)
+# They choose no token: of other rows than those that are sampled; without `logprobs`, of none.
+_IRRELEVANT_FIELDS = frozenset({"prompt_logprobs", "raw_logprobs"})
+
+
+def host_fields(parameters: type[Sampling]) -> list[tuple[str, Any]]:
+    """The fields that only the host applies, with their defaults: all that are not named above."""
+    return [
+        (field.name, field.default)
+        for field in dataclasses.fields(parameters)
+        if field.name not in DEVICE_FIELDS | _IRRELEVANT_FIELDS
+    ]
+
+
+_HOST_FIELDS = host_fields(Sampling)
+
 
 def is_sampled_on_device(sampling: Sampling, stop_token_ids: frozenset[int]) -> bool:
     """The rule of what the device samples; the rows of all other sequences go to the host.
 
-    Logprobs need whole rows there. Prompt logprobs and scores are of other rows than those that
-    are sampled, so they do not matter here. A grammar's masks are staged with each step.
+    Logprobs need whole rows there.
     """
     return (
-        sampling.logprobs is None
+        all(getattr(sampling, name) == default for name, default in _HOST_FIELDS)
         and len(sampling.logit_bias) <= MAX_BIASES
         and len(stop_token_ids) <= MAX_STOP_TOKENS
     )
