@@ -106,7 +106,7 @@ class Layer:
     experts: Experts | None
     # How many tokens a token sees, itself included; 0: all before it.
     sliding_window: int
-    # Index in `Decoder.rotaries`.
+    # Index in `DecoderWeights.rotaries`.
     rotary: int
 
 
