@@ -3,6 +3,7 @@
 Read `coordinator.py` first: what happens when a step's events arrive. Then follow one request:
 
     api/           gRPC and HTTP; `frontend.py`: one request from its admission to its last output
+    page/          the page at `/`, which calls the OpenAI API as any client does
     requests/      from a request as it came in to one that can be run
     text/          text to tokens and back
     routing/       which verifier and which drafter; the sequences open there

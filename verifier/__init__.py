@@ -9,10 +9,13 @@ parts together, `follower.py` is the process of another rank. The rooms, from th
     drafters/         what each drafter was sent, and the stream to it
     drafts/           a sequence's latest hint, how many drafts to verify, whether to wait for one
     sampling/         from logits to tokens and logprobs; acceptance of drafts
+    structured/       output that follows a grammar
     batch/            a step as flat arrays, and the protocol of a model that runs it
     model/            who computes a checkpoint; loads, checks and runs it with transformers
     cpu/              the own decoder: loads a checkpoint without torch, and runs it on a CPU
-    attention/        the paged K/V cache of transformers' models, and attention over it
+    gpu/              the decoder for GPUs: loads a checkpoint to the device, runs and samples there
+    attention/        the paged K/V cache of the decoder for GPUs and of transformers' models, and
+                      attention over it
     tensor_parallel/  one model over several processes
 
 `rejection_sampler.py` and `logits_processing.py` are import paths for code outside this repository.

@@ -88,9 +88,22 @@ def test_named_metrics_and_series_exist(page: str) -> None:
 
 @pytest.mark.parametrize("service", ["drafter", "gateway", "verifier"])
 def test_the_architecture_names_every_room(service: str) -> None:
-    page = text("docs/architecture.md")
+    page, docstring = text("docs/architecture.md"), text(f"{service}/__init__.py")
     for file in (REPOSITORY / service).glob("*/__init__.py"):
-        assert f"`{service}/{file.parent.name}/`" in page
+        room = file.parent.name
+        assert f"`{service}/{room}/`" in page
+        assert re.search(rf"^(    |- `){room}/", docstring, re.MULTILINE), room
+
+
+def test_a_kit_names_its_modules() -> None:
+    for kit in ("servicekit", "servicekit/kernels"):
+        names = set(re.findall(r"\w+", text(f"{kit}/__init__.py").split('"""')[1]))
+        modules = {
+            path.stem
+            for path in (REPOSITORY / kit).glob("*")
+            if path.is_dir() or path.suffix == ".py"
+        }
+        assert modules - {"__init__", "__pycache__"} <= names
 
 
 def test_every_decision_is_listed() -> None:
