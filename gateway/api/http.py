@@ -46,6 +46,10 @@ _IDLE_TIMEOUT_S = 75
 # Of an answer, handed to a connection at a time.
 _PART_BYTES = 64 * 1024
 
+# Connections that may wait to be accepted. The kernel drops those beyond: their clients try again
+# after a second.
+_BACKLOG = 2048
+
 # The line and the headers of a request.
 _MAX_HEAD_BYTES = 32 * 1024
 
@@ -98,6 +102,7 @@ class HttpListener:
                 make_application(registry, routes, is_ready, refuse_metrics), is_ready, client_waits
             ),
             http=bounded(limits),
+            backlog=_BACKLOG,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -267,7 +272,7 @@ def _bind(address: Address) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
-        listener.listen()
+        listener.listen(_BACKLOG)
     except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
         listener.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -3,16 +3,24 @@
 uvicorn bounds the size of a request's head and how long a connection may stay idle between two
 requests, but lets a client take forever for its first request, or for the head of any. Owns these
 timers, and which connection goes when there is no room for a new one; one whose TLS handshake is
-not done counts, too. Refuses bodies in tiny chunks. Knows no request.
+not done counts, too. Answers what is no HTTP, and bodies in tiny chunks. Knows no
+request.
 """
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gateway.api.openai.errors import ApiError
+from servicekit.interceptors.request_id import valid_request_id
+from servicekit.logs import get_logger
+
+logger = get_logger(__name__)
 
 # Of a body in chunks: after so many, they must have so many bytes on average. Each chunk costs some
 # 10 us of the event loop, whatever it holds, and a connection may bring 100,000 at a time.
@@ -21,6 +29,12 @@ _SMALL_CHUNK_BYTES = 1_024
 
 # Of requests that follow the one that is answered: beyond it, nothing more is read until then.
 _MAX_PIPELINED_BYTES = 32 * 1024
+
+# What h11 quotes of a request in an error. It may be a token of the client's.
+_QUOTED = re.compile(r":? (bytearray\()?b['\"].*", re.DOTALL)
+
+# Of a target in absolute form: the scheme and the authority.
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +93,14 @@ class ConnectionLimits:
         self.waiting.pop(connection, None)
 
 
-class _ChunkBoundedParser(h11.Connection):
+class BrokenRequestError(Exception):
+    """A request that breaks the protocol or a bound; the text says how, without quoting it.
+
+    Not h11's: uvicorn would answer that without the reason.
+    """
+
+
+class RequestParser(h11.Connection):
     """Reads the requests of one connection."""
 
     def __init__(self, max_incomplete_event_size: int) -> None:
@@ -93,12 +114,18 @@ class _ChunkBoundedParser(h11.Connection):
         """As in h11.
 
         Raises:
-            h11.RemoteProtocolError: the client breaks the protocol, or its chunks are too small.
+            BrokenRequestError: the client breaks the protocol, or its chunks are too small.
         """
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            raise BrokenRequestError(
+                f"the request is not valid HTTP: {_QUOTED.sub('', str(error))}"
+            ) from error
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
-        elif isinstance(event, h11.Data):
+            return _in_origin_form(event)
+        if isinstance(event, h11.Data):
             # A chunk may come in several events, and so may a body without any.
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
@@ -106,8 +133,25 @@ class _ChunkBoundedParser(h11.Connection):
                 self._num_chunks > _MAX_SMALL_CHUNKS
                 and self._num_bytes < self._num_chunks * _SMALL_CHUNK_BYTES
             ):
-                raise h11.RemoteProtocolError("the body's chunks are too small")
+                raise BrokenRequestError(
+                    f"the body's chunks are too small: beyond {_MAX_SMALL_CHUNKS}, they must hold "
+                    f"{_SMALL_CHUNK_BYTES} bytes on average"
+                )
         return event
+
+
+def _in_origin_form(request: h11.Request) -> h11.Request:
+    """The request with a target as most clients write it: of an absolute one, path and query."""
+    absolute = _ABSOLUTE.match(request.target)
+    if absolute is None:
+        return request
+    rest = request.target[absolute.end() :]
+    return h11.Request(
+        method=request.method,
+        headers=request.headers,
+        target=rest if rest.startswith(b"/") else b"/" + rest,
+        http_version=request.http_version,
+    )
 
 
 class BoundedConnection(H11Protocol):
@@ -122,7 +166,7 @@ class BoundedConnection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = _ChunkBoundedParser(self.conn._max_incomplete_event_size)
+        self.conn = RequestParser(self.conn._max_incomplete_event_size)
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -150,7 +194,10 @@ class BoundedConnection(H11Protocol):
             self._await_head()
 
     def handle_events(self) -> None:
-        super().handle_events()
+        try:
+            super().handle_events()
+        except BrokenRequestError as error:
+            self._refuse(str(error))
         if not self._is_answering:
             return
         self._stop_waiting()
@@ -161,19 +208,6 @@ class BoundedConnection(H11Protocol):
             # uvicorn reads nothing more once the next request has begun, so that it would not
             # notice that the client goes away.
             self.flow.resume_reading()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answers a request that breaks the protocol, unless an answer has begun, and closes the
-        connection.
-        """
-        if self._is_answering:
-            # For the application it is over: no other answer comes after this one.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        try:
-            super().send_400_response(msg)
-        except h11.LocalProtocolError:
-            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -193,6 +227,40 @@ class BoundedConnection(H11Protocol):
         self._stop_waiting()
         self.limits.close(self)
         super().connection_lost(exc)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Says nothing: a request may offer a protocol, and is answered without it."""
+
+    def _refuse(self, reason: str) -> None:
+        """Answers a request that breaks the protocol, unless an answer has begun, and closes the
+        connection.
+        """
+        given = b""
+        if self._is_answering:
+            given = dict(self.cycle.scope["headers"]).get(b"x-request-id", b"")
+            # For the application it is over: no other answer comes after this one.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        request_id = valid_request_id(given.decode("latin-1"))
+        logger.warning("http_request_broken", reason=reason, request_id=request_id)
+        body = ApiError(400, reason, code="invalid_http").body().encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+            ("x-request-id", request_id),
+        ]
+        try:
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

@@ -6,7 +6,7 @@ trailing metadata. A handler whose request carries an id adopts it (`logs.adopt_
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import structlog
@@ -27,6 +27,8 @@ from servicekit.interceptors.base import (
 REQUEST_ID_KEY = "x-request-id"
 
 _MAX_REQUEST_ID_CHARACTERS = 128
+
+logger = logs.get_logger(__name__)
 
 
 class RequestIdInterceptor(CallInterceptor):
@@ -53,7 +55,7 @@ class RequestIdInterceptor(CallInterceptor):
                     # nothing and the caller would wait forever. Answering a caller who is gone
                     # does no harm.
                     if not context.done():
-                        await context.abort(grpc.StatusCode.CANCELLED, "cancelled by the server")
+                        await _abort(context, grpc.StatusCode.CANCELLED, "cancelled by the server")
                     raise
                 adopted = logs.request_id()
             trailing = tuple(pair for pair in context.trailing_metadata() if pair != sent_back)
@@ -64,9 +66,23 @@ class RequestIdInterceptor(CallInterceptor):
             # An abort sends only the metadata that it is given, not what was set before.
             details = (STATUS_DETAILS_KEY, status.SerializeToString())
             code = CODE_BY_NUMBER[status.code]
-            return await context.abort(code, status.message, (*trailing, details))
+            return await _abort(context, code, status.message, (*trailing, details))
 
         return rebuild(handler, with_request_id, handler.request_deserializer)
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str, *metadata: Any) -> NoReturn:
+    """Ends the call; raises always, as gRPC expects it of its handler.
+
+    Raises:
+        CancelledError: the call is over already: gRPC's core ended it by itself, as where a
+            compressed message expands beyond the limit. gRPC would log it as the handler's error.
+    """
+    try:
+        await context.abort(code, message, *metadata)
+    except grpc.aio.InternalError as error:
+        logger.debug("call_over_before_its_status", code=code.name, reason=message)
+        raise asyncio.CancelledError from error
 
 
 def valid_request_id(given: str) -> str:

@@ -7,8 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.api.http import HttpListener
 from gateway.config import GatewayConfig
+from gateway.errors import UnreadError
 from gateway.server import GatewayServer
+from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
@@ -105,6 +108,59 @@ async def test_other_paths_are_not_found(
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
     assert (await get(running, "/v1/unknown"))[0] == 404
+
+
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+async def test_a_request_that_offers_another_protocol_is_answered_and_logs_nothing(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    caplog: pytest.LogCaptureFixture,
+    offered: str,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    upgrade = f"Upgrade: {offered}\r\nConnection: Upgrade\r\n"
+    assert (await get(running, "/health", upgrade))[0] == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("http://any.example/health", 200),
+        ("HTTPS://any.example:8000/health?a=http://b/c", 200),
+        ("http://any.example/%2568ealth", 404),
+        ("http://any.example", 404),
+        ("http://any.example?a=/health", 404),
+        ("/http://any.example/health", 404),
+    ],
+)
+async def test_a_target_may_be_absolute(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, path: str, status: int
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], http_listen="127.0.0.1:0", page=False
+    )
+    assert (await get(running, path))[0] == status
+
+
+async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
+    """The kernel drops connections beyond the backlog, and these would not come about here."""
+    listener = HttpListener(
+        listen="127.0.0.1:0",
+        options=ServerOptions(listen="127.0.0.1:0"),
+        certificate=None,
+        registry=CollectorRegistry(),
+        routes=(),
+        refuse_metrics=None,
+        is_ready=lambda: True,
+        client_waits=ClientWaits(unread_timeout_s=1.0, make_unread_error=lambda: UnreadError("")),
+    )
+    host, port = listener.address.split(":")
+    async with asyncio.timeout(20):
+        burst = await asyncio.gather(*(asyncio.open_connection(host, port) for _ in range(300)))
+    for _, writer in burst:
+        writer.close()
+    listener.close()
 
 
 async def test_an_address_in_use_is_named(

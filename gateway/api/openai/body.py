@@ -92,8 +92,8 @@ class BodyReader:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
             raise _unsupported("the body's content-type must be application/json")
-        if b"content-encoding" in headers:
-            raise _unsupported("the body must have no content-encoding")
+        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise _unsupported("the body must have no content-encoding but identity")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > MAX_MESSAGE_BYTES:
             raise _too_large()

@@ -120,6 +120,9 @@ def to_api_error(error: Exception, *, renamed_params: Mapping[str, str] | None =
     if isinstance(error, PromptTooLongError):
         # Clients that shorten a conversation look for it.
         code = "context_length_exceeded"
+    renamed = renamed_params or {}
+    if param is not None and param in renamed:
+        param = renamed.get(f"{param}/{code}", renamed[param])
     headers = {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -131,7 +134,7 @@ def to_api_error(error: Exception, *, renamed_params: Mapping[str, str] | None =
         error.message,
         kind=kind,
         code=code,
-        param=(renamed_params or {}).get(param or "", param),
+        param=param,
         headers=headers,
     )
 

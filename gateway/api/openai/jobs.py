@@ -26,7 +26,7 @@ class Job:
         num_prompts: of them.
         is_stream, includes_usage: the form of the answer.
         renamed_params: by the usual name of a parameter in errors, the name in this request:
-            prompt -> messages.
+            prompt -> messages; and by `name/code` where it differs for errors of this code.
     """
 
     form: Form
@@ -159,6 +159,8 @@ def chat_job(
         renamed_params={
             "prompt": "messages",
             "structured_outputs": _param_of_grammar(parsed, grammar),
+            # What is wrong in the grammar of a call is wrong in a tool.
+            **({} if grammar is None else {"structured_outputs/invalid_value": "tools"}),
             "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",
         },
     )

@@ -4,6 +4,7 @@ Owns OpenAI's defaults and how a body's errors name the parameter at fault. Whic
 acceptable beyond the schema is decided where gRPC's requests are checked: `gateway/requests/`.
 """
 
+import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -73,7 +74,8 @@ def parse(model: type[_R], body: bytes) -> _R:
         ApiError: it is not JSON, or not a request; the error names the parameter.
     """
     try:
-        return model.model_validate_json(body)
+        # Some clients begin UTF-8 with it.
+        return model.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except pydantic.ValidationError as invalid:
         num_errors = invalid.error_count()
         if num_errors > _MAX_DESCRIBED_ERRORS:

@@ -16,11 +16,6 @@ from gateway.text.tool_calls import ToolCallForm
 _MAX_SIZE = 1 << 18
 # In characters of a string: as long takes writing an element of a list or an object.
 _SIZE_OF_ELEMENT = 16
-# Of a schema: what holds schemas by names that are the client's, and what holds no schema.
-_MAPS_OF_SCHEMAS = frozenset(
-    ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
-)
-_VALUES = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool]:
@@ -153,7 +148,7 @@ def _moved(given: Any, root: str) -> Any:
         return given
     moved: dict[str, Any] = {}
     for key, value in given.items():
-        if key in _MAPS_OF_SCHEMAS:
+        if key in grammars.MAPS_OF_SCHEMAS:
             if not isinstance(value, dict):
                 raise ValueError(f"{key} must be an object")
             moved[key] = {name: _moved(each, root) for name, each in value.items()}
@@ -164,7 +159,7 @@ def _moved(given: Any, root: str) -> Any:
         elif key == "$id":
             raise ValueError("only the whole schema may have an $id")
         else:
-            moved[key] = value if key in _VALUES else _moved(value, root)
+            moved[key] = value if key in grammars.VALUES else _moved(value, root)
     return moved
 
 

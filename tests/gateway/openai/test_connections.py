@@ -8,6 +8,7 @@ from pathlib import Path
 import h11
 import pytest
 from starlette.types import Message
+from structlog.testing import capture_logs
 
 from gateway.api.openai.body import BodyReader, ended_by_disconnect
 from gateway.errors import UnavailableError
@@ -205,11 +206,39 @@ async def test_a_body_that_is_too_large_is_refused(start_api: StartApi, is_annou
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
-async def test_a_head_that_is_too_large_is_refused(start_api: StartApi) -> None:
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 40_000, "Receive buffer too long"),
+        (b"GET /health HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),
+        (b"GET /health HTTP/1.1\r\nauthorization secret\r\n\r\n", "illegal header line"),
+        (b"secret\r\n\r\n", "illegal request line"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"x-request-id: mine\r\ntransfer-encoding: chunked\r\n\r\nsecret\r\n",
+            "illegal chunk header",
+        ),
+    ],
+)
+async def test_what_is_no_http_is_refused_with_the_reason(
+    start_api: StartApi, sent: bytes, reason: str
+) -> None:
     running = await start_api()
-    async with connection(running) as (reader, writer):
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 40_000)
-        assert (await until_closed(reader)).startswith(b"HTTP/1.1 400 ")
+    with capture_logs() as log:
+        async with connection(running) as (reader, writer):
+            writer.write(sent)
+            answer = await read_answer(reader)
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
+    assert answer.error == {
+        "message": f"the request is not valid HTTP: {reason}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_http",
+    }
+    request_id = answer.headers["x-request-id"]
+    assert (request_id == "mine") == (b"mine" in sent)
+    (entry,) = (each for each in log if each["event"] == "http_request_broken")
+    assert (entry["reason"], entry["request_id"]) == (answer.error["message"], request_id)
 
 
 async def test_the_connection_that_waits_longest_makes_room_for_a_new_one(

@@ -16,7 +16,7 @@ from pathlib import Path
 import h11
 import pytest
 
-from gateway.api.http_connection import _ChunkBoundedParser
+from gateway.api.http_connection import BrokenRequestError, RequestParser
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tests.gateway.loop_time import MAX_BUSY_S, LoopMeter
@@ -199,10 +199,10 @@ def test_small_pieces_of_a_body_are_refused_only_if_they_are_chunks(
     framing: str, head: bytes, tail: bytes, is_refused: bool
 ) -> None:
     """Over a slow line, a body comes in small pieces whatever its client does."""
-    parser = _ChunkBoundedParser(1 << 15)
+    parser = RequestParser(1 << 15)
     parser.receive_data(f"POST / HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
     assert isinstance(parser.next_event(), h11.Request)
-    refusals = pytest.raises(h11.RemoteProtocolError, match="chunks")
+    refusals = pytest.raises(BrokenRequestError, match="chunks")
     with refusals if is_refused else contextlib.nullcontext():
         for _ in range(2_000):
             parser.receive_data(head + b"x" * 100 + tail)
@@ -211,7 +211,7 @@ def test_small_pieces_of_a_body_are_refused_only_if_they_are_chunks(
 
 
 def test_small_chunks_of_earlier_requests_do_not_count() -> None:
-    parser = _ChunkBoundedParser(1 << 15)
+    parser = RequestParser(1 << 15)
     for _ in range(3):
         parser.receive_data(
             b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -241,6 +241,10 @@ async def test_a_body_in_tiny_chunks_is_refused_before_it_blocks_the_loop(
         few = await asyncio.to_thread(post_in_chunks, address, path, 1_030)
         # One that nobody reads may be answered before it is found to be malformed.
         assert few[:13] in (b"HTTP/1.1 400 ", *([b"HTTP/1.1 404 "] if path == "/nothing" else []))
+        if few.startswith(b"HTTP/1.1 400 "):
+            error = json.loads(few.partition(b"\r\n\r\n")[2])["error"]
+            assert error["code"] == "invalid_http"
+            assert error["message"].startswith("the body's chunks are too small: beyond 1024, ")
         await running.gateway.stop()
 
 

@@ -440,6 +440,18 @@ async def test_without_a_verifier_every_request_is_to_come_again(start_api: Star
     assert running.sample("tandem_requests_shed_total", reason="no_verifier") == 3
 
 
+async def test_a_body_may_say_that_it_is_not_encoded_and_begin_with_a_byte_order_mark(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [300])
+    running = await start_api()
+    body = b'\xef\xbb\xbf{"model": "scripted", "prompt": [1]}'
+    answer = await post(running, "/v1/completions", body, content_encoding=" Identity")
+    assert answer.status == 200, answer.body
+    twice = await post(running, "/v1/completions", body[:3] + body)
+    assert (twice.status, twice.error["code"]) == (400, "invalid_json")
+
+
 async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> None:
     running = await start_api()
     for body in (b"", b"{", b"[]", b'{"model": "\\ud800", "prompt": "a"}', b"\xff", b"[" * 1_500):

@@ -469,6 +469,34 @@ async def test_a_verifier_without_structured_output_refuses_the_choice(
     assert answer.error["code"] == "unsupported_parameter"
 
 
+async def test_tools_that_a_verifier_takes_for_no_grammar_are_refused_as_tools(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api(tool_call_parser="hermes")
+    posting = asyncio.ensure_future(post(running, PATH, body(tool_choice="required")))
+    opened = await verifier.nth("open", 0)
+    field = "sampling.structured_output.lark"
+    verifier.send(verifier.rejected(opened.sequence_id, code=3, message="no schema", field=field))
+    answer = await posting
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert answer.error["code"] == "invalid_value"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+async def test_a_call_that_must_come_may_have_maps_of_any_names(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
+) -> None:
+    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
+    tools = [tool({"type": "object", "properties": {"record": record}})]
+    assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
+    grammar = (await verifier.nth("open", 0)).sampling.structured_output
+    assert isinstance(grammar, sampling_pb2.StructuredOutput)
+    written = grammar.lark or LLMatcher.grammar_from_json_schema(grammar.json_schema)
+    matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+
+
 @pytest.mark.parametrize(
     "choice", ["none", "required", {"type": "function", "function": {"name": "weather"}}]
 )
