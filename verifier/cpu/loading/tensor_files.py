@@ -23,6 +23,8 @@ from verifier.cpu.weights import BitsArray, WeightType
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
+# How the text begins that stands for a file which was not fetched.
+_GIT_LFS_POINTER = b"version https://git-lfs"
 # Limits of a tensor that a model has; so products of the numbers are cheap.
 _MAX_DIMENSIONS = 8
 _LARGEST_NUMBER = 1 << 48
@@ -159,6 +161,11 @@ class TensorFiles:
         self._maps[path] = mapped
         if len(mapped) < 8:
             raise CheckpointError(f"{path}: is too short for a header")
+        if mapped[: len(_GIT_LFS_POINTER)] == _GIT_LFS_POINTER:
+            raise CheckpointError(
+                f"{path}: is a pointer of Git LFS, not the file itself: fetch the files, for "
+                "example with git lfs pull"
+            )
         length = int.from_bytes(mapped[:8], "little")
         if length > min(_LARGEST_HEADER, len(mapped) - 8):
             raise CheckpointError(f"{path}: has a header of {length} bytes, more than the file has")
