@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
+from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
 from verifier.model.digests import begin_digest
@@ -88,6 +89,8 @@ def load_checkpoint(
         )
     torch_dtype = choose_dtype(dtype, config=config, device=device)
     properties = _properties_of(config, torch_dtype, folder)
+    with TensorFiles(folder) as files:
+        files.log_rounding(WEIGHT_TYPES[str(torch_dtype).removeprefix("torch.")])
     # What changes the model has to see all of it.
     is_direct = prepare is None and quantization == "none"
     digest = begin_digest(folder)
@@ -285,9 +288,9 @@ def uses_experts(config: Any) -> bool:
 def choose_dtype(dtype: str, *, config: Any, device: torch.device) -> torch.dtype:
     """The torch dtype for `--dtype`.
 
-    "auto" never rounds weights. It is the checkpoint's own; on a CPU only if the processor
-    multiplies matrices of it natively, else float32, which holds every value of the others and
-    is faster than emulating them.
+    "auto" is what the configuration tells, even if weights are stored otherwise; on a CPU only if
+    the processor multiplies matrices of it natively, else float32, which holds every value of the
+    others and is faster than emulating them.
     """
     if dtype != "auto":
         return DTYPES[dtype]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -28,6 +29,7 @@ from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.loading.packing import dequantised
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import WeightType
+from verifier.model.checkpoint import load_checkpoint
 from verifier.model.fp8_weights import quantise_linear_layers
 
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
@@ -228,6 +230,32 @@ def test_fp8_weights_have_the_values_of_the_models_own_fp8_layers(
     assert (ours[:, :40] == (down.weight.float() * down.scale).numpy()).all()
     assert (ours[:, 40:] == 0).all()
     assert weights.other_type is load(tmp_path).other_type
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "told"),
+    [
+        (torch.float32, "bfloat16", ["F32"]),
+        (torch.bfloat16, "float16", ["BF16"]),
+        (torch.bfloat16, "bfloat16", []),
+        (torch.float16, "float32", []),
+    ],
+)
+def test_weights_that_are_rounded_to_the_configurations_dtype_are_told(
+    stored: torch.dtype, dtype: str, told: list[str], tmp_path: Path
+) -> None:
+    save(tmp_path, "llama", stored)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))
+    for load_it in (
+        lambda: load(tmp_path),
+        lambda: load_checkpoint(tmp_path, dtype=dtype, device=torch.device("cpu")),
+    ):
+        with capture_logs() as log:
+            load_it()
+        found = [entry for entry in log if entry["event"] == "weights_rounded"]
+        assert [entry["stored"] for entry in found] == told
+        assert all(entry["dtype"] == dtype for entry in found)
 
 
 def test_int8_weights_are_the_nearest_of_each_channel(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     other_type = described.other_type(dtype)
     linear_type = described.linear_type(dtype, quantization)
     with _reopened(described) as files:
+        files.log_rounding(other_type)
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
         embeddings = None
         if not config.ties_embeddings:

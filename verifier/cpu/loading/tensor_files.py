@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import BitsArray, WeightType
@@ -39,7 +40,10 @@ _WEIGHT_TYPES = {
     "BF16": WeightType.BFLOAT16,
     "F16": WeightType.FLOAT16,
 }
+_FLOAT_TYPES = ("F64", *_WEIGHT_TYPES)
 _PAGE = mmap.PAGESIZE
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,18 @@ class TensorFiles:
         for mapped in self._maps.values():
             mapped.close()
         self._maps.clear()
+
+    def log_rounding(self, dtype: WeightType) -> None:
+        """Says once where values are stored that `dtype` does not hold."""
+        # float32 holds every value of the others.
+        exact = [
+            name
+            for name, weight_type in _WEIGHT_TYPES.items()
+            if dtype in (WeightType.FLOAT32, weight_type)
+        ]
+        stored = {tensor.dtype for tensor in self.tensors.values()}
+        if rounded := sorted(stored.intersection(_FLOAT_TYPES).difference(exact)):
+            logger.info("weights_rounded", stored=", ".join(rounded), dtype=dtype.name.lower())
 
     def rows(self, tensor: StoredTensor, first: int, count: int) -> BitsArray:
         """A copy-free view of rows [first, first + count) of a tensor [rows, columns].
