@@ -138,7 +138,11 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
     yield ok("cores", f"{found['cores']} for this process, within its container's limit")
     yield from _gpus(found)
     if found["error"] is not None:
-        yield fail("checkpoint", found["error"], "download the model again")
+        yield fail(
+            "checkpoint",
+            found["error"],
+            "if a file is broken, download the model again; docs/models.md says what is served",
+        )
         return
     model = found["model"]
     refusal = found["processor_refusal"]

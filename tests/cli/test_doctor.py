@@ -133,10 +133,31 @@ def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_trans
     checks = by_name(machine_checks.described(describe(folder)))
     assert checks["checkpoint"].status is Status.FAIL
     assert "config.json" in checks["checkpoint"].found
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
     checks = by_name(machine_checks.described(describe(folder)))
     assert checks["decoder"].status is Status.WARN
-    assert "models of type strange" in checks["decoder"].found
+    assert "models of type olmo2" in checks["decoder"].found
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised already"),
+        ({"model_type": "gpt_oss"}, "attention with sinks is not served"),
+        ({"model_type": "strange"}, "strange"),
+    ],
+)
+def test_a_model_that_neither_decoder_serves_fails(
+    changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    checks = by_name(machine_checks.described(describe(folder)))
+    assert checks["checkpoint"].status is Status.FAIL
+    assert reason in checks["checkpoint"].found
+    assert "decoder" not in checks
 
 
 def description(**changed: Any) -> dict[str, Any]:

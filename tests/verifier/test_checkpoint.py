@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DogeConfig,
     Gemma2Config,
@@ -42,6 +43,14 @@ from verifier.model.digests import digest_of
 from verifier.model.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
+# Older families have other names.
+OLD_SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "n_positions": 256,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+}
 
 
 @pytest.fixture
@@ -68,6 +77,19 @@ def config_for(folder: Path, **options: Any) -> VerifierConfig:
         "num_kv_blocks": 32,
     }
     return VerifierConfig(model=folder, **(defaults | options))
+
+
+def change_weights(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> None:
+    """Replaces and adds tensors."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(weights | change(weights), file, metadata={"format": "pt"})
+
+
+def loads_nothing(*_: object, **__: object) -> None:
+    raise AssertionError("weights are loaded")
 
 
 class TestRefusals:
@@ -147,7 +169,9 @@ class TestRefusals:
                 id="quantised already",
             ),
             pytest.param(
-                {"model_type": "gptj"}, "gptj is not served", id="no registered attention"
+                {"model_type": "gptj"},
+                "gptj is not served: its code knows no attention function but its own",
+                id="no registered attention",
             ),
             pytest.param({"model_type": "no such model"}, "no such model", id="unknown"),
         ],
@@ -156,7 +180,7 @@ class TestRefusals:
         self, tmp_path: Path, config: dict[str, Any], reason: str
     ) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-        (tmp_path / "model.safetensors").touch()
+        save_file({}, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=reason):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
 
@@ -184,6 +208,109 @@ class TestRefusals:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj"):
             load_checkpoint(folder, dtype="auto", device=CPU)
+
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+    def test_quantised_weights_that_the_configuration_does_not_tell(
+        self, save_model: SaveModel, dtype: torch.dtype
+    ) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        name = "model.layers.1.mlp.up_proj.weight"
+        change_weights(folder, lambda weights: {name: weights[name].mul(100).to(dtype)})
+        with pytest.raises(CheckpointError, match=f"{name} is stored as .*quantised already"):
+            load_model(config_for(folder))
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("up_proj.weight_scale", "quantised already"),
+            ("up_proj.weight_scale_inv", "quantised already"),
+            ("up_proj.weight_zero_point", "quantised already"),
+            ("up_proj.lora_A.weight", "LoRA adapters are not served"),
+        ],
+    )
+    def test_tensors_without_which_weights_mean_something_else(
+        self, save_model: SaveModel, name: str, reason: str
+    ) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        name = f"model.layers.1.mlp.{name}"
+        change_weights(folder, lambda _: {name: torch.ones(1)})
+        with pytest.raises(CheckpointError, match=f"{name}: .*{reason}"):
+            load_model(config_for(folder))
+
+    def test_integers_that_are_no_weights_are_not_refused(self, save_model: SaveModel) -> None:
+        """Old checkpoints of GPT-2 hold the mask."""
+        folder = save_model(AutoConfig.for_model("gpt2", **OLD_SMALL))
+        mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
+        change_weights(folder, lambda _: mask)
+        load_model(config_for(folder))
+
+    @pytest.mark.parametrize(
+        ("changed", "reason"),
+        [
+            pytest.param({"num_attention_heads": 3}, "config.json: .*not a multiple", id="heads"),
+            pytest.param({"hidden_size": "64"}, "config.json: .*'hidden_size'", id="text"),
+            pytest.param({"layer_types": ["full_attention"]}, "config.json: .*layer", id="layers"),
+            pytest.param(
+                {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}},
+                "config.json: .*factor",
+                id="no factor",
+            ),
+            pytest.param(
+                {"hidden_act": "nonsense"},
+                r"transformers cannot build the model that config.json describes .*'nonsense'",
+                id="activation",
+            ),
+            pytest.param(
+                {"rope_parameters": {"rope_type": "strange", "rope_theta": 1e4}},
+                r"transformers cannot build .*'strange'",
+                id="rotary embedding",
+            ),
+        ],
+    )
+    def test_a_configuration_that_contradicts_itself_in_one_line(
+        self, save_model: SaveModel, changed: dict[str, Any], reason: str
+    ) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changed))
+        with pytest.raises(CheckpointError, match=reason) as refusal:
+            load_model(config_for(folder))
+        assert "\n" not in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            ("{broken", r"generation_config\.json: "),
+            ("[1]", r"generation_config\.json: "),
+            ('{"eos_token_id": "</s>"}', "end tokens </s>"),
+        ],
+    )
+    def test_a_broken_generation_configuration_before_weights_are_loaded(
+        self,
+        save_model: SaveModel,
+        monkeypatch: pytest.MonkeyPatch,
+        content: str,
+        reason: str,
+    ) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        (folder / "generation_config.json").write_text(content)
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loads_nothing)
+        with pytest.raises(CheckpointError, match=reason):
+            load_model(config_for(folder))
+
+    def test_layers_that_differ_in_shape_before_weights_are_loaded(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "gemma4_text"}')
+        save_file({}, tmp_path / "model.safetensors")
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loads_nothing)
+        with pytest.raises(CheckpointError, match="gemma4_text is not served: 'head_dim'"):
+            load_model(config_for(tmp_path))
+
+    def test_attention_by_no_registered_function(self, save_model: SaveModel) -> None:
+        folder = save_model(AutoConfig.for_model("codegen", **OLD_SMALL, rotary_dim=8))
+        with pytest.raises(CheckpointError, match="attention does not go through transformers'"):
+            load_model(config_for(folder))
 
     def test_an_unknown_argument_of_attention(self, save_model: SaveModel) -> None:
         config = Gemma2Config(**SMALL, head_dim=16)

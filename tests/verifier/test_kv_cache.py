@@ -39,6 +39,16 @@ def test_writes_reach_their_slots_and_layer_alone() -> None:
     assert not any(blocks.any() for blocks in cache.blocks(0)), "the other layer was written"
 
 
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(4, 4), (3, 8)])
+def test_heads_of_another_shape_than_the_configuration_tells_are_refused(
+    num_heads: int, head_dim: int
+) -> None:
+    good, bad = torch.randn(3, 6, 4), torch.randn(num_heads, 6, head_dim)
+    told = f"values of {num_heads} heads of {head_dim}, where the configuration tells 3 heads of 4"
+    with pytest.raises(ValueError, match=told):
+        make_cache().write(0, good, bad, torch.arange(6))
+
+
 def test_block_bytes_count_keys_and_values_of_all_layers() -> None:
     assert SHAPE.block_bytes(16) == 2 * 2 * 3 * 4 * 16 * 4
 

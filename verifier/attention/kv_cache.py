@@ -35,6 +35,7 @@ class KVCache:
         self, shape: KVShape, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
+        self._heads = (shape.num_kv_heads, shape.head_dim)
         size = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
         # Each layer's keys and values side by side, contiguous: one call writes both, and torch
         # would copy a layer whole to gather from it if it were not.
@@ -49,7 +50,17 @@ class KVCache:
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64."""
+        """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64.
+
+        Raises:
+            ValueError: they have other heads than the cache.
+        """
+        for states in (keys, values):
+            if (states.shape[0], states.shape[2]) != self._heads:
+                raise ValueError(
+                    f"layer {layer} has keys {_shown(keys)} and values {_shown(values)}, where the "
+                    f"configuration tells {self._heads[0]} heads of {self._heads[1]}"
+                )
         new = torch.stack((keys.transpose(0, 1), values.transpose(0, 1)))
         # Finite where every value is. (Finite values that add up to infinity, of 1e36 and more,
         # would overflow in attention, too.) The fastest reduction that propagates NaN.
@@ -62,6 +73,11 @@ class KVCache:
         without `write`: what is not finite must be stored as zero there, too.
         """
         self._row_sums.append(row_sums)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether any layer's K and V were written since `begin_step`."""
+        return bool(self._row_sums)
 
     def finite_rows(self) -> torch.Tensor:
         """[T] bool, for the rows written since `begin_step`: whether K and V of all layers are
@@ -79,3 +95,7 @@ class KVCache:
         """Copies of K and V [L, num_kv_heads, head_dim] at `slots` [L] int64."""
         keys, values = self._slots[layer].index_select(1, slots)
         return keys, values
+
+
+def _shown(states: torch.Tensor) -> str:
+    return f"of {states.shape[0]} heads of {states.shape[2]}"

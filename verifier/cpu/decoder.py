@@ -124,7 +124,8 @@ class CpuDecoder(SampledOnHost):
 
     def _make_room(self, num_rows: int) -> None:
         if num_rows > len(self._logits):
-            num_rows = max(num_rows, 2 * len(self._logits))
+            # No more than a step can have: a row has as many logits as the vocabulary has tokens.
+            num_rows = max(num_rows, min(2 * len(self._logits), self._limits.max_num_tokens))
             self._logits = np.empty((num_rows, self._logits.shape[1]), dtype=np.float32)
             self._last_hidden = np.empty((num_rows, self._hidden_stride), dtype=np.float32)
             step = self._steps[0]

@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import json
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,8 @@ class ParityCheck:
             cache: the folder of verdicts; need not exist.
 
         Raises:
-            CheckpointError: no verdict is known, and transformers is not installed.
+            CheckpointError: no verdict is known, and transformers is not installed, or there is no
+                folder for temporary files.
         """
         self._subject = subject
         self._num_threads = num_threads
@@ -178,7 +180,11 @@ class ParityCheck:
                 f"transformers, or a verdict of another machine, {self._verdict.name}, in "
                 f"{cache}: {fault}"
             )
-        self._output = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            self._output = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        except OSError as error:
+            # Full or read-only.
+            raise CheckpointError(f"{subject.folder} was not checked yet: {error}") from error
         command = [
             sys.executable, "-m", "verifier.model.parity_reference",
             str(subject.folder.resolve()), str(self._output / "reference.npz"),
@@ -227,7 +233,7 @@ class ParityCheck:
                     raise CheckpointError("logits depend on how a text is cut into chunks")
         finally:
             decoder.close()
-        exact, rounding = self._reference()
+        exact, rounding = self._reference(num_bytes=logits.nbytes)
         is_rounded = weights.other_type is not WeightType.FLOAT32
         # A value of K/V that is rounded otherwise may route a token to other experts, which changes
         # its logits by any amount. The distance is a median over tokens.
@@ -239,8 +245,12 @@ class ParityCheck:
         logger.info("parity_checked", seconds=seconds)
         _keep(self._verdict, {"seconds": seconds, "transformers": metadata.version("transformers")})
 
-    def _reference(self) -> tuple[FloatArray, float]:
-        """Logits [T, V], and the distance that transformers has in the model's dtype."""
+    def _reference(self, *, num_bytes: int) -> tuple[FloatArray, float]:
+        """Logits [T, V], and the distance that transformers has in the model's dtype.
+
+        Args:
+            num_bytes: that the child writes.
+        """
         rest = self._started + _TIMEOUT_S - time.monotonic()
         try:
             status = self._child.wait(timeout=max(0.0, rest))
@@ -251,6 +261,11 @@ class ParityCheck:
         if status != 0:
             errors = (self._output / "errors").read_text(errors="replace").strip()
             last = errors.splitlines()[-1] if errors else "nothing on stderr"
+            # Where there is none, nothing may have reached the file of errors, either.
+            if shutil.disk_usage(self._output).free < num_bytes:
+                last += (
+                    f": no space left in {self._output.parent}, where it writes {num_bytes} bytes"
+                )
             raise CheckpointError(
                 f"transformers' logits could not be computed (exit status {status}): {last}"
             )

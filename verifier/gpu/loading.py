@@ -51,6 +51,7 @@ def load_weights(
     torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
     operations = operations or operations_for(device)
     with TensorFiles(described.folder, ProgressLog("weights", logger)) as files:
+        files.log_rounding(described.other_type(dtype))
         loader = _Loader(
             files,
             config,

@@ -10,7 +10,7 @@ read, converted and moved at a time, and never the whole model held by the proce
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
+from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.cpu.loading.tensor_files import TensorFiles
 from verifier.model.digests import begin_digest
 from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
@@ -33,6 +35,15 @@ MODEL_TYPES_WITH_SINKS = {"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_f
 UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
 # Parts of the names of configuration keys for images and sound.
 _MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
+# A tensor that is stored as another type, and how the names of weights end.
+_UNQUANTISED = frozenset({"F64", "F32", "F16", "BF16"})
+_WEIGHT_SUFFIXES = ("weight", "_proj")
+# Tensors beside quantised weights.
+_SCALE_SUFFIXES = ("_scale", "_scale_inv", "_zero_point")
+_NOT_QUANTISED_ALREADY = (
+    "a checkpoint that is quantised already is not served; --quantization fp8 quantises an "
+    "ordinary one while loading"
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -70,27 +81,16 @@ def load_checkpoint(
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder")
-    if (folder / "adapter_config.json").exists():
-        # transformers might load the base model that it names, from elsewhere.
-        raise CheckpointError(
-            f"{folder} holds adapter_config.json: LoRA adapters are not served: merge it into its "
-            "model and serve that"
-        )
-    if not any(folder.glob("*.safetensors")):
-        raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-    check_architecture(config)
+    config = read_checked_config(folder)
     if quantization == "fp8" and uses_experts(config):
         raise CheckpointError(
             f"{config.model_type}: --quantization fp8 is not offered for mixtures of experts: most "
             "of their weights are not in linear layers"
         )
     torch_dtype = choose_dtype(dtype, config=config, device=device)
+    properties = _properties_of(config, torch_dtype, folder)
+    with TensorFiles(folder) as files:
+        files.log_rounding(WEIGHT_TYPES[str(torch_dtype).removeprefix("torch.")])
     # What changes the model has to see all of it.
     is_direct = prepare is None and quantization == "none"
     digest = begin_digest(folder)
@@ -108,17 +108,23 @@ def load_checkpoint(
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-    except (AttributeError, ImportError, LookupError, TypeError) as error:
-        # For example, model code that supports no attention function but its own.
+        raise CheckpointError(f"{folder}: {_one_line(error)}") from error
+    except Exception as error:
+        # Any model's code runs here.
+        told = f"({type(error).__name__}: {_one_line(error)})"
+        if ATTENTION_NAME in str(error):
+            raise CheckpointError(
+                f"{config.model_type} is not served: its code knows no attention function but its "
+                f"own {told}"
+            ) from error
         raise CheckpointError(
-            f"{config.model_type} is not served: its code does not load with another attention "
-            f"function ({type(error).__name__}: {error})"
+            f"{folder}: transformers cannot build the model that config.json describes {told}"
         ) from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
         # transformers has initialised them at random.
         raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
+    _check_unused(folder, loaded[1]["unexpected_keys"])
     model.eval().requires_grad_(False)
     if prepare is not None:
         prepare(model)
@@ -126,35 +132,115 @@ def load_checkpoint(
         rounds_rows = multiplies_in_fp8(device, quantization)
         quantise_linear_layers(model, device, rounds_rows=rounds_rows)
     cast(torch.nn.Module, model).to(device)
-    try:
-        return checkpoint_of(model, dtype=torch_dtype, model_digest=digest.result(), folder=folder)
-    except AttributeError as error:
-        raise CheckpointError(f"{config.model_type} is not served: {error}") from error
-
-
-def checkpoint_of(
-    model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str, folder: Path | None = None
-) -> Checkpoint:
-    """The Checkpoint of a model whose attention is `ATTENTION_NAME`."""
-    config = model.config
-    num_heads = int(config.num_attention_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
     return Checkpoint(
         model=model,
         architecture=type(model).__name__,
-        dtype=dtype,
-        vocab_size=int(config.vocab_size),
-        max_position_embeddings=int(config.max_position_embeddings),
-        eos_token_ids=_eos_token_ids(config, folder),
-        kv_shape=KVShape(
-            num_layers=int(config.num_hidden_layers),
-            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
-            head_dim=head_dim,
-            dtype=dtype,
-        ),
-        model_digest=model_digest,
-        hidden_size=int(config.hidden_size),
+        model_digest=digest.result(),
+        **properties,
     )
+
+
+def read_checked_config(folder: Path) -> Any:
+    """The configuration of a checkpoint that is served as far as can be told without its weights.
+
+    Raises:
+        CheckpointError: no safetensors, or an architecture that is not served.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder")
+    if (folder / "adapter_config.json").exists():
+        # transformers might load the base model that it names, from elsewhere.
+        raise CheckpointError(
+            f"{folder} holds adapter_config.json: LoRA adapters are not served: merge it into its "
+            "model and serve that"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Any model's code runs here, and checks config.json in its own way.
+        raise CheckpointError(f"{folder}: config.json: {_one_line(error)}") from error
+    check_architecture(config)
+    _properties_of(config, torch.float32, folder)
+    _check_stored_types(folder)
+    return config
+
+
+def checkpoint_of(model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str) -> Checkpoint:
+    """The Checkpoint of a model whose attention is `ATTENTION_NAME`."""
+    return Checkpoint(
+        model=model,
+        architecture=type(model).__name__,
+        model_digest=model_digest,
+        **_properties_of(model.config, dtype),
+    )
+
+
+def _properties_of(config: Any, dtype: torch.dtype, folder: Path | None = None) -> dict[str, Any]:
+    """The attributes of `Checkpoint` that the configuration tells, by name.
+
+    Raises:
+        CheckpointError: it does not tell them.
+    """
+    try:
+        num_heads = int(config.num_attention_heads)
+        return {
+            "dtype": dtype,
+            "vocab_size": int(config.vocab_size),
+            "max_position_embeddings": int(config.max_position_embeddings),
+            "eos_token_ids": _eos_token_ids(config, folder),
+            "kv_shape": KVShape(
+                num_layers=int(config.num_hidden_layers),
+                num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+                head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
+                dtype=dtype,
+            ),
+            "hidden_size": int(config.hidden_size),
+        }
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # For example, values that differ from layer to layer.
+        raise CheckpointError(f"{config.model_type} is not served: {_one_line(error)}") from error
+
+
+def _check_stored_types(folder: Path) -> None:
+    """Refuses quantised weights, which configurations do not always tell: transformers would cast
+    their codes.
+
+    Raises:
+        CheckpointError: names the tensor; or a file is not what the format says.
+    """
+    try:
+        with TensorFiles(folder) as files:
+            for name, tensor in files.tensors.items():
+                # Integers of another name are positions and masks.
+                if name.endswith(_WEIGHT_SUFFIXES) and tensor.dtype not in _UNQUANTISED:
+                    raise CheckpointError(
+                        f"{folder}: {name} is stored as {tensor.dtype}: {_NOT_QUANTISED_ALREADY}"
+                    )
+    except NotServedError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _check_unused(folder: Path, names: Iterable[str]) -> None:
+    """Refuses tensors without which the weights mean something else.
+
+    Args:
+        names: of stored tensors that the model has no place for.
+
+    Raises:
+        CheckpointError: names the tensor.
+    """
+    for name in sorted(names):
+        if name.endswith(_SCALE_SUFFIXES):
+            raise CheckpointError(f"{folder} holds {name}: {_NOT_QUANTISED_ALREADY}")
+        if "lora_" in name:
+            raise CheckpointError(
+                f"{folder} holds {name}: LoRA adapters are not served: merge it into its model and "
+                "serve that"
+            )
 
 
 def check_architecture(config: Any) -> None:
@@ -178,10 +264,7 @@ def check_architecture(config: Any) -> None:
     if name in MODEL_TYPES_WITH_SINKS:
         raise CheckpointError(f"{name}: attention with sinks is not served")
     if getattr(config, "quantization_config", None):
-        raise CheckpointError(
-            f"{name}: a checkpoint that is quantised already is not served; --quantization fp8 "
-            "quantises an ordinary one while loading"
-        )
+        raise CheckpointError(f"{name}: {_NOT_QUANTISED_ALREADY}")
     others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if others:
         raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")
@@ -205,9 +288,9 @@ def uses_experts(config: Any) -> bool:
 def choose_dtype(dtype: str, *, config: Any, device: torch.device) -> torch.dtype:
     """The torch dtype for `--dtype`.
 
-    "auto" never rounds weights. It is the checkpoint's own; on a CPU only if the processor
-    multiplies matrices of it natively, else float32, which holds every value of the others and
-    is faster than emulating them.
+    "auto" is what the configuration tells, even if weights are stored otherwise; on a CPU only if
+    the processor multiplies matrices of it natively, else float32, which holds every value of the
+    others and is faster than emulating them.
     """
     if dtype != "auto":
         return DTYPES[dtype]
@@ -302,11 +385,20 @@ def _rope_types(config: Any) -> set[str]:
     return {p["rope_type"] for p in (parameters, *per_layer_type) if "rope_type" in p}
 
 
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
 def _eos_token_ids(config: Any, folder: Path | None) -> frozenset[int]:
     """End tokens of the generation configuration if there is one, else of the model's."""
     value = getattr(config, "eos_token_id", None)
     if folder is not None and (folder / "generation_config.json").exists():
-        generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        try:
+            generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            raise CheckpointError(
+                f"{folder / 'generation_config.json'}: {_one_line(error)}"
+            ) from error
         if generation_config.eos_token_id is not None:
             value = generation_config.eos_token_id
     if value is None:

@@ -16,7 +16,7 @@ so:
     gpu_software          versions by name (null: not there); null: torch is not asked
     model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
                           weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
-    error                 why the folder holds no sound checkpoint; null: it does
+    error                 why the folder holds no checkpoint that is served; null: it does
 """
 
 import argparse
@@ -69,12 +69,13 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     """What is known of a checkpoint.
 
     Raises:
-        CheckpointError: it is not sound.
+        CheckpointError: it is not sound, or neither decoder serves it.
     """
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
         described = describe_decoder(folder)
     except NotServedError as refusal:
+        _check_for_transformers(folder)
         return {
             "architecture": None,
             "decoder": "transformers",
@@ -91,6 +92,20 @@ def _describe_model(folder: Path) -> dict[str, Any]:
         "kv_bytes_per_token": block_bytes(described, described.own_type, 1),
         "max_model_len": described.config.max_position_embeddings,
     }
+
+
+def _check_for_transformers(folder: Path) -> None:
+    """Whether transformers serves the model, as far as can be told without its weights.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    try:
+        # They take seconds and hundreds of megabytes, and may not be there.
+        from verifier.model.checkpoint import read_checked_config
+    except ImportError:
+        return
+    read_checked_config(folder)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,10 @@ class TransformersModel(DeviceModel):
         self.hidden_states = None
         self._cache.begin_step()
         logits = self._forward_keeping(layout)
+        if not self._cache.is_written:
+            raise UnsupportedAttentionError(
+                "its attention does not go through transformers' interface of attention functions"
+            )
         kv_is_finite = self._cache.finite_rows()
         if self._collectives is not None:
             # Each rank checks its own heads only.

@@ -12,6 +12,7 @@ from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, som
 from tests.verifier.cpu.test_loader import CONFIGS
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.cpu.decoder import CpuDecoder
 
 NUM_TOKENS = 75
 BLOCKS = [7, 2, 9, 0, 4]
@@ -63,6 +64,25 @@ def test_the_bundled_models_logits_are_transformers_ones() -> None:
     with RunningDecoder(weights) as running:
         logits = running.run_in_chunks(token_ids, [300, 1, 9, 64], list(range(44)))
     assert np.abs(logits - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_logits_take_no_more_memory_than_a_step_can_need() -> None:
+    weights = weights_of("llama")
+    decoder = CpuDecoder(weights, num_blocks=4, block_size=16, num_threads=1, max_num_tokens=30)
+    try:
+        for num_rows, expected in ((4, 4), (5, 8), (16, 16), (17, 30), (30, 30)):
+            scheduled = ScheduledTokens(
+                token_ids=some_tokens(30, weights.vocab_size),
+                draft_token_ids=[],
+                num_computed_tokens=0,
+                block_table=[3, 2],
+                scored_offsets=range(num_rows),
+                is_sampled=False,
+            )
+            decoder.forward(lay_out([scheduled], block_size=16))
+            assert len(decoder._logits) == expected
+    finally:
+        decoder.close()
 
 
 def test_hidden_states_are_what_the_heads_logits_come_from() -> None:

@@ -1,6 +1,7 @@
 """Loaded weights, computed by the numpy oracle, give transformers' logits."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -27,6 +29,7 @@ from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.loading.packing import dequantised
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import WeightType
+from verifier.model.checkpoint import load_checkpoint
 from verifier.model.fp8_weights import quantise_linear_layers
 
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
@@ -229,6 +232,32 @@ def test_fp8_weights_have_the_values_of_the_models_own_fp8_layers(
     assert weights.other_type is load(tmp_path).other_type
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "told"),
+    [
+        (torch.float32, "bfloat16", ["F32"]),
+        (torch.bfloat16, "float16", ["BF16"]),
+        (torch.bfloat16, "bfloat16", []),
+        (torch.float16, "float32", []),
+    ],
+)
+def test_weights_that_are_rounded_to_the_configurations_dtype_are_told(
+    stored: torch.dtype, dtype: str, told: list[str], tmp_path: Path
+) -> None:
+    save(tmp_path, "llama", stored)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))
+    for load_it in (
+        lambda: load(tmp_path),
+        lambda: load_checkpoint(tmp_path, dtype=dtype, device=torch.device("cpu")),
+    ):
+        with capture_logs() as log:
+            load_it()
+        found = [entry for entry in log if entry["event"] == "weights_rounded"]
+        assert [entry["stored"] for entry in found] == told
+        assert all(entry["dtype"] == dtype for entry in found)
+
+
 def test_int8_weights_are_the_nearest_of_each_channel(tmp_path: Path) -> None:
     save(tmp_path, "qwen3_moe", torch.bfloat16)
     weights = load(tmp_path, quantization="int8")
@@ -293,6 +322,63 @@ def test_a_head_that_differs_from_the_embeddings_it_is_tied_to_is_not_served_her
         save_file({**tensors, "lm_head.weight": head}, file, {"format": "pt"})
         with pytest.raises(NotServedError, match=r"lm_head\.weight differs"):
             describe_decoder(tmp_path)
+
+
+def rename(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+def fused(tensors: dict[str, Any]) -> dict[str, Any]:
+    """All experts in one tensor, as newer versions of transformers compute them."""
+    result = {name: value for name, value in tensors.items() if ".experts." not in name}
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.block_sparse_moe."
+        new = f"model.layers.{layer}.mlp."
+        result[new + "gate.weight"] = result.pop(prefix + "gate.weight")
+
+        def of(name: str, prefix: str = prefix) -> list[Any]:
+            return [tensors[f"{prefix}experts.{expert}.{name}.weight"] for expert in range(4)]
+
+        gate_up = [torch.cat(both) for both in zip(of("w1"), of("w3"), strict=True)]
+        result[new + "experts.gate_up_proj"] = torch.stack(gate_up)
+        result[new + "experts.down_proj"] = torch.stack(of("w2"))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mixtral", fused),
+        ("llama_tied", lambda t: {name.removeprefix("model."): t[name] for name in t}),
+    ],
+)
+def test_weights_by_other_names_are_left_to_transformers(
+    name: str, change: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    save(tmp_path, name)
+    before = reference(tmp_path)
+    rename(tmp_path, change)
+    assert (reference(tmp_path) == before).all()
+    with pytest.raises(NotServedError, match="the checkpoint holds"):
+        describe_decoder(tmp_path)
+
+
+def test_more_fused_experts_than_tensors_are_left_to_transformers(tmp_path: Path) -> None:
+    save(tmp_path, "mixtral")
+    rename(tmp_path, fused)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_local_experts": 900}))
+    with pytest.raises(NotServedError, match="of all experts in one"):
+        describe_decoder(tmp_path)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    rename(tmp_path, lambda t: {name: t[name] for name in t if name != lost})
+    with pytest.raises(CheckpointError, match=f"missing: {lost}"):
+        describe_decoder(tmp_path)
 
 
 def test_experts_without_weights_are_refused_before_they_are_named(tmp_path: Path) -> None:

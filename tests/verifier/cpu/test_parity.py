@@ -1,12 +1,15 @@
 """The check against transformers: sound models pass once, wrong ones never."""
 
 import dataclasses
+import errno
 import math
 import os
 import stat
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,13 +134,13 @@ def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
     told = logits.copy()
     told[17] = -told[17]
     with started(subject(tmp_path, "bfloat16"), tmp_path) as check:
-        monkeypatch.setattr(check, "_reference", lambda: (told, 0.01))
+        monkeypatch.setattr(check, "_reference", lambda **_: (told, 0.01))
         if name == "mixtral":
             check.verify(weights)
         else:
             with pytest.raises(CheckpointError, match="logits differ by"):
                 check.verify(weights)
-        monkeypatch.setattr(check, "_reference", lambda: (told * 1.5, 0.01))
+        monkeypatch.setattr(check, "_reference", lambda **_: (told * 1.5, 0.01))
         with pytest.raises(CheckpointError):
             check.verify(weights)
 
@@ -175,6 +178,31 @@ def test_a_child_that_dies_is_told(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match=r"exit status 1\): .*safetensors"),
     ):
         check.verify(weights)
+
+
+def test_a_full_folder_of_temporary_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "llama")
+    weights = load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with (
+        started(subject(tmp_path), tmp_path) as check,
+        pytest.raises(CheckpointError, match=f"no space left in {tempfile.gettempdir()}, "),
+    ):
+        check.verify(weights)
+
+
+def test_no_folder_for_temporary_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", fail)
+    with pytest.raises(CheckpointError, match=r"not checked yet: .*No usable temporary directory"):
+        started(subject(tmp_path), tmp_path)
 
 
 def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:

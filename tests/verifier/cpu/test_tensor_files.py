@@ -17,6 +17,7 @@ from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
 
 F32 = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 def write(folder: Path, header: Any, *, data: bytes = bytes(24), length: int | None = None) -> None:
@@ -97,6 +98,7 @@ def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
         (lambda f: write(f, {"w": F32, "x": F32}), "starts"),
         (lambda f: write(f, {"w": F32}, data=bytes(23)), "bytes where its header"),
         (lambda f: write(f, {"w": F32}, data=bytes(25)), "bytes where its header"),
+        (lambda f: (f / "model.safetensors").write_text(LFS_POINTER), "pointer of Git LFS"),
     ],
 )
 def test_a_file_that_is_not_what_it_says_is_refused(

@@ -5,6 +5,7 @@ weights = load_weights(described, dtype="auto", quantization="none")
 """
 
 import math
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ALIGNMENT = 64
 # Old checkpoints hold what the configuration tells.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+# Elsewhere each expert's number follows.
+_FUSED_EXPERTS = re.compile(r"\.experts\.[^0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +75,39 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         raise NotServedError("it is an adapter")
     config = read_model_config(folder)
     with TensorFiles(folder) as files:
-        own_type = config.dtype or _find(files, _EMBEDDINGS).type
+        if fused := next(filter(_FUSED_EXPERTS.search, files.tensors), None):
+            raise NotServedError(f"the checkpoint holds {fused}, of all experts in one")
         num_sparse = sum(layer.has_experts for layer in config.layers)
         if num_sparse * config.num_experts > len(files.tensors):
             raise CheckpointError(f"{folder}: weights of experts are missing")
         needed = _shapes(config)
-        _check(files, needed)
         allowed = {*needed, _HEAD} if config.ties_embeddings else needed.keys()
         unknown = sorted(
             name for name in files.tensors.keys() - allowed if not name.endswith(_IGNORED_SUFFIX)
         )
+        # What is missing may be there by an unknown name.
+        _check(files, needed, may_lack=bool(unknown))
         if unknown:
             raise NotServedError(f"the checkpoint holds {unknown[0]}, which has no known use")
+        own_type = config.dtype or _find(files, _EMBEDDINGS).type
         if config.ties_embeddings and not _has_tied_head(files):
             raise NotServedError(f"{_HEAD} differs from the embeddings that it is tied to")
     return DecoderDescription(folder=folder, config=config, own_type=own_type)
 
 
-def _check(files: TensorFiles, needed: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises:
-    CheckpointError: a tensor is missing, or has another shape.
-    NotServedError: a tensor has a type that is not read.
+def _check(
+    files: TensorFiles, needed: Mapping[str, tuple[int, ...]], *, may_lack: bool = False
+) -> None:
+    """Args:
+        may_lack: whether tensors may be missing.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape.
+        NotServedError: a tensor has a type that is not read.
     """
     for name, shape in needed.items():
+        if may_lack and name not in files.tensors:
+            continue
         tensor = _find(files, name)
         assert tensor.type  # refuses other types
         if tensor.shape != shape:
@@ -129,6 +142,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     other_type = described.other_type(dtype)
     linear_type = described.linear_type(dtype, quantization)
     with _reopened(described) as files:
+        files.log_rounding(other_type)
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
         embeddings = None
         if not config.ties_embeddings:

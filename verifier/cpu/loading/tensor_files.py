@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.weights import BitsArray, WeightType
@@ -23,6 +24,8 @@ from verifier.cpu.weights import BitsArray, WeightType
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
+# How the text begins that stands for a file which was not fetched.
+_GIT_LFS_POINTER = b"version https://git-lfs"
 # Limits of a tensor that a model has; so products of the numbers are cheap.
 _MAX_DIMENSIONS = 8
 _LARGEST_NUMBER = 1 << 48
@@ -37,7 +40,10 @@ _WEIGHT_TYPES = {
     "BF16": WeightType.BFLOAT16,
     "F16": WeightType.FLOAT16,
 }
+_FLOAT_TYPES = ("F64", *_WEIGHT_TYPES)
 _PAGE = mmap.PAGESIZE
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,18 @@ class TensorFiles:
             mapped.close()
         self._maps.clear()
 
+    def log_rounding(self, dtype: WeightType) -> None:
+        """Says once where values are stored that `dtype` does not hold."""
+        # float32 holds every value of the others.
+        exact = [
+            name
+            for name, weight_type in _WEIGHT_TYPES.items()
+            if dtype in (WeightType.FLOAT32, weight_type)
+        ]
+        stored = {tensor.dtype for tensor in self.tensors.values()}
+        if rounded := sorted(stored.intersection(_FLOAT_TYPES).difference(exact)):
+            logger.info("weights_rounded", stored=", ".join(rounded), dtype=dtype.name.lower())
+
     def rows(self, tensor: StoredTensor, first: int, count: int) -> BitsArray:
         """A copy-free view of rows [first, first + count) of a tensor [rows, columns].
 
@@ -159,6 +177,11 @@ class TensorFiles:
         self._maps[path] = mapped
         if len(mapped) < 8:
             raise CheckpointError(f"{path}: is too short for a header")
+        if mapped[: len(_GIT_LFS_POINTER)] == _GIT_LFS_POINTER:
+            raise CheckpointError(
+                f"{path}: is a pointer of Git LFS, not the file itself: fetch the files, for "
+                "example with git lfs pull"
+            )
         length = int.from_bytes(mapped[:8], "little")
         if length > min(_LARGEST_HEADER, len(mapped) - 8):
             raise CheckpointError(f"{path}: has a header of {length} bytes, more than the file has")
