@@ -29,9 +29,8 @@ MAX_REPLICAS = 1024
 # Between two resolutions of a name, also if `refresh` asks for one.
 _MIN_INTERVAL_S = 1.0
 
-# How a resolver says that a name has no address of the family that it was asked for; any other error
-# leaves that open. For a name with IPv6 addresses alone glibc says EAI_NODATA, or EAI_ADDRFAMILY of
-# an address; musl EAI_NODATA, older ones EAI_NONAME; macOS EAI_NONAME.
+# How a resolver says that there is no address of the family that it was asked for; any other error
+# leaves that open. C libraries differ.
 _NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
 
 #: Returns the IP addresses of a host, or raises OSError.
