@@ -162,10 +162,10 @@ class TandemClient:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
         resumes = retry is not None and may_have_several(targets)
-        # First those of first attempts, then those of patient ones.
+        # Those of patient attempts are the last ones; there may be no others.
         self._channels = [
             open_channel(target, tls, round_robin=True, resumes=is_short)
-            for is_short in (resumes, False)
+            for is_short in ((True, False) if resumes else (False,))
             for target in targets
         ]
         self._stubs = [
@@ -281,7 +281,7 @@ class TandemClient:
     def _next_stub(self, attempts: Attempts) -> gateway_pb2_grpc.GenerationServiceStub:
         if self._closed.is_set():
             raise wire.closed_error()
-        return self._stubs[attempts.next_gateway() + self._num_targets * attempts.is_patient]
+        return self._stubs[attempts.next_gateway() - self._num_targets * attempts.is_patient]
 
 
 class AsyncTandemClient:
@@ -311,10 +311,10 @@ class AsyncTandemClient:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
         resumes = retry is not None and may_have_several(targets)
-        # First those of first attempts, then those of patient ones.
+        # Those of patient attempts are the last ones; there may be no others.
         self._channels = [
             open_async_channel(target, tls, round_robin=True, resumes=is_short)
-            for is_short in (resumes, False)
+            for is_short in ((True, False) if resumes else (False,))
             for target in targets
         ]
         self._stubs: list[gateway_pb2_grpc.GenerationServiceAsyncStub] = [
@@ -430,4 +430,4 @@ class AsyncTandemClient:
     def _next_stub(self, attempts: Attempts) -> "gateway_pb2_grpc.GenerationServiceAsyncStub":
         if self._closed.is_set():
             raise wire.closed_error()
-        return self._stubs[attempts.next_gateway() + self._num_targets * attempts.is_patient]
+        return self._stubs[attempts.next_gateway() - self._num_targets * attempts.is_patient]
