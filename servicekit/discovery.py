@@ -8,7 +8,8 @@ Owns which replicas there are. Knows no channel and no service.
 
 A name that does not resolve keeps the addresses that it had: replicas outlive an outage of DNS. Of
 a name with addresses of both families only the IPv4 addresses count: the others are most likely
-second addresses of the same processes.
+second addresses of the same processes. So the IPv6 addresses count only once it is certain that
+there are no others; where the IPv4 addresses are not known, the name does not resolve.
 """
 
 import asyncio
@@ -27,6 +28,10 @@ MAX_REPLICAS = 1024
 
 # Between two resolutions of a name, also if `refresh` asks for one.
 _MIN_INTERVAL_S = 1.0
+
+# How a resolver says that there is no address of the family that it was asked for; any other error
+# leaves that open. C libraries differ.
+_NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
 
 #: Returns the IP addresses of a host, or raises OSError.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -47,7 +52,7 @@ class Replica:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """The IP addresses of a host, by this machine's resolver.
+    """The IP addresses of a host, by this machine's resolver: IPv4, or IPv6 if it has no others.
 
     Raises:
         OSError: there are none, or nobody knows.
@@ -66,8 +71,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
     def look_up() -> None:
         found: list[str] | Exception
         try:
-            items = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = [str(item[4][0]) for item in items]
+            found = _look_up(host, port)
         except Exception as error:  # a name may be none
             found = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
@@ -76,6 +80,19 @@ async def resolve_host(host: str, port: int) -> list[str]:
     # Not in the loop's pool, whose threads a process waits for at its end: a look-up may hang.
     threading.Thread(target=look_up, name="resolver", daemon=True).start()
     return await answered
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    """See `resolve_host`; blocks."""
+    # One family after the other: asked for both, the resolver returns those of one family if only
+    # the query for the other fails. In an outage only the first look-up is made, and waited for.
+    try:
+        items = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno not in _NO_ADDRESS:
+            raise
+        items = socket.getaddrinfo(host, port, socket.AF_INET6, socket.SOCK_STREAM)
+    return [str(item[4][0]) for item in items]
 
 
 class Discovery:

@@ -13,6 +13,7 @@ server lets silent connections hold their threads forever.
 import http
 import re
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -93,6 +94,12 @@ class _Server(ThreadingHTTPServer):
     """The base class prints tracebacks, of clients that go away too."""
 
     logger: Logger
+
+    def server_bind(self) -> None:
+        """Binds; `HTTPServer` would also look up the host's name in DNS, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.server_address[1]
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accepts a connection; the base class tries again at once after an error."""

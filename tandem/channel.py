@@ -16,7 +16,8 @@ from tandem.renewed_channel import RenewedAsyncChannel, RenewedChannel
 # While a call is open, a server that vanished without closing the connection is noticed within the
 # sum of both. A server of Tandem takes a ping every 0.5 s.
 _KEEPALIVE_MS = (10_000, 5_000)
-#: Where the call then goes on elsewhere. A mistake costs little.
+#: Where the call then goes on elsewhere. A slow link looks the same, so it is for first attempts: a
+#: call that it has cut off goes on over a channel with the long one (`tandem.retry`).
 SHORT_KEEPALIVE_MS = (800, 800)
 
 _CHANNEL_OPTIONS = (
@@ -128,6 +129,18 @@ def token_metadata(
     return (("authorization", f"Bearer {token}"),)
 
 
+def may_have_several(targets: Sequence[str]) -> bool:
+    """Whether these may be more than one server: several targets, or a name."""
+    if len(targets) > 1:
+        return True
+    host = targets[0].rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
+
+
 def open_channel(
     target: str, tls: TlsOptions | None, *, round_robin: bool = False, resumes: bool = False
 ) -> grpc.Channel:
@@ -137,7 +150,8 @@ def open_channel(
         target: HOST:PORT or any gRPC name.
         tls: None speaks plaintext.
         round_robin: whether the calls are spread over all addresses of the name.
-        resumes: whether a call that is cut off goes on elsewhere.
+        resumes: whether a call that is cut off goes on elsewhere: a server that vanished is noticed
+            soon, and a slow link is taken for one.
     """
     options = _options(target, round_robin=round_robin, resumes=resumes)
     if tls is None:

@@ -49,6 +49,7 @@ import grpc
 from tandem import wire
 from tandem.channel import (
     TlsOptions,
+    may_have_several,
     open_async_channel,
     open_channel,
     parse_targets,
@@ -140,6 +141,10 @@ class TandemClient:
         allow_plaintext_token: sends it without TLS beyond this machine, too.
         retry: how requests get over failures; None raises each failure at once.
 
+    A gateway that vanishes while a call is open is noticed within 2 s if there may be another one
+    (several targets, or a name), else within 15 s. A link that is so slow looks the same: the call
+    is then repeated or resumed, and goes on until there is no sign of life for 15 s.
+
     Raises:
         ValueError: an argument cannot be used.
         OSError: a file of `tls` cannot be read.
@@ -156,12 +161,17 @@ class TandemClient:
     ) -> None:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
+        resumes = retry is not None and may_have_several(targets)
+        # Those of patient attempts are the last ones; there may be no others.
         self._channels = [
-            open_channel(each, tls, round_robin=True, resumes=retry is not None) for each in targets
+            open_channel(target, tls, round_robin=True, resumes=is_short)
+            for is_short in ((True, False) if resumes else (False,))
+            for target in targets
         ]
         self._stubs = [
             gateway_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels
         ]
+        self._num_targets = len(targets)
         self._failover = Failover(len(targets), retry)
         self._closed = threading.Event()
 
@@ -271,7 +281,7 @@ class TandemClient:
     def _next_stub(self, attempts: Attempts) -> gateway_pb2_grpc.GenerationServiceStub:
         if self._closed.is_set():
             raise wire.closed_error()
-        return self._stubs[attempts.next_gateway()]
+        return self._stubs[attempts.next_gateway() - self._num_targets * attempts.is_patient]
 
 
 class AsyncTandemClient:
@@ -300,13 +310,17 @@ class AsyncTandemClient:
     ) -> None:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
+        resumes = retry is not None and may_have_several(targets)
+        # Those of patient attempts are the last ones; there may be no others.
         self._channels = [
-            open_async_channel(each, tls, round_robin=True, resumes=retry is not None)
-            for each in targets
+            open_async_channel(target, tls, round_robin=True, resumes=is_short)
+            for is_short in ((True, False) if resumes else (False,))
+            for target in targets
         ]
         self._stubs: list[gateway_pb2_grpc.GenerationServiceAsyncStub] = [
             gateway_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels
         ]
+        self._num_targets = len(targets)
         self._failover = Failover(len(targets), retry)
         self._closed = asyncio.Event()
 
@@ -416,4 +430,4 @@ class AsyncTandemClient:
     def _next_stub(self, attempts: Attempts) -> "gateway_pb2_grpc.GenerationServiceAsyncStub":
         if self._closed.is_set():
             raise wire.closed_error()
-        return self._stubs[attempts.next_gateway()]
+        return self._stubs[attempts.next_gateway() - self._num_targets * attempts.is_patient]

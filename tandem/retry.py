@@ -25,6 +25,9 @@ from tandem.rotation import Rotation
 # does not ask for another one.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
+# gRPC's words where keepalive ended the connection.
+_PING_TIMEOUT = "ping timeout"
+
 # More would overflow a float, whatever the policy.
 _MAX_DOUBLINGS = 32
 
@@ -71,10 +74,10 @@ class RetryBudget:
             self._left = max(0.0, self._left - 1)
             return self._left > self._capacity / 2
 
-    def give_back(self) -> None:
-        """Counts a call that brought output."""
+    def give_back(self, num_taken: int = 0) -> None:
+        """Counts a call that brought output; also returns what these failures took."""
         with self._lock:
-            self._left = min(self._capacity, self._left + self._refill)
+            self._left = min(self._capacity, self._left + self._refill + num_taken)
 
 
 class Failover:
@@ -127,6 +130,11 @@ class Attempts:
         self._num_fruitless = 0
         self._num_resumes = 0
         self._has_output = False
+        self._num_impatient = 0
+
+        #: Whether the next call goes over a channel with the long keepalive, as every one does
+        #: after the short one has ended one: the link may be slow, and its gateway well.
+        self.is_patient = False
 
     @property
     def time_left_s(self) -> float | None:
@@ -147,7 +155,9 @@ class Attempts:
             self._has_output = True
             self._num_fruitless = 0
             if self._budget is not None:
-                self._budget.give_back()
+                # What impatience lost was no outage: each request over a slow link would take one.
+                self._budget.give_back(self._num_impatient)
+                self._num_impatient = 0
 
     def succeed(self) -> None:
         """The current call has ended well."""
@@ -160,6 +170,8 @@ class Attempts:
         A call that has brought output is followed by the next one almost at once.
         """
         policy, had_output = self._policy, self._has_output
+        was_patient = self.is_patient
+        self.is_patient |= error.code in _GONE and _PING_TIMEOUT in error.message
         if error.code in _GONE:
             self._rotation.failed(self._gateway)
         if policy is None or not _is_transient(error, had_output=had_output):
@@ -175,6 +187,7 @@ class Attempts:
         else:
             self._num_fruitless += 1
             is_within_budget = self._budget is None or self._budget.take()
+            self._num_impatient += self.is_patient and not was_patient
             if self._num_fruitless >= policy.max_attempts or not is_within_budget:
                 return None
             retry_after_s = error.retry_after_s or 0.0

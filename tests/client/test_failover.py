@@ -70,6 +70,47 @@ async def test_calls_go_to_all_addresses_of_one_name(
                 await client.generate(REQUEST)
 
 
+@contextlib.asynccontextmanager
+async def slow_link(address: str) -> AsyncIterator[str]:
+    """A proxy that delays all bytes by 1 s each way; yields its address."""
+    tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(65536):
+            loop.call_later(1.0, writer.write, data)
+        loop.call_later(1.0, writer.close)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = address.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        writers.extend((writer, far_writer))
+        for each in (forward(reader, far_writer), forward(far_reader, writer)):
+            tasks.add(asyncio.create_task(each))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("num_targets", [1, 2])
+async def test_a_slow_link_is_not_taken_for_a_gateway_that_vanished_more_than_once(
+    gateway: StandInGateway, connect: Any, num_targets: int
+) -> None:
+    async with slow_link(gateway.address) as address, asyncio.timeout(60):
+        async with connect([address] * num_targets) as client:
+            assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
+        assert len(gateway.requests) <= num_targets, "calls"
+
+
 async def test_an_address_without_a_server_is_skipped(
     gateway: StandInGateway, connect: Any, unused_tcp_port: int
 ) -> None:

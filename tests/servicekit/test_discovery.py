@@ -184,6 +184,58 @@ async def test_a_refresh_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dns.asked == [HOST] * 2
 
 
+def answer_by_family(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[int, Sequence[str] | int]
+) -> list[int]:
+    """Replaces the machine's resolver: addresses, or the number of an error, of each family.
+
+    As glibc, it gives what it has if it is asked for both. Returns which families are asked for.
+    """
+    asked: list[int] = []
+
+    def look_up(host: str, port: int, family: int = 0, *_: object, **__: object) -> list[object]:
+        asked.append(family)
+        families = [family] if family else list(answers)
+        given = [answers[each] for each in families]
+        found = [ip for each in given if not isinstance(each, int) for ip in each]
+        if not found:
+            [number, *_] = [each for each in given if isinstance(each, int)]
+            raise socket.gaierror(number, "no answer")
+        return [(family, 1, 6, "", (ip, port)) for ip in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return asked
+
+
+@pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM])
+async def test_a_name_whose_ipv4_addresses_are_not_known_keeps_those_that_it_had(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    answers: dict[int, Sequence[str] | int] = {
+        socket.AF_INET: ["10.0.0.1"],
+        socket.AF_INET6: ["fd00::1"],
+    }
+    asked = answer_by_family(monkeypatch, answers)
+    found = Found([NAME], resolve_host, 1.0)
+    await found.discovery.resolve()
+    assert found.addresses == ["10.0.0.1:50052"]
+    answers[socket.AF_INET] = number
+    await found.discovery.resolve()
+    assert found.addresses == ["10.0.0.1:50052"]
+    assert [each["event"] for each in found.log.entries][-1] == "name_not_resolved"
+    assert asked == [socket.AF_INET] * 2, "an outage is waited for once per look-up"
+
+
+@pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY])
+async def test_a_name_without_ipv4_addresses_has_its_ipv6_addresses(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    answer_by_family(monkeypatch, {socket.AF_INET: number, socket.AF_INET6: ["fd00::2", "fd00::1"]})
+    found = Found([NAME], resolve_host, 1.0)
+    await found.discovery.resolve()
+    assert found.addresses == ["[fd00::1]:50052", "[fd00::2]:50052"]
+
+
 async def test_a_look_up_that_nobody_waits_for_harms_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,6 +262,8 @@ async def test_a_look_up_that_nobody_waits_for_harms_nobody(
 
 async def test_the_machines_resolver_knows_localhost_and_no_invalid_names() -> None:
     assert "127.0.0.1" in await resolve_host("localhost", 1)
+    assert await resolve_host("::1", 1) == ["::1"]
+    assert await resolve_host("127.0.0.1", 1) == ["127.0.0.1"]
     with pytest.raises(socket.gaierror):
         await resolve_host("no-such-host.invalid", 1)
     found = Found(

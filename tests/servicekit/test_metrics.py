@@ -237,3 +237,15 @@ async def test_a_scrape_does_not_need_the_event_loop(registry: CollectorRegistry
         assert fetch(server)[0] == 200  # blocks the loop meanwhile
     finally:
         server.stop()
+
+
+def test_a_start_does_not_look_up_the_hosts_name(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object) -> str:
+        raise AssertionError("it may take as long as DNS does not answer")
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    server = MetricsServer(registry, "127.0.0.1:0")
+    assert fetch(server)[0] == 200
+    server.stop()
