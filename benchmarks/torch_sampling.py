@@ -56,7 +56,7 @@ def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: Tokens) -
         ones = torch.ones(len(drafted), dtype=torch.float64, device=rows.device)
         counts.index_put_((before, drafted), ones, accumulate=True)
         rows = rows - sampling.frequency_penalty * counts
-        rows = rows - sampling.presence_penalty * (counts > 0)
+        rows = rows - sampling.presence_penalty * (counts > 0).double()
     if sampling.logit_bias:
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
