@@ -107,23 +107,6 @@ async def test_only_the_requests_of_the_lost_verifier_fail(
     assert running.gateway.frontend.is_serving
 
 
-async def test_a_decision_that_does_not_fit_fails_its_request_alone(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    wrong, right = running.call(1), running.call(1, 2)
-    await verifier.nth("open", 1)
-    opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    verifier.send(
-        verifier.decided(opened[1].sequence_id, 9, [5]),
-        verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
-    )
-    error, output = await asyncio.gather(error_of(wrong), collect(right))
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert output.token_ids == [6]
-    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-
-
 IMPOSSIBLE_EVENTS = {
     "finish_reason": {"finish_reason": 77},
     "accepted more than drafted": {"num_draft_tokens": 2, "num_accepted_tokens": 3},
@@ -132,6 +115,7 @@ IMPOSSIBLE_EVENTS = {
     "outside the vocabulary": {"token_ids": [5, 2048]},
     "more than was asked for": {"token_ids": [5] * 21},
     "in the past": {"base_length": 0},
+    "behind a gap": {"base_length": 9},
     "stopped without a token": {"token_ids": [], "finish_reason": STOP},
     "logprobs unasked for": {"logprobs": [sampling_pb2.TokenLogprob(token_id=5)]},
 }
