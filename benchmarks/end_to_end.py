@@ -29,14 +29,14 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks import progress_line
-from benchmarks.arguments import stated
+from benchmarks.arguments import add_measured, stated
 from benchmarks.client_load import run_tasks
 from benchmarks.machine import processor
 from benchmarks.metrics import read_metrics
 from benchmarks.ratios import median_ratio
 from benchmarks.services import running_stack
 from benchmarks.transformers_baseline import generate
-from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from benchmarks.workloads import Task, random_tasks, rename_tasks
 from tandem.client import AsyncTandemClient, SpeculationParams, Usage
 
 BATCH = 16
@@ -100,16 +100,7 @@ class Row:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "bfloat16", "float32"],
-        help="auto: the checkpoint's",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
-    parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
-    parser.add_argument("--rounds", type=int, default=3)
+    add_measured(parser)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -36,6 +36,7 @@ MAX_TEXTS = {
     "readmes": 40,
     "copyrights": 80,
 }
+NUM_FORMS = 24
 
 _FORM = Path(__file__).parents[1] / "LICENSE"
 
@@ -86,7 +87,7 @@ def held_out_texts(
     return texts, notes
 
 
-def form_texts(tokenizer: Tokenizer, num_texts: int = 24) -> list[Continuation]:
+def form_texts(tokenizer: Tokenizer) -> list[Continuation]:
     """Outputs from one template, like a service's answers to one kind of question.
 
     The template is a licence's text; in each copy every tenth word is replaced, with a fixed seed,
@@ -94,7 +95,7 @@ def form_texts(tokenizer: Tokenizer, num_texts: int = 24) -> list[Continuation]:
     """
     words = _FORM.read_text(encoding="utf-8").split()
     texts = []
-    for i in range(num_texts):
+    for i in range(NUM_FORMS):
         draw = random.Random(i)
         filled = " ".join(draw.choice(words) if draw.random() < 0.1 else word for word in words)
         coming = tokenizer.encode(filled, add_special_tokens=False).ids[:CONTINUED_TOKENS]

@@ -54,7 +54,6 @@ def running_stack(
     *,
     model: Path,
     verifier_flags: Sequence[str] = (),
-    gateway_flags: Sequence[str] = (),
     verifier_module: str = "verifier",
     num_verifiers: int = 1,
     serves_text: bool = True,
@@ -104,7 +103,6 @@ def running_stack(
             *("--http-listen", "127.0.0.1:0"),
             *(("--tokenizer", str(model)) if serves_text else ()),
             *("--drafters", drafter, "--verifiers", ",".join(each.address for each in verifiers)),
-            *gateway_flags,
         )
         yield Stack(
             gateway=gateway.address,

@@ -24,13 +24,11 @@ class Tokens:
     stop_token_ids: frozenset[int] = frozenset()
 
 
-def adjusted_logits(
-    logits: torch.Tensor, sampling: Sampling, history: Tokens, *, first_row: int = 0
-) -> torch.Tensor:
+def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: Tokens) -> torch.Tensor:
     """All steps before the temperature, for one sequence.
 
     Args:
-        logits: [n, V], any float dtype, of the n <= K + 1 rows from `first_row` on.
+        logits: [n, V], any float dtype, of the first n <= K + 1 rows.
 
     Returns:
         [n, V] float64.
@@ -41,9 +39,7 @@ def adjusted_logits(
     num_rows, vocab_size = rows.shape
     # One (row, draft) pair for each draft before a row.
     drafts = torch.tensor(list(history.draft_token_ids), dtype=torch.int64, device=rows.device)
-    before, place = torch.tril_indices(
-        num_rows, len(drafts), offset=first_row - 1, device=rows.device
-    )
+    before, place = torch.tril_indices(num_rows, len(drafts), offset=-1, device=rows.device)
     drafted = drafts[place]
     is_known = (drafted >= 0) & (drafted < vocab_size)
     before, drafted = before[is_known], drafted[is_known]
@@ -60,14 +56,13 @@ def adjusted_logits(
         ones = torch.ones(len(drafted), dtype=torch.float64, device=rows.device)
         counts.index_put_((before, drafted), ones, accumulate=True)
         rows = rows - sampling.frequency_penalty * counts
-        rows = rows - sampling.presence_penalty * (counts > 0)
+        rows = rows - sampling.presence_penalty * (counts > 0).double()
     if sampling.logit_bias:
         token_ids, biases = zip(*sampling.logit_bias, strict=True)
         ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
         bias = torch.tensor(biases, dtype=torch.float64, device=rows.device)
         rows = rows.index_add(1, ids, bias.expand(num_rows, -1))
-    num_output = len(history.output_token_ids) + first_row
-    num_masked = min(num_rows, sampling.min_new_tokens - num_output)
+    num_masked = min(num_rows, sampling.min_new_tokens - len(history.output_token_ids))
     # A model may name end tokens without a logit.
     stops = sorted(t for t in history.stop_token_ids if t < vocab_size)
     if num_masked > 0 and stops:

@@ -29,12 +29,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.arguments import stated
+from benchmarks.arguments import add_measured, stated
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
 from benchmarks.transformers_baseline import generate, generate_batch
-from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from benchmarks.workloads import Task, random_tasks, rename_tasks
 from servicekit.logs import configure_logs
 from verifier.config import VerifierConfig
 
@@ -94,16 +94,7 @@ MAX_HOST_SHARE = 0.15
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "bfloat16", "float32"],
-        help="auto: the checkpoint's",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
-    parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
-    parser.add_argument("--rounds", type=int, default=3)
+    add_measured(parser)
     parser.add_argument(
         "--generate-batch",
         action="store_true",

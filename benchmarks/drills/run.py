@@ -141,12 +141,10 @@ class Run:
         self.outcome.num_requests += len(records)
         return records
 
-    async def underway(
-        self, records: Sequence[Record], *, num_tokens: int = TOKENS_UNDERWAY
-    ) -> None:
+    async def underway(self, records: Sequence[Record]) -> None:
         """Waits until every choice has some tokens."""
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(record.has_tokens(num_tokens) for record in records))
+            await asyncio.gather(*(record.has_tokens(TOKENS_UNDERWAY) for record in records))
 
     def disturb(self, action: Callable[[], object]) -> None:
         """Carries out the disturbance; times count from here."""

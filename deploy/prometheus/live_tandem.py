@@ -49,14 +49,11 @@ class LiveTandem:
 
 
 @contextlib.contextmanager
-def live_tandem(
-    flags: Mapping[str, Sequence[str]] | None = None, *, host: str = "127.0.0.1"
-) -> Iterator[LiveTandem]:
+def live_tandem(flags: Mapping[str, Sequence[str]] | None = None) -> Iterator[LiveTandem]:
     """Starts the services with the bundled model; stops them on exit.
 
     Args:
         flags: further flags, by service.
-        host: the peers' host name for their callers; with TLS, a name in their certificates.
 
     Raises:
         RuntimeError: a service ended before it was ready; stderr says why.
@@ -69,12 +66,12 @@ def live_tandem(
             return stack.enter_context(_running(name, *own, *flags.get(name, ())))
 
         drafter = start("drafter")
-        drafters = ("--drafters", drafter.address.replace("127.0.0.1", host))
+        drafters = ("--drafters", drafter.address)
         verifier = start("verifier", "--model", model, "--threads", "1", *drafters)
         gateway = start(
             "gateway",
             *("--tokenizer", model, "--http-listen", "127.0.0.1:0", *drafters),
-            *("--verifiers", verifier.address.replace("127.0.0.1", host)),
+            *("--verifiers", verifier.address),
         )
         yield LiveTandem(drafter=drafter, verifier=verifier, gateway=gateway)
 

@@ -123,8 +123,11 @@ def name_files(files: Iterable[SourceFile]) -> list[NamedFile]:
     return named
 
 
-def text_blocks(lines: Sequence[str], size: int = HELDOUT_LINES[0]) -> set[tuple[str, ...]]:
-    """All runs of `size` non-blank lines, stripped: what two files may share by copying."""
+def text_blocks(lines: Sequence[str]) -> set[tuple[str, ...]]:
+    """All runs of as many non-blank lines as the shortest held-out snippet has, stripped: what two
+    files may share by copying.
+    """
+    size = HELDOUT_LINES[0]
     kept = [stripped for line in lines if (stripped := line.strip())]
     return {tuple(kept[i : i + size]) for i in range(len(kept) - size + 1)}
 

@@ -57,9 +57,7 @@ async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
         writer.close()
 
 
-async def test_plaintext_beyond_loopback_needs_allow_plaintext(
-    registry: CollectorRegistry, logger: Logger
-) -> None:
+async def test_plaintext_beyond_loopback_needs_allow_plaintext(logger: Logger) -> None:
     def gateway(*, allow_plaintext: bool) -> GatewayServer:
         config = GatewayConfig(
             server=ServerOptions(listen="127.0.0.1:0", allow_plaintext=allow_plaintext),
@@ -142,7 +140,6 @@ async def test_it_uses_new_certificates_and_authorities_without_a_restart(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     files: dict[str, Path],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 0.0)

@@ -1,6 +1,7 @@
 """A bug of the gateway fails one request or one stream, and is counted and logged."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from gateway.generation.generation import Generation
 from gateway.messages.verifier import Decided
 from gateway.metrics import GatewayMetrics
 from gateway.peers.ignored_messages import IgnoredMessages
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, error_of, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
@@ -24,21 +26,11 @@ def num_internal_errors(running: RunningGateway) -> float:
     )
 
 
-async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
+async def assert_seven_fails_alone(running: RunningGateway, verifier: ScriptedVerifier) -> None:
+    """Of two requests, the one that gets token 7 fails."""
     wrong, right = running.call(1), running.call(1, 2)
     await verifier.nth("open", 1)
     opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    append = Generation.append
-
-    def fail_on_seven(generation: Generation, decided: Decided) -> None:
-        if decided.token_ids == [7]:
-            raise RuntimeError("cannot be appended")
-        append(generation, decided)
-
-    monkeypatch.setattr(Generation, "append", fail_on_seven)
     verifier.send(
         verifier.decided(opened[1].sequence_id, 1, [7]),
         verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
@@ -47,7 +39,41 @@ async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
+
+
+async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    append = Generation.append
+
+    def fail_on_seven(generation: Generation, decided: Decided) -> None:
+        if decided.token_ids == [7]:
+            raise RuntimeError("cannot be appended")
+        append(generation, decided)
+
+    monkeypatch.setattr(Generation, "append", fail_on_seven)
+    await assert_seven_fails_alone(running, verifier)
     assert num_internal_errors(running) == 1
+
+
+async def test_a_text_that_cannot_be_made_fails_its_request_alone(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
+    find_bytes = Tokenizer._find_bytes
+
+    def fail_on_seven(tokenizer: Tokenizer, token_id: int) -> bytes:
+        if token_id == 7:
+            raise RuntimeError("cannot be decoded")
+        return find_bytes(tokenizer, token_id)
+
+    monkeypatch.setattr(Tokenizer, "_find_bytes", fail_on_seven)
+    await assert_seven_fails_alone(running, verifier)
+    assert any(entry["event"] == "rpc_failed" for entry in running.log)
 
 
 async def test_an_error_just_after_its_sequences_were_opened_closes_them(

@@ -1,8 +1,6 @@
 """A verifier that is lost or sends invalid events fails its own requests only."""
 
-import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +8,6 @@ import pytest
 
 from gateway.messages.request import Keep
 from gateway.messages.verifier import CloseCommand
-from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
@@ -107,23 +104,6 @@ async def test_only_the_requests_of_the_lost_verifier_fail(
     assert running.gateway.frontend.is_serving
 
 
-async def test_a_decision_that_does_not_fit_fails_its_request_alone(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    wrong, right = running.call(1), running.call(1, 2)
-    await verifier.nth("open", 1)
-    opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    verifier.send(
-        verifier.decided(opened[1].sequence_id, 9, [5]),
-        verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
-    )
-    error, output = await asyncio.gather(error_of(wrong), collect(right))
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert output.token_ids == [6]
-    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-
-
 IMPOSSIBLE_EVENTS = {
     "finish_reason": {"finish_reason": 77},
     "accepted more than drafted": {"num_draft_tokens": 2, "num_accepted_tokens": 3},
@@ -132,6 +112,7 @@ IMPOSSIBLE_EVENTS = {
     "outside the vocabulary": {"token_ids": [5, 2048]},
     "more than was asked for": {"token_ids": [5] * 21},
     "in the past": {"base_length": 0},
+    "behind a gap": {"base_length": 9},
     "stopped without a token": {"token_ids": [], "finish_reason": STOP},
     "logprobs unasked for": {"logprobs": [sampling_pb2.TokenLogprob(token_id=5)]},
 }
@@ -275,32 +256,3 @@ async def test_a_client_that_reads_late_gets_all_its_logprobs(
     output = await collect(call)
     assert output.token_ids == [7] * 30_016
     assert [len(each.top) for chunk in output.chunks for each in chunk.logprobs] == [20] * 30_016
-
-
-async def test_a_text_that_cannot_be_made_fails_its_request_alone(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
-    find_bytes = Tokenizer._find_bytes
-
-    def fail_on_seven(tokenizer: Tokenizer, token_id: int) -> bytes:
-        if token_id == 7:
-            raise RuntimeError("cannot be decoded")
-        return find_bytes(tokenizer, token_id)
-
-    monkeypatch.setattr(Tokenizer, "_find_bytes", fail_on_seven)
-    wrong, right = running.call(1), running.call(1, 2)
-    await verifier.nth("open", 1)
-    opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    verifier.send(
-        verifier.decided(opened[1].sequence_id, 1, [7]),
-        verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
-    )
-    error, output = await asyncio.gather(error_of(wrong), collect(right))
-    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
-    assert output.token_ids == [6]
-    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-    assert any(entry["event"] == "rpc_failed" for entry in running.log)

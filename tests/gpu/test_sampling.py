@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.verifier.gpu_sampling.device_batches import (
-    assert_equal,
-    rows_of,
-    some_case,
-    verified_by_host,
-)
+from tests.verifier.gpu_sampling.device_batches import assert_equal, staged_of
 from tests.verifier.gpu_sampling.hostile_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.noise_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.sampler_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.slots_checks import *  # noqa: F403
+from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.sampling.rejection_sampler import AcceptanceRule
 
@@ -44,7 +40,7 @@ def test_a_captured_step_is_replayed_for_other_sequences(rule: AcceptanceRule) -
             sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
             for c in cases
         ]
-        sampler.stage([case.staged(slot) for case, slot in zip(cases, slots, strict=True)])
+        sampler.stage([staged_of(case, slot) for case, slot in zip(cases, slots, strict=True)])
         logits.copy_(rows_of(cases))
         if step == 0:
             sampler.run(logits)  # compiles

@@ -326,9 +326,7 @@ def test_what_crashes_while_the_interpreter_ends_does_not_change_the_exit_code()
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_service_runs_and_ends_well_without_its_standard_streams(
-    closed: str, tmp_path: Path
-) -> None:
+def test_a_service_runs_and_ends_well_without_its_standard_streams(closed: str) -> None:
     """Else its first socket would get the number of one."""
     port = free_port()
     flags = f"--listen 127.0.0.1:{port} --metrics-listen 127.0.0.1:0"

@@ -216,7 +216,7 @@ async def test_an_expired_certificate_is_refused_at_start(parties: Parties) -> N
 
 
 async def test_clients_without_with_foreign_and_with_expired_certificates_are_refused(
-    parties: Parties, tmp_path: Path
+    parties: Parties,
 ) -> None:
     not_after = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     async with parties.served() as server:

@@ -167,7 +167,7 @@ def test_what_failed_is_read_again_even_if_it_looks_the_same(tmp_path: Path) -> 
     assert words.num_reads == num_reads, "what was read is not read again"
 
 
-def test_files_that_cannot_be_read_at_first_are_an_error(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_at_first_are_an_error() -> None:
     with pytest.raises(ConfigError, match="--words"):
         WatchedFiles([], _fail, on_reload=lambda error: None)
 

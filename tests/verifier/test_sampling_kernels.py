@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import torch_sampling
 from benchmarks.torch_sampling import Tokens
+from tests.verifier.sampling_cases import some_case, some_logits, some_sampling, verified_by_host
 from verifier.sampling import Sampling, philox
 from verifier.sampling.acceptance_rules import race, win_race
 from verifier.sampling.adjustments import Adjustments
@@ -23,92 +24,73 @@ from verifier.sampling.distribution import (
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, verify
 
-SEEDS = np.random.default_rng(11)
+
+def usable(logits: torch.Tensor) -> list[bool]:
+    """Of which rows the largest logit is finite, and none is NaN."""
+    return logits.amax(dim=-1).isfinite().tolist()
 
 
-def some_sampling(draw: np.random.Generator, vocab_size: int) -> Sampling:
-    bias = draw.integers(0, vocab_size, 3) if draw.random() < 0.3 else ()
-    return Sampling(
-        temperature=float(draw.choice([0.0, 0.3, 0.8, 1.0, 1.0, 2.5, 1e-300, 1e300])),
-        top_k=int(draw.choice([0, 0, 1, 7, vocab_size, vocab_size + 3, max(1, vocab_size // 3)])),
-        top_p=float(draw.choice([1.0, 1.0, 0.95, 0.5, 1e-9])),
-        min_p=float(draw.choice([0.0, 0.0, 0.02, 1.0])),
-        repetition_penalty=float(draw.choice([1.0, 1.3, 0.8])),
-        frequency_penalty=float(draw.choice([0.0, 0.4, -0.3])),
-        presence_penalty=float(draw.choice([0.0, 0.6])),
-        logit_bias=tuple({int(i): float(draw.normal()) for i in bias}.items()),
-        min_new_tokens=int(draw.choice([0, 0, 5])),
-        seed=int(draw.integers(0, 2**63)),
+def rounding_decides(rows: torch.Tensor, sampling: Sampling) -> bool:
+    """Whether the last bits of sums say which token top-p cuts first.
+
+    Args:
+        rows: [n, V], adjusted.
+    """
+    if sampling.top_p == 1.0:
+        return False
+    one, other = (
+        torch_sampling.row_probs(
+            rows, [dataclasses.replace(sampling, top_p=sampling.top_p * factor)] * len(rows)
+        )
+        > 0
+        for factor in (1 - 1e-12, 1 + 1e-12)
     )
+    return not torch.equal(one, other)
 
 
-def some_logits(draw: np.random.Generator, num_rows: int, vocab_size: int) -> torch.Tensor:
-    rows = draw.normal(scale=draw.choice([0.01, 1.0, 4.0, 30.0]), size=(num_rows, vocab_size))
-    if draw.random() < 0.4:
-        rows = np.round(rows)  # many ties
-    if draw.random() < 0.3:
-        rows[draw.random(rows.shape) < 0.3] = -np.inf
-        rows[:, 0] = 1.0
-    if draw.random() < 0.2:
-        rows[:, draw.integers(vocab_size)] = -1e30
-    return torch.from_numpy(rows).float()
-
-
-def check(draw: np.random.Generator, vocab_size: int, num_drafts: int) -> int:
-    """Whether one random sequence gets the oracle's tokens; returns how many."""
-    sampling = some_sampling(draw, vocab_size)
-    logits = some_logits(draw, num_drafts + 1, vocab_size)
-    prompt = draw.integers(0, vocab_size, 40).tolist()
-    output = draw.integers(0, vocab_size, int(draw.integers(0, 6))).tolist()
-    stops = (
-        frozenset(draw.integers(0, vocab_size + 2, 2).tolist()) if vocab_size > 2 else frozenset()
-    )
+def check(draw: np.random.Generator, vocab_size: int, max_num_drafts: int) -> int:
+    """Whether one random sequence gets the oracle's tokens; returns how many, 0 if rounding decides
+    which.
+    """
     rule = AcceptanceRule.RATIO if draw.random() < 0.3 else AcceptanceRule.MATCH
-
-    def tokens(drafts: list[int]) -> Tokens:
-        return Tokens(
-            prompt_token_ids=prompt,
-            output_token_ids=output,
-            draft_token_ids=drafts,
-            stop_token_ids=stops,
-        )
-
-    def oracle(drafts: list[int]) -> list[int]:
-        return torch_sampling.sampled(
-            logits[: len(drafts) + 1], sampling, tokens(drafts), 77, ratio=rule.value == "ratio"
-        )
-
-    # Drafts that are accepted, as far as the oracle decides; the last one is often wrong.
-    drafts: list[int] = []
-    while len(drafts) < num_drafts:
-        drafts.append(oracle(drafts)[-1])
-    if drafts and draw.random() < 0.5:
-        drafts[-1] = int(draw.choice([-1, 0, vocab_size, 2**40]))
-    expected = oracle(drafts)
-    history = History.of(
-        sampling,
-        prompt_token_ids=prompt,
-        output_token_ids=output,
-        draft_token_ids=drafts,
-        stop_token_ids=stops,
+    case = some_case(draw, vocab_size, max_num_drafts, rule)
+    tokens = Tokens(
+        prompt_token_ids=case.prompt,
+        output_token_ids=case.output,
+        draft_token_ids=case.drafts,
+        stop_token_ids=case.stop_token_ids,
     )
-    verdict = verify(
-        logits.numpy(),
-        [JudgedSequence(sampling=sampling, history=history, first_position=77)],
-        draft_token_ids=np.array(drafts, dtype=np.int64),
-        num_draft_tokens=np.array([num_drafts]),
-        rule=rule,
+    logits = case.logits
+    if case.masks is not None:
+        # The oracle knows no constraint; no step before the temperature makes -inf anything else.
+        bits = np.unpackbits(case.masks.view(np.uint8), axis=1, bitorder="little")
+        is_allowed = torch.from_numpy(bits[:, :vocab_size]).bool()
+        logits = logits.masked_fill(~is_allowed, -torch.inf)
+    rows = torch_sampling.adjusted_logits(logits, case.sampling, tokens)
+    if not case.sampling.is_greedy and rounding_decides(rows, case.sampling):
+        return 0
+    is_ratio = rule is AcceptanceRule.RATIO
+    sampled = torch_sampling.sampled(
+        logits, case.sampling, tokens, len(case.token_ids), ratio=is_ratio
     )
-    kept = next((i for i, d in enumerate(drafts) if expected[i] != d), num_drafts)
-    got = verdict.output_token_ids[0, : verdict.num_accepted_tokens[0] + 1].tolist()
-    assert got == expected[: kept + 1], (sampling, rule)
-    return len(got)
+    is_usable = usable(case.logits)
+    num_accepted = 0
+    while num_accepted < len(case.drafts) and is_usable[num_accepted]:
+        if sampled[num_accepted] != case.drafts[num_accepted]:
+            break
+        num_accepted += 1
+    verdict = verified_by_host([case], rule)
+    assert verdict.num_accepted_tokens.tolist() == [num_accepted], (case, rule)
+    assert verdict.is_finite.tolist() == [is_usable[num_accepted]]
+    expected = sampled[: num_accepted + is_usable[num_accepted]]
+    assert verdict.output_token_ids[0, : len(expected)].tolist() == expected, (case, rule)
+    return len(expected)
 
 
 @pytest.mark.parametrize(("vocab_size", "num_cases"), [(1, 30), (2, 100), (17, 400), (700, 200)])
 def test_tokens_are_the_oracles(vocab_size: int, num_cases: int) -> None:
     draw = np.random.default_rng(vocab_size)
-    num_tokens = sum(check(draw, vocab_size, int(draw.integers(0, 4))) for _ in range(num_cases))
+    num_tokens = sum(check(draw, vocab_size, 3) for _ in range(num_cases))
     assert num_tokens > num_cases
 
 
@@ -118,6 +100,13 @@ def test_tokens_of_a_large_vocabulary_are_the_oracles() -> None:
         check(draw, 152_000, 0)
 
 
+def test_the_oracle_penalises_in_float64() -> None:
+    sampling = Sampling(frequency_penalty=0.4, presence_penalty=0.6)
+    tokens = Tokens(prompt_token_ids=[1], output_token_ids=[0], draft_token_ids=[])
+    rows = torch_sampling.adjusted_logits(torch.tensor([[1.0, 0.5]]), sampling, tokens)
+    assert rows.tolist() == [[1.0 - 0.4 - 0.6, 0.5]]
+
+
 @pytest.mark.parametrize("vocab_size", [17, 3000])
 def test_probabilities_are_the_oracles(vocab_size: int) -> None:
     draw = np.random.default_rng(4)
@@ -125,17 +114,14 @@ def test_probabilities_are_the_oracles(vocab_size: int) -> None:
     for _ in range(200):
         sampling = dataclasses.replace(some_sampling(draw, vocab_size), temperature=0.9)
         logits = some_logits(draw, 1, vocab_size)
+        if not all(usable(logits)):
+            continue  # never sampled
         tokens = Tokens(prompt_token_ids=[0], output_token_ids=[], draft_token_ids=[])
         rows = torch_sampling.adjusted_logits(logits, sampling, tokens)
-        expected, *almost = (
-            torch_sampling.row_probs(
-                rows, [dataclasses.replace(sampling, top_p=min(1.0, sampling.top_p * factor))]
-            )[0].numpy()
-            for factor in (1.0, 1 - 1e-12, 1 + 1e-12)
-        )
-        if not np.array_equal(almost[0] > 0, almost[1] > 0):
-            num_edges += 1  # rounding decides which token top-p cuts first
+        if rounding_decides(rows, sampling):
+            num_edges += 1
             continue
+        expected = torch_sampling.row_probs(rows, [sampling])[0].numpy()
         history = History.of(sampling, prompt_token_ids=[0], output_token_ids=[])
         [probs] = sampling_probs(logits.numpy(), sampling, history)
         assert np.array_equal(probs > 0, expected > 0), sampling

@@ -53,7 +53,7 @@ async def error_of(running: RunningVerifier, message: pb.ScoreRequest) -> grpc.a
 class TestAnswers:
     @pytest.mark.parametrize("method", METHODS)
     async def test_top_token_draft_and_likeliest_per_position(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel, method: pb.Method
+        self, start_verifier: StartVerifier, method: pb.Method
     ) -> None:
         running = await start_verifier(max_num_batched_tokens=20)
         sequences = [sequence(30, 5), sequence(1, 0), sequence(7, 2)]
@@ -119,7 +119,7 @@ class TestAnswers:
         await session.wait_finished("a")
 
     async def test_the_distribution_is_the_processed_one_without_a_seed(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+        self, start_verifier: StartVerifier
     ) -> None:
         running = await start_verifier()
         parameters = sampling_pb2.SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1.5)

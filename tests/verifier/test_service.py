@@ -413,7 +413,7 @@ class TestOpening:
 
 class TestPromptLogprobs:
     async def test_come_by_chunk_before_the_first_token(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel, greedy_output: list[int]
+        self, start_verifier: StartVerifier, greedy_output: list[int]
     ) -> None:
         running = await start_verifier(max_num_batched_tokens=16)
         session = await running.greeted_session()
@@ -432,7 +432,7 @@ class TestPromptLogprobs:
             assert [top.token_id for top in logprob.top] == row.topk(2).indices.tolist()
 
     async def test_are_of_the_processed_distribution_unless_raw_ones_are_requested(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+        self, start_verifier: StartVerifier
     ) -> None:
         session = await (await start_verifier()).greeted_session()
         parameters = {

@@ -1,7 +1,8 @@
-"""The rules of acceptance for one row each, and `accept`, which both rules share.
+"""The rules of acceptance for one row each, and `accept_rows`, which both rules share.
 
 `sample_greedy`, `sample_match` and `sample_ratio` verify one batch of torch tensors with the noise
-given, for code outside this repository. The sampler uses the kernels below them.
+given, by `race` and `accept`, for code outside this repository. The sampler uses the kernels, and
+`accept_rows`.
 
 Shape legend as in `rejection_sampler.py`.
 """
@@ -216,20 +217,18 @@ def accept(
     sampled_token_ids: IntArray,
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
-    is_usable: BoolArray | None = None,
 ) -> tuple[IntArray, IntArray]:
     """Keeps each sequence's samples up to and including the first that differs from its draft.
 
     Args:
         sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
-        is_usable: [R]; a sequence's samples end before the first unusable one. None: all usable.
 
     Returns:
         output_token_ids [B, K_max + 1] padded with -1, and num_accepted_tokens [B].
 
     Example: samples 5 6 7 | 8, drafts 5 9, counts 2 0: outputs 5 6 -1 | 8 -1 -1, accepted 1 0.
     """
-    is_usable = np.ones(len(sampled_token_ids), np.bool_) if is_usable is None else is_usable
+    is_usable = np.ones(len(sampled_token_ids), np.bool_)
     return accept_rows(sampled_token_ids, draft_token_ids, num_draft_tokens, is_usable)[:2]
 
 
@@ -240,6 +239,9 @@ def accept_rows(
     is_usable: BoolArray,
 ) -> tuple[IntArray, IntArray, BoolArray]:
     """What `accept` returns; and, [B], whether the row after the accepted drafts is usable.
+
+    Args:
+        is_usable: [R]; a sequence's samples end before the first unusable one.
 
     Raises:
         ValueError: the arrays' lengths contradict each other.

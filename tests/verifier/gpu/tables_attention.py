@@ -17,10 +17,8 @@ class TablesBackend(SdpaBackend):
     def __init__(self, padding: float = 0.0) -> None:
         super().__init__(device=torch.device("cpu"))
         self._padding = padding
-        self.num_prepared = 0
 
     def prepare_tables(self, tables: DeviceTables, cache: KVCache) -> "_TablesStep":
-        self.num_prepared += 1
         return _TablesStep(tables, cache, self._padding)
 
 

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.verifier.gpu_sampling.device_batches import (
-    Case,
-    assert_equal,
-    sampler_of,
-    verified_by_device,
-    verified_by_host,
-)
+from tests.verifier.gpu_sampling.device_batches import assert_equal, sampler_of, verified_by_device
+from tests.verifier.sampling_cases import Case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS
 from verifier.sampling import Sampling

@@ -13,12 +13,11 @@ import torch
 from tests.verifier.gpu_sampling.device_batches import (
     DEVICE,
     assert_equal,
-    rows_of,
     sampler_of,
-    some_case,
+    staged_of,
     verified_by_device,
-    verified_by_host,
 )
+from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, is_sampled_on_device
 from verifier.sampling import Sampling
@@ -74,7 +73,7 @@ def test_logits_may_be_part_of_a_wider_tensor() -> None:
         sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
         for c in cases
     ]
-    sampler.stage([case.staged(slot) for case, slot in zip(cases, slots, strict=True)])
+    sampler.stage([staged_of(case, slot) for case, slot in zip(cases, slots, strict=True)])
     rows = rows_of(cases)
     wide = torch.full((len(rows) + 3, 131), math.nan, device=DEVICE)
     wide[: len(rows), :100] = rows.to(DEVICE)
@@ -91,7 +90,7 @@ def test_a_sequence_of_the_host_does_not_change_the_others() -> None:
         sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
         for c in cases
     ]
-    staged = [case.staged(slot) for case, slot in zip(cases, slots, strict=True)]
+    staged = [staged_of(case, slot) for case, slot in zip(cases, slots, strict=True)]
     staged[2] = dataclasses.replace(staged[2], slot=None)
     sampler.stage(staged)
     sampler.run(rows_of(cases).to(DEVICE))

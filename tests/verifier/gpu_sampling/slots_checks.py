@@ -10,14 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.verifier.gpu_sampling.device_batches import (
-    DEVICE,
-    Case,
-    assert_equal,
-    rows_of,
-    some_case,
-    verified_by_host,
-)
+from tests.verifier.gpu_sampling.device_batches import DEVICE, assert_equal, staged_of
+from tests.verifier.sampling_cases import Case, rows_of, some_case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.kernels import choice, cut, rows
 from verifier.gpu.sampling.sampler import DeviceSampler
@@ -107,7 +101,7 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
         cases = list(running.values())
         if not cases:
             continue
-        sampler.stage([case.staged(slot) for slot, case in running.items()])
+        sampler.stage([staged_of(case, slot) for slot, case in running.items()])
         sampler.run(rows_of(cases).to(DEVICE))
         verdict = sampler.result()
         assert_equal(verdict, verified_by_host(cases, rule))
@@ -171,7 +165,7 @@ def test_a_step_queues_the_same_whatever_it_computes(monkeypatch: pytest.MonkeyP
     for sampling in [Sampling(), PENALIZED, Sampling(temperature=1.0, top_k=3, top_p=0.5)]:
         case = Case(sampling=sampling, prompt=[1], output=[], drafts=[2, 3], logits=logits[:3])
         slots = [sampler.open(sampling, prompt_length=1) for _ in range(3)]
-        sampler.stage([case.staged(slot) for slot in slots])
+        sampler.stage([staged_of(case, slot) for slot in slots])
         log.clear()
         with _Operations() as operations:
             sampler.compute(logits)
