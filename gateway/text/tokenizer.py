@@ -20,6 +20,17 @@ from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetoken
 #: more than one, since special tokens have no text.
 CONTEXT_TOKENS = 64
 
+# A text of more bytes per allowed token than most texts have per token, or of more than so many
+# bytes in all, is counted piece by piece before it is encoded: the library takes up to 400 bytes
+# for each byte that it is given.
+_UNCOUNTED_BYTES_PER_TOKEN = 8
+_MAX_UNCOUNTED_BYTES = 1 << 19
+_PIECE_CHARACTERS = 1 << 16
+
+# How many tokens more a piece may have than its part of the whole text: a word that is cut in two
+# may be known only as a whole, or be one unknown token because it is long.
+_MAX_TOKENS_BY_CUT = 256
+
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
 
@@ -34,11 +45,13 @@ class TooManyTokensError(Exception):
 
     Args:
         num_tokens: how many it has.
+        is_exact: otherwise it has as many at least.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(f"the text has {num_tokens} tokens")
+    def __init__(self, num_tokens: int, *, is_exact: bool = True) -> None:
+        super().__init__(f"the text has {num_tokens}{'' if is_exact else ' or more'} tokens")
         self.num_tokens = num_tokens
+        self.is_exact = is_exact
 
 
 class TokenizerLoadError(Exception):
@@ -105,9 +118,12 @@ class Tokenizer:
         while the event loop runs.
 
         Raises:
-            TooManyTokensError: there are more than `max_tokens`; no list was made of them.
+            TooManyTokensError: there are more than `max_tokens`; no list was made of them. Of a
+                text that is much too long, no more than a part was encoded.
         """
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        if max_tokens is not None:
+            self._check_pieces(text, max_tokens)
+        encoding = self._encode(text)
         if max_tokens is not None and len(encoding) > max_tokens:
             raise TooManyTokensError(len(encoding))
         return encoding.ids
@@ -167,6 +183,21 @@ class Tokenizer:
         if byte:
             return bytes.fromhex(byte[1])
         return token.replace(_SPACE, " ").encode()
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+
+    def _check_pieces(self, text: str, max_tokens: int) -> None:
+        """Refuses a long text that has far too many tokens, with the memory of one piece."""
+        num_bytes = min(max_tokens * _UNCOUNTED_BYTES_PER_TOKEN, _MAX_UNCOUNTED_BYTES)
+        if len(text.encode()) <= num_bytes:
+            return
+        num_tokens = 0
+        for first in range(0, len(text), _PIECE_CHARACTERS):
+            piece = self._encode(text[first : first + _PIECE_CHARACTERS])
+            num_tokens += max(0, len(piece) - _MAX_TOKENS_BY_CUT)
+            if num_tokens > max_tokens:
+                raise TooManyTokensError(num_tokens, is_exact=False)
 
     def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._special_texts:

@@ -199,6 +199,67 @@ def test_tokens_over_the_limit_are_counted_and_not_listed() -> None:
     assert caught.value.num_tokens == num_tokens
 
 
+class CountedLibrary:
+    """The library's tokenizer; knows how much it was given to encode."""
+
+    def __init__(self, wrapped: tokenizers.Tokenizer) -> None:
+        self._wrapped = wrapped
+        self.num_bytes: list[int] = []
+
+    def encode_batch_fast(
+        self, texts: list[str], *, add_special_tokens: bool
+    ) -> list[tokenizers.Encoding]:
+        self.num_bytes += [len(text.encode()) for text in texts]
+        return self._wrapped.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+def with_a_long_token() -> tuple[Tokenizer, CountedLibrary]:
+    """The bundled model's with a token of 128 bytes, and what counts its work."""
+    wrapped = tokenizers.Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+    wrapped.add_tokens(["-" * 128])
+    tokenizer, library = Tokenizer(wrapped), CountedLibrary(wrapped)
+    tokenizer._tokenizer = library  # type: ignore[assignment]
+    return tokenizer, library
+
+
+@pytest.mark.parametrize("unit", ["\n.1", "a", "\N{GRINNING FACE}", "\u4e00\u4e01", "x = 1\n"])
+@pytest.mark.parametrize("max_tokens", [100, 131_071])
+def test_of_a_text_that_is_much_too_long_only_a_part_is_encoded(unit: str, max_tokens: int) -> None:
+    tokenizer, library = with_a_long_token()
+    assert tokenizer.max_bytes(1) == 128, "length alone refuses no text of 131,071 tokens"
+    text = unit * (4_194_304 // len(unit.encode()))
+    with pytest.raises(TooManyTokensError) as caught:
+        tokenizer.encode(text, max_tokens=max_tokens)
+    assert sum(library.num_bytes) <= 1_048_576
+    assert max(library.num_bytes) <= 262_144
+    # What is said of it is true.
+    part = text.encode()[: sum(library.num_bytes)].decode()
+    assert max_tokens < caught.value.num_tokens <= len(BUNDLED.encode(part))
+    assert not caught.value.is_exact
+
+
+@pytest.mark.parametrize("unit", ["-", " ", "#"])
+def test_a_long_text_of_few_tokens_is_encoded(unit: str) -> None:
+    text = unit * 2_000_000
+    tokenizer, library = with_a_long_token()
+    expected = tokenizer.encode(text)
+    assert len(expected) < len(text) / 15
+    library.num_bytes.clear()
+    assert tokenizer.encode(text, max_tokens=len(expected)) == expected
+    # In pieces first, then whole.
+    *pieces, whole = library.num_bytes
+    assert sum(pieces) == whole == len(text)
+
+
+def test_one_long_word_is_encoded_where_it_is_one_token() -> None:
+    model = models.WordPiece({"[UNK]": 0, "x": 1, "##x": 2}, unk_token="[UNK]")
+    wrapped = tokenizers.Tokenizer(model)
+    wrapped.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # The last piece has few characters, each of which is a token.
+    text = "x" * (10 * 65_536 + 90)
+    assert Tokenizer(wrapped).encode(text, max_tokens=1) == [0]
+
+
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
 def test_a_character_appears_with_its_last_token(tokenizer: Tokenizer) -> None:
     detokenizer = tokenizer.detokenizer()
