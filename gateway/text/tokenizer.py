@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
 
 from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
@@ -34,6 +33,9 @@ _MAX_TOKENS_BY_CUT = 256
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
 
+
+# Of a character in UTF-8, after its first byte.
+_MAX_CONTINUATION_BYTES = 3
 
 # SentencePiece's byte fallback, and what it writes for a space.
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -85,7 +87,10 @@ class Tokenizer:
             token_id: token.content for token_id, token in added.items() if token.special
         }
         self._added = frozenset(token.content for token in added.values())
-        self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._is_byte_level = _is_byte_level(tokenizer)
+        self._continuation_ids = frozenset(
+            tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)
+        )
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
 
@@ -154,12 +159,23 @@ class Tokenizer:
             if self._is_byte_level
             else WindowDetokenizer(self.decode)
         )
-        detokenizer.feed(context[-CONTEXT_TOKENS:])
+        context = context[-CONTEXT_TOKENS:]
+        if not self._is_byte_level:
+            # What a cut leaves of a character would make no text of all bytes that follow it.
+            num_cut = 0
+            for token_id in context[:_MAX_CONTINUATION_BYTES]:
+                if token_id not in self._continuation_ids:
+                    break
+                num_cut += 1
+            context = context[num_cut:]
+        detokenizer.feed(context)
         return detokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole output; special tokens and unknown ids are left out."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        # The library recognises special tokens by their text, and not where it normalises that.
+        shown = [token_id for token_id in token_ids if token_id not in self._special_texts]
+        return self._tokenizer.decode(shown, skip_special_tokens=True)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary; none if it is special."""
@@ -174,11 +190,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for by itself, special ones included; none if unknown."""
+        special = self.special_text(token_id)
+        if special:
+            return special.encode()
+        if self._is_byte_level:
+            return self.bytes_of(token_id)
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if self._is_byte_level:
-            return self.special_text(token_id).encode() or self.bytes_of(token_id)
         byte = _BYTE_TOKEN.fullmatch(token)
         if byte:
             return bytes.fromhex(byte[1])
@@ -218,6 +237,13 @@ def _without_special(content: bytes, shown: Collection[str]) -> bytes:
     for token in file.get("added_tokens", ()):
         token["special"] = token.get("special", False) and token["content"] not in shown
     return json.dumps(file).encode()
+
+
+def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether the text of tokens is that of their bytes, one after another, and nothing else."""
+    decoder = _state(tokenizer.decoder) or {}
+    first, *others = decoder.get("decoders") or [decoder]
+    return first.get("type") == "ByteLevel" and all(each["type"] == "Fuse" for each in others)
 
 
 def _max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:

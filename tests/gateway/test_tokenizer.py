@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from gateway.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
-from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
+from gateway.text.tokenizer import (
+    CONTEXT_TOKENS,
+    Tokenizer,
+    TokenizerLoadError,
+    TooManyTokensError,
+)
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 BUNDLED = Tokenizer.load(MODEL_FOLDER)
@@ -64,6 +69,25 @@ def byte_level() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+@pytest.mark.parametrize("others", [[], [decoders.Fuse()]])
+def test_a_byte_level_decoder_may_stand_in_a_sequence(others: list[decoders.Decoder]) -> None:
+    wrapped = byte_level()
+    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), *others])
+    tokenizer = Tokenizer(wrapped)
+    assert tokenizer.max_bytes(5) == Tokenizer(byte_level()).max_bytes(5) is not None
+    ids = tokenizer.encode(" é")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == " é".encode()
+    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == " é"
+
+
+def test_a_decoder_that_changes_what_byte_level_makes_is_asked_for_the_text() -> None:
+    wrapped = byte_level()
+    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer = Tokenizer(wrapped)
+    ids = tokenizer.encode(" é")
+    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == "é"
 
 
 def byte_level_with_added_tokens() -> Tokenizer:
@@ -143,6 +167,18 @@ def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: T
     cut = len(tokenizer.encode("a")) + 1
     detokenizer = tokenizer.detokenizer(ids[:cut])
     assert "".join(streamed(detokenizer, [ids[cut:]])) == "\N{GRINNING FACE}b"
+
+
+@pytest.mark.parametrize("num_before", range(60, 72))
+def test_a_context_that_is_cut_within_a_character_breaks_no_later_one(num_before: int) -> None:
+    text = "\N{KHMER LETTER KA}" * 30 + "\N{GRINNING FACE}" * 30
+    ids = SENTENCEPIECE.encode(text)[1:]
+    prompt, output = ids[:num_before], ids[num_before:]
+    # The callers cut, too.
+    for context in (prompt, prompt[-CONTEXT_TOKENS:]):
+        detokenizer = SENTENCEPIECE.detokenizer(context)
+        shown = "".join(streamed(detokenizer, [[token_id] for token_id in output]))
+        assert shown == text[num_before // 3 :]
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
@@ -331,6 +367,20 @@ def test_special_tokens_and_unknown_ids_have_no_text() -> None:
     detokenizer = BUNDLED.detokenizer()
     x = BUNDLED.encode("x")
     assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_special_token_that_the_normalizer_changes_has_no_text(normalized: bool) -> None:
+    wrapped = tokenizers.Tokenizer.from_str(sentencepiece_like()._tokenizer.to_str())
+    wrapped.add_special_tokens([AddedToken("<end>", special=True, normalized=normalized)])
+    # As a file is loaded.
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(wrapped.to_str()))
+    vocabulary = wrapped.get_vocab()
+    end, the = vocabulary["<end>"], vocabulary["▁the"]
+    assert tokenizer.decode([the, end, the, end]) == "the the"
+    detokenizer = tokenizer.detokenizer([the])
+    assert [detokenizer.feed([token_id]) for token_id in (end, the, end)] == ["", " the", ""]
+    assert tokenizer.token_bytes(end) == b"<end>"
 
 
 @pytest.mark.parametrize("setting", ["truncation", "padding"])
