@@ -129,5 +129,5 @@ class RequestTexts:
             )
         except TooManyTokensError as error:
             raise acceptance.prompt_too_long(
-                error.num_tokens, model, self._defaults, "text"
+                error.num_tokens, model, self._defaults, "text", is_exact=error.is_exact
             ) from None

@@ -66,17 +66,22 @@ def max_prompt_tokens(model: Model, defaults: RequestDefaults) -> int:
 
 
 def prompt_too_long(
-    num_tokens: int, model: Model, defaults: RequestDefaults, field: str
+    num_tokens: int, model: Model, defaults: RequestDefaults, field: str, *, is_exact: bool = True
 ) -> PromptTooLongError:
-    """The error of a prompt, in `field`, of more than `max_prompt_tokens`."""
+    """The error of a prompt, in `field`, of more than `max_prompt_tokens`.
+
+    Args:
+        is_exact: otherwise it has at least `num_tokens`.
+    """
+    counted = f"{num_tokens}" if is_exact else f"{num_tokens} or more"
     if num_tokens >= model.max_model_len:
         return PromptTooLongError(
             f"this model's maximum context length is {model.max_model_len} tokens, and with "
-            f"{num_tokens} there is no room for output",
+            f"{counted} there is no room for output",
             field=field,
         )
     return PromptTooLongError(
-        f"its {num_tokens} tokens are over this server's limit of {defaults.max_prompt_tokens}",
+        f"its {counted} tokens are over this server's limit of {defaults.max_prompt_tokens}",
         field=field,
     )
 

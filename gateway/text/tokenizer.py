@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
 
 from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
@@ -20,9 +19,23 @@ from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetoken
 #: more than one, since special tokens have no text.
 CONTEXT_TOKENS = 64
 
+# A text of more bytes per allowed token than most texts have per token, or of more than so many
+# bytes in all, is counted piece by piece before it is encoded: the library takes up to 400 bytes
+# for each byte that it is given.
+_UNCOUNTED_BYTES_PER_TOKEN = 8
+_MAX_UNCOUNTED_BYTES = 1 << 19
+_PIECE_CHARACTERS = 1 << 16
+
+# How many tokens more a piece may have than its part of the whole text: a word that is cut in two
+# may be known only as a whole, or be one unknown token because it is long.
+_MAX_TOKENS_BY_CUT = 256
+
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
 
+
+# Of a character in UTF-8, after its first byte.
+_MAX_CONTINUATION_BYTES = 3
 
 # SentencePiece's byte fallback, and what it writes for a space.
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -34,11 +47,13 @@ class TooManyTokensError(Exception):
 
     Args:
         num_tokens: how many it has.
+        is_exact: otherwise it has as many at least.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(f"the text has {num_tokens} tokens")
+    def __init__(self, num_tokens: int, *, is_exact: bool = True) -> None:
+        super().__init__(f"the text has {num_tokens}{'' if is_exact else ' or more'} tokens")
         self.num_tokens = num_tokens
+        self.is_exact = is_exact
 
 
 class TokenizerLoadError(Exception):
@@ -72,7 +87,10 @@ class Tokenizer:
             token_id: token.content for token_id, token in added.items() if token.special
         }
         self._added = frozenset(token.content for token in added.values())
-        self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._is_byte_level = _is_byte_level(tokenizer)
+        self._continuation_ids = frozenset(
+            tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)
+        )
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
 
@@ -105,9 +123,12 @@ class Tokenizer:
         while the event loop runs.
 
         Raises:
-            TooManyTokensError: there are more than `max_tokens`; no list was made of them.
+            TooManyTokensError: there are more than `max_tokens`; no list was made of them. Of a
+                text that is much too long, no more than a part was encoded.
         """
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        if max_tokens is not None:
+            self._check_pieces(text, max_tokens)
+        encoding = self._encode(text)
         if max_tokens is not None and len(encoding) > max_tokens:
             raise TooManyTokensError(len(encoding))
         return encoding.ids
@@ -138,12 +159,23 @@ class Tokenizer:
             if self._is_byte_level
             else WindowDetokenizer(self.decode)
         )
-        detokenizer.feed(context[-CONTEXT_TOKENS:])
+        context = context[-CONTEXT_TOKENS:]
+        if not self._is_byte_level:
+            # What a cut leaves of a character would make no text of all bytes that follow it.
+            num_cut = 0
+            for token_id in context[:_MAX_CONTINUATION_BYTES]:
+                if token_id not in self._continuation_ids:
+                    break
+                num_cut += 1
+            context = context[num_cut:]
+        detokenizer.feed(context)
         return detokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole output; special tokens and unknown ids are left out."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        # The library recognises special tokens by their text, and not where it normalises that.
+        shown = [token_id for token_id in token_ids if token_id not in self._special_texts]
+        return self._tokenizer.decode(shown, skip_special_tokens=True)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary; none if it is special."""
@@ -158,15 +190,33 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for by itself, special ones included; none if unknown."""
+        special = self.special_text(token_id)
+        if special:
+            return special.encode()
+        if self._is_byte_level:
+            return self.bytes_of(token_id)
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if self._is_byte_level:
-            return self.special_text(token_id).encode() or self.bytes_of(token_id)
         byte = _BYTE_TOKEN.fullmatch(token)
         if byte:
             return bytes.fromhex(byte[1])
         return token.replace(_SPACE, " ").encode()
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+
+    def _check_pieces(self, text: str, max_tokens: int) -> None:
+        """Refuses a long text that has far too many tokens, with the memory of one piece."""
+        num_bytes = min(max_tokens * _UNCOUNTED_BYTES_PER_TOKEN, _MAX_UNCOUNTED_BYTES)
+        if len(text.encode()) <= num_bytes:
+            return
+        num_tokens = 0
+        for first in range(0, len(text), _PIECE_CHARACTERS):
+            piece = self._encode(text[first : first + _PIECE_CHARACTERS])
+            num_tokens += max(0, len(piece) - _MAX_TOKENS_BY_CUT)
+            if num_tokens > max_tokens:
+                raise TooManyTokensError(num_tokens, is_exact=False)
 
     def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._special_texts:
@@ -187,6 +237,13 @@ def _without_special(content: bytes, shown: Collection[str]) -> bytes:
     for token in file.get("added_tokens", ()):
         token["special"] = token.get("special", False) and token["content"] not in shown
     return json.dumps(file).encode()
+
+
+def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether the text of tokens is that of their bytes, one after another, and nothing else."""
+    decoder = _state(tokenizer.decoder) or {}
+    first, *others = decoder.get("decoders") or [decoder]
+    return first.get("type") == "ByteLevel" and all(each["type"] == "Fuse" for each in others)
 
 
 def _max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from gateway.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
-from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
+from gateway.text.tokenizer import (
+    CONTEXT_TOKENS,
+    Tokenizer,
+    TokenizerLoadError,
+    TooManyTokensError,
+)
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 BUNDLED = Tokenizer.load(MODEL_FOLDER)
@@ -64,6 +69,25 @@ def byte_level() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+@pytest.mark.parametrize("others", [[], [decoders.Fuse()]])
+def test_a_byte_level_decoder_may_stand_in_a_sequence(others: list[decoders.Decoder]) -> None:
+    wrapped = byte_level()
+    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), *others])
+    tokenizer = Tokenizer(wrapped)
+    assert tokenizer.max_bytes(5) == Tokenizer(byte_level()).max_bytes(5) is not None
+    ids = tokenizer.encode(" é")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == " é".encode()
+    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == " é"
+
+
+def test_a_decoder_that_changes_what_byte_level_makes_is_asked_for_the_text() -> None:
+    wrapped = byte_level()
+    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer = Tokenizer(wrapped)
+    ids = tokenizer.encode(" é")
+    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == "é"
 
 
 def byte_level_with_added_tokens() -> Tokenizer:
@@ -145,6 +169,18 @@ def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: T
     assert "".join(streamed(detokenizer, [ids[cut:]])) == "\N{GRINNING FACE}b"
 
 
+@pytest.mark.parametrize("num_before", range(60, 72))
+def test_a_context_that_is_cut_within_a_character_breaks_no_later_one(num_before: int) -> None:
+    text = "\N{KHMER LETTER KA}" * 30 + "\N{GRINNING FACE}" * 30
+    ids = SENTENCEPIECE.encode(text)[1:]
+    prompt, output = ids[:num_before], ids[num_before:]
+    # The callers cut, too.
+    for context in (prompt, prompt[-CONTEXT_TOKENS:]):
+        detokenizer = SENTENCEPIECE.detokenizer(context)
+        shown = "".join(streamed(detokenizer, [[token_id] for token_id in output]))
+        assert shown == text[num_before // 3 :]
+
+
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
 def test_copies_are_independent(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the \N{GRINNING FACE} sat")
@@ -197,6 +233,67 @@ def test_tokens_over_the_limit_are_counted_and_not_listed() -> None:
     with pytest.raises(TooManyTokensError) as caught:
         BUNDLED.encode("x y z", max_tokens=num_tokens - 1)
     assert caught.value.num_tokens == num_tokens
+
+
+class CountedLibrary:
+    """The library's tokenizer; knows how much it was given to encode."""
+
+    def __init__(self, wrapped: tokenizers.Tokenizer) -> None:
+        self._wrapped = wrapped
+        self.num_bytes: list[int] = []
+
+    def encode_batch_fast(
+        self, texts: list[str], *, add_special_tokens: bool
+    ) -> list[tokenizers.Encoding]:
+        self.num_bytes += [len(text.encode()) for text in texts]
+        return self._wrapped.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+def with_a_long_token() -> tuple[Tokenizer, CountedLibrary]:
+    """The bundled model's with a token of 128 bytes, and what counts its work."""
+    wrapped = tokenizers.Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+    wrapped.add_tokens(["-" * 128])
+    tokenizer, library = Tokenizer(wrapped), CountedLibrary(wrapped)
+    tokenizer._tokenizer = library  # type: ignore[assignment]
+    return tokenizer, library
+
+
+@pytest.mark.parametrize("unit", ["\n.1", "a", "\N{GRINNING FACE}", "\u4e00\u4e01", "x = 1\n"])
+@pytest.mark.parametrize("max_tokens", [100, 131_071])
+def test_of_a_text_that_is_much_too_long_only_a_part_is_encoded(unit: str, max_tokens: int) -> None:
+    tokenizer, library = with_a_long_token()
+    assert tokenizer.max_bytes(1) == 128, "length alone refuses no text of 131,071 tokens"
+    text = unit * (4_194_304 // len(unit.encode()))
+    with pytest.raises(TooManyTokensError) as caught:
+        tokenizer.encode(text, max_tokens=max_tokens)
+    assert sum(library.num_bytes) <= 1_048_576
+    assert max(library.num_bytes) <= 262_144
+    # What is said of it is true.
+    part = text.encode()[: sum(library.num_bytes)].decode()
+    assert max_tokens < caught.value.num_tokens <= len(BUNDLED.encode(part))
+    assert not caught.value.is_exact
+
+
+@pytest.mark.parametrize("unit", ["-", " ", "#"])
+def test_a_long_text_of_few_tokens_is_encoded(unit: str) -> None:
+    text = unit * 2_000_000
+    tokenizer, library = with_a_long_token()
+    expected = tokenizer.encode(text)
+    assert len(expected) < len(text) / 15
+    library.num_bytes.clear()
+    assert tokenizer.encode(text, max_tokens=len(expected)) == expected
+    # In pieces first, then whole.
+    *pieces, whole = library.num_bytes
+    assert sum(pieces) == whole == len(text)
+
+
+def test_one_long_word_is_encoded_where_it_is_one_token() -> None:
+    model = models.WordPiece({"[UNK]": 0, "x": 1, "##x": 2}, unk_token="[UNK]")
+    wrapped = tokenizers.Tokenizer(model)
+    wrapped.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # The last piece has few characters, each of which is a token.
+    text = "x" * (10 * 65_536 + 90)
+    assert Tokenizer(wrapped).encode(text, max_tokens=1) == [0]
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
@@ -270,6 +367,20 @@ def test_special_tokens_and_unknown_ids_have_no_text() -> None:
     detokenizer = BUNDLED.detokenizer()
     x = BUNDLED.encode("x")
     assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_special_token_that_the_normalizer_changes_has_no_text(normalized: bool) -> None:
+    wrapped = tokenizers.Tokenizer.from_str(sentencepiece_like()._tokenizer.to_str())
+    wrapped.add_special_tokens([AddedToken("<end>", special=True, normalized=normalized)])
+    # As a file is loaded.
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(wrapped.to_str()))
+    vocabulary = wrapped.get_vocab()
+    end, the = vocabulary["<end>"], vocabulary["▁the"]
+    assert tokenizer.decode([the, end, the, end]) == "the the"
+    detokenizer = tokenizer.detokenizer([the])
+    assert [detokenizer.feed([token_id]) for token_id in (end, the, end)] == ["", " the", ""]
+    assert tokenizer.token_bytes(end) == b"<end>"
 
 
 @pytest.mark.parametrize("setting", ["truncation", "padding"])
