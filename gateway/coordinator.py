@@ -93,7 +93,11 @@ class Coordinator:
         self._on_availability = on_availability
         self._sequences = LiveSequences(self._report_load)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
-        self._delivery = Delivery(self._publish, interval_s=stream_interval_s)
+        self._delivery = Delivery(
+            self._publish,
+            interval_s=stream_interval_s,
+            num_streams=lambda: self._sequences.num_running,
+        )
         self._retries = RetryBudget()
         self._resumption = Resumption(
             timeout_s=resume_timeout_s,

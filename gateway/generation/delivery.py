@@ -11,10 +11,17 @@ Making, sending and reading a message takes gateway and client more time than a 
 model. So a stream gets at most two messages per interval, usually one, with the tokens of all steps
 in between. Its first and its last tokens never wait, and where steps are longer than the interval
 none does.
+
+One message takes the event loop about as long whatever it holds, so with many streams the interval
+is longer: one message to each stream may take half of it. The other half is left for what the
+verifiers send. A loop that only writes would read a verifier's steps more slowly than they are
+made, and what a verifier has not sent merges into no message: it waits, and each new request
+behind it.
 """
 
 import asyncio
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -23,21 +30,44 @@ from gateway.generation.generation import Generation
 #: Clients served before the event loop polls its sockets again.
 CLIENTS_PER_ITERATION = 4
 
+#: The share of the event loop's time that messages to streams may take.
+_SHARE = 0.5
+
+#: Messages over which the time of one is measured.
+MESSAGES_PER_MEASUREMENT = 1024
+
+# The measurement has all that the loop does. If it does much else, few messages cause it.
+_MAX_MESSAGE_S = 400e-6
+
 
 class Delivery:
     """Generations with tokens that are not shown yet; on the event loop."""
 
     def __init__(
-        self, publish: Callable[[Sequence[Generation]], None], *, interval_s: float
+        self,
+        publish: Callable[[Sequence[Generation]], None],
+        *,
+        interval_s: float,
+        num_streams: Callable[[], int],
+        thread_time: Callable[[], float] = time.thread_time,
     ) -> None:
         """Begins empty.
 
         Args:
             publish: shows the generations' decided tokens to their clients.
-            interval_s: for how long a stream's tokens are gathered; 0: not at all.
+            interval_s: for how long a stream's tokens are gathered at least; 0: not at all.
+            num_streams: how many generations get tokens.
+            thread_time: the processor time of the event loop's thread, in seconds.
         """
         self._publish = publish
+        self._min_interval_s = interval_s
         self._interval_s = interval_s
+        self._num_streams = num_streams
+        self._thread_time = thread_time
+        # Processor time of the loop per message, and since when the next measurement runs.
+        self._message_s = 0.0
+        self._num_messages = 0
+        self._measured_at_s = thread_time()
         self._loop = asyncio.get_running_loop()
         # Oldest first; thousands may wait, and a plain dict is slow to give its oldest entry.
         self._waiting: OrderedDict[Generation, None] = OrderedDict()
@@ -88,4 +118,17 @@ class Delivery:
             generation.served_at_s = now_s
         # The others are served even if these fail.
         self._next_run = self._loop.call_soon(self._run) if self._waiting else None
+        if self._min_interval_s:
+            self._fit_interval(len(generations))
         self._publish(generations)
+
+    def _fit_interval(self, num_messages: int) -> None:
+        """Makes the interval as long as so many streams need; hot path."""
+        self._num_messages += num_messages
+        if self._num_messages >= MESSAGES_PER_MEASUREMENT:
+            now_s = self._thread_time()
+            message_s = (now_s - self._measured_at_s) / self._num_messages
+            self._message_s = min(message_s, _MAX_MESSAGE_S)
+            self._num_messages, self._measured_at_s = 0, now_s
+        needed_s = self._num_streams() * self._message_s / _SHARE
+        self._interval_s = max(self._min_interval_s, needed_s)

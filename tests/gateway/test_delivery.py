@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.generation.delivery import CLIENTS_PER_ITERATION, Delivery
+from gateway.generation.delivery import (
+    CLIENTS_PER_ITERATION,
+    MESSAGES_PER_MEASUREMENT,
+    Delivery,
+)
 from gateway.generation.generation import Generation
 from gateway.messages.response import FinishReason
 from tests.gateway.factories import append_step, make_generation
@@ -17,14 +21,25 @@ LONG_S = 600.0
 
 
 class RecordedDelivery:
-    """A delivery, and what it published."""
+    """A delivery to `num_streams`, whose messages take no time until a test says otherwise, and
+    what it published.
+    """
 
-    def __init__(self, *, interval_s: float = 0.0) -> None:
+    def __init__(self, *, interval_s: float = 0.0, num_streams: int = 1) -> None:
         self.batches: list[list[Generation]] = []
         self.published = asyncio.Event()
-        self.delivery = Delivery(self.publish, interval_s=interval_s)
+        self.message_s = 0.0
+        self._thread_s = 0.0
+        self.num_streams = num_streams
+        self.delivery = Delivery(
+            self.publish,
+            interval_s=interval_s,
+            num_streams=lambda: self.num_streams,
+            thread_time=lambda: self._thread_s,
+        )
 
     def publish(self, generations: Sequence[Generation]) -> None:
+        self._thread_s += self.message_s * len(generations)
         self.batches.append(list(generations))
         for generation in generations:
             generation.publish()
@@ -91,7 +106,7 @@ async def test_the_others_are_served_even_if_some_fail() -> None:
         if len(recorded.batches) == 1:
             raise RuntimeError("cannot be published")
 
-    recorded.delivery = Delivery(fail_once, interval_s=0.0)
+    recorded.delivery = Delivery(fail_once, interval_s=0.0, num_streams=lambda: 1)
     recorded.add(*(make_generation() for _ in range(CLIENTS_PER_ITERATION + 1)))
     await iterate(3)
     assert [len(batch) for batch in recorded.batches] == [CLIENTS_PER_ITERATION, 1]
@@ -147,6 +162,61 @@ async def test_tokens_that_come_less_often_do_not_wait() -> None:
     recorded.add(generation)
     await iterate(1)
     assert recorded.batches == [[generation]]
+
+
+async def measure(recorded: RecordedDelivery, *, message_s: float) -> None:
+    """Serves clients until the time of a message is measured anew."""
+    recorded.message_s = message_s
+    # Two measurements: the first may have messages from before.
+    recorded.add(*(make_generation() for _ in range(2 * MESSAGES_PER_MEASUREMENT)))
+    await iterate(2 * MESSAGES_PER_MEASUREMENT // CLIENTS_PER_ITERATION)
+    assert recorded.delivery.is_idle
+    recorded.batches.clear()
+
+
+async def is_served_after(recorded: RecordedDelivery, passed_s: float) -> bool:
+    """Whether a started stream is served that gets a token this long after its last message."""
+    generation = await make_started(recorded)
+    generation.served_at_s -= passed_s
+    append_step(generation, [6])
+    recorded.add(generation)
+    await iterate(1)
+    is_served = recorded.batches == [[generation]]
+    recorded.batches.clear()
+    recorded.delivery.discard(generation)
+    return is_served
+
+
+async def test_one_message_to_each_stream_takes_half_of_the_interval() -> None:
+    recorded = RecordedDelivery(interval_s=0.005, num_streams=300_000)
+    await measure(recorded, message_s=100e-6)
+    assert not await is_served_after(recorded, 55)
+    assert await is_served_after(recorded, 61)
+    # Streams that are gone count no longer.
+    recorded.num_streams = 30_000
+    await make_started(recorded)
+    assert await is_served_after(recorded, 6.1)
+    await measure(recorded, message_s=1e-6)
+    assert await is_served_after(recorded, 0.1)
+
+
+async def test_few_streams_are_served_as_often_as_the_flag_says() -> None:
+    recorded = RecordedDelivery(interval_s=10.0, num_streams=128)
+    await measure(recorded, message_s=100e-6)
+    assert await is_served_after(recorded, 10)
+    assert not await is_served_after(recorded, 9)
+
+
+async def test_a_loop_that_does_much_else_does_not_delay_few_streams() -> None:
+    recorded = RecordedDelivery(interval_s=0.005, num_streams=16)
+    await measure(recorded, message_s=1.0)
+    assert await is_served_after(recorded, 0.02)
+
+
+async def test_with_an_interval_of_0_nothing_is_gathered_under_load() -> None:
+    recorded = RecordedDelivery(interval_s=0.0, num_streams=300_000)
+    await measure(recorded, message_s=100e-6)
+    assert await is_served_after(recorded, 0)
 
 
 @pytest.mark.parametrize("fields", [{"stop_sequences": ["end"]}, {"trace": True}])
