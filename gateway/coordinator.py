@@ -381,14 +381,12 @@ class Coordinator:
         at fault.
         """
         verifier, generation = sequence.verifier, sequence.generation
-        if isinstance(error, OverloadedError):
+        if isinstance(error, OverloadedError | UnavailableError):
             # One that names a field has no room for that, as for grammars, and has for others.
             if not error.field:
                 wait_s = (error.retry_after_ms or RETRY_AFTER_MS) / 1000
                 verifier.load.full_until_s = time.monotonic() + wait_s
-            reason = "full"
-        elif isinstance(error, UnavailableError):
-            reason = "draining"
+            reason = "full" if isinstance(error, OverloadedError) else "draining"
         elif sequence.displaced is not None and generation.admitted_at_s is not None:
             # Another one ran it: this one is of another version, or configured otherwise.
             verifier.ignored.record("rejected_command", error.message)

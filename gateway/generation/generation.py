@@ -212,8 +212,11 @@ class Generation:
             or not num_accepted <= num_drafts <= self._max_draft_tokens
             or base_length + num_tokens > self._max_length
             or num_accepted > num_tokens
-            or not (num_tokens or finish_reason is FinishReason.CANCELLED)
-            or (num_tokens and max(token_ids) >= self._vocab_size)
+            or not num_tokens
+            or max(token_ids) >= self._vocab_size
+            # The last token that may come ends the output, and only a Close ends it as CANCELLED.
+            or (base_length + num_tokens == self._max_length and not finish_reason)
+            or finish_reason is FinishReason.CANCELLED
             or len(logprobs) != (num_tokens if self._wants_logprobs else 0)
             or self._num_scored != self._num_to_score
         ):
@@ -221,10 +224,9 @@ class Generation:
         if logprobs:
             _check_sizes(logprobs, self.request.sampling.logprobs or 0)
             self._unread.logprobs += logprobs
-        if num_tokens:
-            known += token_ids
-            match_length = min(matched_ngram_length, MAX_MATCH_LENGTH)
-            self._decided.append(Step(num_tokens, num_drafts, num_accepted, match_length, source))
+        known += token_ids
+        match_length = min(matched_ngram_length, MAX_MATCH_LENGTH)
+        self._decided.append(Step(num_tokens, num_drafts, num_accepted, match_length, source))
         self._decided_finish_reason = finish_reason
 
     def publish(self) -> Sequence[Step]:
@@ -250,8 +252,7 @@ class Generation:
                 self._end(FinishReason.STOP)
                 return steps
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
-            if self._decided_finish_reason is not FinishReason.CANCELLED:
-                _add_tail(steps[-1], self._output_text.finish())
+            _add_tail(steps[-1], self._output_text.finish())
             self._end(self._decided_finish_reason)
         elif decided:
             self.changed.set()
@@ -317,8 +318,9 @@ class Generation:
         return VerifierError(
             f"the verifier decided {len(decided.token_ids)} tokens after {decided.base_length} of "
             f"at most {self._max_length}, with ids up to {max(decided.token_ids, default=0)}, "
-            f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
-            f"{decided.num_draft_tokens} drafts accepted, which is impossible"
+            f"{len(decided.logprobs)} logprobs, {decided.num_accepted_tokens} of "
+            f"{decided.num_draft_tokens} drafts accepted and finish reason "
+            f"{decided.finish_reason.name}, which is impossible"
         )
 
     def _drop_unshown(self) -> None:

@@ -39,6 +39,9 @@ _MAX_ROUND_TRIP_S = 60.0
 _MAX_OPENS = 256
 _MAX_OPENS_BYTES = MAX_SESSION_REQUEST_BYTES // 4
 
+# In one message of a verifier, which splits larger answers long before. Millions of empty ones fit.
+_MAX_EVENTS = 1 << 14
+
 _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
 
@@ -189,11 +192,10 @@ class VerifierLink:
         """PeerHandler: Hello and Welcome, which other events may follow."""
         await call.write(wire.hello_to_proto(self._gateway_id))
         answer = await call.read()
-        welcome = (
-            wire.welcome_from_proto(answer)
-            if isinstance(answer, verifier_pb2.SessionResponse)
-            else None
-        )
+        welcome = None
+        if isinstance(answer, verifier_pb2.SessionResponse):
+            _check_size(answer)
+            welcome = wire.welcome_from_proto(answer)
         if welcome is None:
             raise PeerError(f"no Welcome of protocol version {wire.PROTOCOL_VERSION}")
         self.welcome, self._first_events = welcome
@@ -213,7 +215,12 @@ class VerifierLink:
         return request if self._outbox.next_open is None else self._add_opens(request)
 
     def on_response(self, response: verifier_pb2.SessionResponse) -> None:
-        """PeerHandler."""
+        """PeerHandler.
+
+        Raises:
+            PeerError: there are too many events.
+        """
+        _check_size(response)
         events = wire.events_from_proto(response.events)
         if self.load.prompts:
             for event in events:
@@ -278,6 +285,11 @@ class VerifierLink:
         self.load.prompts.clear()
         self._listener.on_verifier_down(self)
         self.is_draining = False
+
+
+def _check_size(response: verifier_pb2.SessionResponse) -> None:
+    if len(response.events) > _MAX_EVENTS:
+        raise PeerError(f"{len(response.events)} events in one message")
 
 
 def _too_large(message: verifier_pb2.Open, num_bytes: int) -> InvalidRequestError:

@@ -397,22 +397,6 @@ def test_an_end_without_the_token_that_caused_it_is_an_error_of_the_verifier(
     assert generation.finish_reason is FinishReason.UNFINISHED
 
 
-@pytest.mark.parametrize("is_published", [True, False])
-def test_text_held_back_to_a_cancellation_is_not_shown(
-    tokenizer: Tokenizer, is_published: bool
-) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
-    append_step(generation, tokenizer.encode("xa"))
-    if is_published:
-        generation.publish()
-    append_step(generation, [], finish=FinishReason.CANCELLED)
-    generation.publish()
-    part = read_chunk(generation)
-    assert part is not None
-    assert (part.text, part.finish_reason) == ("x", FinishReason.CANCELLED)
-    assert read_chunk(generation) is None
-
-
 @given(
     text=st.text(alphabet="ab é日\N{GRINNING FACE}", max_size=16),
     cuts=st.lists(st.integers(1, 4), min_size=1),

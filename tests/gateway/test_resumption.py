@@ -500,12 +500,11 @@ async def test_a_refused_request_goes_to_another_verifier(
     assert output.usage.resumes == 0
     assert fleet.running.sample("tandem_request_retries_total", reason=reason) == 1
     assert fleet.running.sample("tandem_requests_shed_total") == 0
-    if reason == "full":
-        # Until it has room again, it is asked last.
-        other.play(lambda opened: [5, 0])
-        for index in range(8):
-            await fleet.running.generate(1, affinity_key=f"key {index}")
-        assert len(full.commands("open")) == 1
+    # Until it takes sequences again, it is asked last.
+    other.play(lambda opened: [5, 0])
+    for index in range(8):
+        await fleet.running.generate(1, affinity_key=f"key {index}")
+    assert len(full.commands("open")) == 1
 
 
 @pytest.mark.parametrize(("asked_ms", "told_ms"), [(700, 700), (2**32 - 1, 30_000)])

@@ -63,6 +63,22 @@ async def test_a_verifier_that_comes_back_is_used_again(
     assert (await running.generate(1)).token_ids == [5, 0]
 
 
+async def test_a_message_of_very_many_events_ends_the_session(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    verifier.send_response(verifier_pb2.SessionResponse(events=[verifier_pb2.Event()] * (1 << 14)))
+    ignored = "tandem_peer_messages_ignored_total"
+    await until(lambda: running.sample(ignored, peer="verifier", reason="odd_event") > 0)
+    assert verifier.num_sessions == 1
+    verifier.send_response(
+        verifier_pb2.SessionResponse(events=[verifier_pb2.Event()] * ((1 << 14) + 1))
+    )
+    await until(lambda: verifier.num_sessions == 2)
+    (lost,) = [entry for entry in running.log if entry["event"] == "peer_down"]
+    assert "16385 events in one message" in str(lost)
+
+
 async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     start_gateway: StartGateway,
 ) -> None:
@@ -114,6 +130,8 @@ IMPOSSIBLE_EVENTS = {
     "in the past": {"base_length": 0},
     "behind a gap": {"base_length": 9},
     "stopped without a token": {"token_ids": [], "finish_reason": STOP},
+    "not ended at its limit": {"token_ids": [5] * 20},
+    "cancelled by nobody": {"finish_reason": CANCELLED},
     "logprobs unasked for": {"logprobs": [sampling_pb2.TokenLogprob(token_id=5)]},
 }
 
@@ -248,8 +266,9 @@ async def test_a_client_that_reads_late_gets_all_its_logprobs(
         event.decided.logprobs.extend(
             sampling_pb2.TokenLogprob(token_id=7, logprob=-0.5, rank=1, top=top) for _ in range(32)
         )
+        if index == 30_016 // 32 - 1:
+            event.decided.finish_reason = STOP
         verifier.send(event)
-    verifier.send(verifier.decided(opened.sequence_id, 30_017, [], finish=CANCELLED))
     # Nothing is read before all of it was decided.
     await until(lambda: not running.gateway.coordinator._sequences._by_id)
     await until(lambda: running.gateway.coordinator._delivery.is_idle)
