@@ -150,6 +150,8 @@ class VerifierServer:
                 self._config.model / "tokenizer.json",
                 vocab_size=loaded.served.vocab_size,
                 end_token_ids=sorted(loaded.served.eos_token_ids),
+                # As many as run, and as many again, so that the next to run are ready.
+                max_num_states=2 * self._config.max_num_seqs,
                 on_compiled=metrics.grammar_compiled,
             )
         self.servicer.open(self.engine, loaded.served, self._grammars)

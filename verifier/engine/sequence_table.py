@@ -244,6 +244,8 @@ class SequenceTable:
     def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
         self._useless_hints.learn(sequence.hint_record)
         self._drafters.end(sequence, by_itself=by_itself)
+        if sequence.grammar is not None:
+            sequence.grammar.forget_fault()
         # Its text may wait for a drafter; what it was sampled with, some MiB, need not.
         sequence.grammar = sequence.adjustments = None
         self._scheduler.finish(sequence)

@@ -149,7 +149,8 @@ class Session:
     async def compiled(self) -> None:
         """Returns when every Open that waited for its grammar is submitted or rejected."""
         while self._uncompiled:
-            await asyncio.wait([each.grammar for each in self._uncompiled.values()])
+            # One at a time: a future keeps its grammar, and others wait until that is freed.
+            await asyncio.wait([next(iter(self._uncompiled.values())).grammar])
             await asyncio.sleep(0)
 
     def end(self) -> None:
@@ -363,6 +364,8 @@ class Session:
                 grammar,
                 sequence.token_ids[sequence.prompt_length :],
                 is_drafted=sequence.num_speculative_tokens > 0,
+                tenant=sequence.cache_salt,
+                priority=sequence.priority,
             )
         )
         uncompiled = _Uncompiled(sequence, compiling)

@@ -75,6 +75,12 @@ class GrammarState:
         self._go_on()
         return self._error_of(self._matcher)
 
+    def forget_fault(self) -> None:
+        """Once nothing is asked any more. The traceback of what a matcher raised leads back here,
+        so the matchers would stay until the next collection of garbage.
+        """
+        self._fault = None
+
     def take_in(self, token_ids: SequenceOf[int], prompt_length: int) -> None:
         """Takes in the output tokens that are new.
 

@@ -6,6 +6,9 @@ nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is 
 until the thread has left it. A row of a step may take up to some 60 ms, with long literals after
 drafts. So an operator says whether clients may send grammars at all.
 
+A compiled grammar may hold 12 MB. So only some are compiled before their sequences run; further
+ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread.
+
 Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
 """
 
@@ -14,9 +17,11 @@ import contextlib
 import enum
 import functools
 import json
+import math
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -43,6 +48,8 @@ _LIMITS = LLParserLimits(
 # never end. A schema may say otherwise under "x-guidance".
 _JSON: Any = {"whitespace_pattern": " ?"}
 _MAX_WAITING = 1024
+# How long the thread may be at work on others' grammars before one that waits is rejected.
+_MAX_WAIT_S = 30.0
 # Schemas of 20,000 strings take 0.1 s.
 MAX_COMPILE_S = 10.0
 _RETRY_MS = 1000
@@ -100,6 +107,7 @@ class Grammars:
         *,
         vocab_size: int,
         end_token_ids: Sequence[int],
+        max_num_states: int = _MAX_WAITING,
         on_compiled: Callable[[GrammarKind, bool, float], None] | None = None,
     ) -> None:
         """Starts the thread, which reads the tokenizer.
@@ -108,15 +116,22 @@ class Grammars:
             tokenizer: the model's tokenizer.json.
             vocab_size: of the model's logits.
             end_token_ids: what may follow when a grammar's text is complete.
+            max_num_states: how many states may be in use. While so many are, nothing is compiled.
+                More than can run, so that it never keeps a sequence from running.
             on_compiled: called in that thread for each grammar: its kind, whether it can be used,
                 and how long compiling it took, in seconds.
         """
         self._on_compiled = on_compiled
         self._vocab_size = vocab_size
-        # Guards what follows, and tells the thread of a job or of the end.
+        self._max_num_states = max_num_states
+        # Guards what follows, and tells the thread of a job, of room for a state or of the end.
         self._changed = threading.Condition()
-        # Jobs that wait, oldest first. One that is cancelled leaves at once, with its tokens.
-        self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
+        # One that is cancelled leaves at once, with its tokens.
+        self._jobs = _WaitingJobs()
+        # States that something still refers to.
+        self._num_states = 0
+        # Since when the thread has not waited for a job or for room.
+        self._busy_since_s = time.monotonic()
         self._is_closed = False
         # What compiles for too long, for as long as it does.
         self._endless: Grammar | None = None
@@ -136,21 +151,29 @@ class Grammars:
         atexit.register(self.close)
 
     def compile(
-        self, grammar: Grammar, output_token_ids: Sequence[int] = (), *, is_drafted: bool = True
+        self,
+        grammar: Grammar,
+        output_token_ids: Sequence[int] = (),
+        *,
+        is_drafted: bool = True,
+        tenant: str = "",
+        priority: int = 0,
     ) -> "Future[GrammarState]":
         """A sequence's own state, after the output that it has.
 
         The future's exception is a RequestError if the grammar is wrong or too complex, the output
-        does not follow it, or the model's tokenizer cannot be used.
+        does not follow it, it waited too long for others, or the model's tokenizer cannot be used.
 
         Args:
             is_drafted: whether drafts are verified; without them, it takes half as long.
+            tenant: with whom tenants of the same priority take turns.
+            priority: the sequence's; higher first, as sequences run.
 
         Raises:
             InvalidRequestError: this grammar compiles for too long.
             OverloadedError: another one does, or too many wait to be compiled.
         """
-        job = _Job(grammar, output_token_ids, is_drafted)
+        job = _Job(grammar, output_token_ids, is_drafted, tenant, priority)
         with self._changed:
             # Once: the thread that compiles may be done with it at any time.
             if (endless := self._endless) is not None:
@@ -161,7 +184,7 @@ class Grammars:
                     field=grammar.field,
                     retry_after_ms=_RETRY_MS,
                 )
-            self._jobs[job.future] = job
+            self._jobs.add(job)
             self._changed.notify()
         job.future.add_done_callback(self._on_done)
         return job.future
@@ -183,31 +206,67 @@ class Grammars:
     def _run(self, path: Path, end_token_ids: Sequence[int]) -> None:
         tokenizer = _read_tokenizer(path, self._vocab_size, end_token_ids)
         while (job := self._next_job()) is not None:
-            if not job.future.set_running_or_notify_cancel():
-                continue
-            timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
-            timer.daemon = True
+            self._work(tokenizer, job)
+            # While the thread waits, it keeps no state alive.
+            del job
+
+    def _work(self, tokenizer: "_Tokenizer | None", job: "_Job") -> None:
+        if not job.future.set_running_or_notify_cancel():
+            return
+        timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # the system has no thread left
+            job.future.set_exception(_no_thread(job.grammar))
+            return
+        # The future has an exception already if it took too long.
+        with contextlib.suppress(InvalidStateError):
             try:
-                timer.start()
-            except RuntimeError:  # the system has no thread left
-                job.future.set_exception(_no_thread(job.grammar))
-                continue
-            # The future has an exception already if it took too long.
-            with contextlib.suppress(InvalidStateError):
-                try:
-                    job.future.set_result(self._compile_observed(tokenizer, job))
-                except BaseException as error:  # also what the library panics with
-                    job.future.set_exception(error)
-            timer.cancel()
-            # It may be at work just now.
-            timer.join()
-            self._endless = None
+                job.future.set_result(self._counted(self._compile_observed(tokenizer, job)))
+            except BaseException as error:  # also what the library panics with
+                job.future.set_exception(error)
+        timer.cancel()
+        # It may be at work just now.
+        timer.join()
+        self._endless = None
 
     def _next_job(self) -> "_Job | None":
-        """Waits for it; None once it is closed."""
+        """Waits for one, and for room for its state; rejects those that waited too long. None once
+        it is closed.
+        """
+        while True:
+            with self._changed:
+                while not self._is_closed and not (
+                    self._jobs and self._num_states < self._max_num_states
+                ):
+                    self._changed.wait()
+                    self._busy_since_s = time.monotonic()
+                if self._is_closed:
+                    return None
+                # Before that, they waited for room, as sequences wait to run.
+                long_ago_s = time.monotonic() - _MAX_WAIT_S
+                is_late = self._busy_since_s < long_ago_s
+                late = self._jobs.take_older(long_ago_s) if is_late else []
+                job = self._jobs.take_next() if self._jobs else None
+            for each in late:
+                with contextlib.suppress(InvalidStateError):
+                    each.future.set_exception(_too_late(each.grammar))
+            if job is not None:
+                return job
+
+    def _counted(self, state: GrammarState) -> GrammarState:
+        """Counts the state until nothing refers to it: whoever drops it need not say so."""
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._is_closed)
-            return None if self._is_closed else self._jobs.popitem(last=False)[1]
+            self._num_states += 1
+        weakref.finalize(state, self._on_freed).atexit = False
+        return state
+
+    def _on_freed(self) -> None:
+        """Called by any thread, wherever it drops the last reference: also below the lock."""
+        with self._changed:
+            self._num_states -= 1
+            self._changed.notify()
 
     def _give_up(self, job: "_Job") -> None:
         """Rejects what compiles for too long, and what waits behind it."""
@@ -220,13 +279,11 @@ class Grammars:
     def _take_jobs(self) -> list["_Job"]:
         """Removes and returns the jobs that wait."""
         with self._changed:
-            taken = list(self._jobs.values())
-            self._jobs.clear()
-        return taken
+            return self._jobs.take_older(math.inf)
 
     def _on_done(self, future: "Future[GrammarState]") -> None:
         with self._changed:
-            self._jobs.pop(future, None)
+            self._jobs.discard(future)
 
     def _compile_observed(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
         start_s = time.perf_counter()
@@ -273,7 +330,52 @@ class _Job:
     grammar: Grammar
     output_token_ids: Sequence[int]
     is_drafted: bool
+    tenant: str
+    priority: int
     future: "Future[GrammarState]" = field(default_factory=Future)
+    arrived_at_s: float = field(default_factory=time.monotonic)
+
+
+class _WaitingJobs:
+    """The jobs that wait. The highest priority is next; of it, the tenant whose last turn is
+    longest ago, whatever others wait with; of this tenant, the oldest job.
+    """
+
+    def __init__(self) -> None:
+        # Oldest first.
+        self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
+        # The last turns of tenants, oldest first. Whoever is not among them had none of late.
+        self._turns: OrderedDict[str, int] = OrderedDict()
+        self._num_turns = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: _Job) -> None:
+        self._jobs[job.future] = job
+
+    def discard(self, future: "Future[GrammarState]") -> None:
+        self._jobs.pop(future, None)
+
+    def take_next(self) -> _Job:
+        """Removes and returns it; there must be one."""
+        job = min(
+            self._jobs.values(), key=lambda each: (-each.priority, self._turns.get(each.tenant, 0))
+        )
+        del self._jobs[job.future]
+        self._num_turns += 1
+        self._turns[job.tenant] = self._num_turns
+        self._turns.move_to_end(job.tenant)
+        if len(self._turns) > _MAX_WAITING:
+            self._turns.popitem(last=False)
+        return job
+
+    def take_older(self, arrived_at_s: float) -> list[_Job]:
+        """Removes and returns the jobs that arrived before that."""
+        taken = []
+        while self._jobs and next(iter(self._jobs.values())).arrived_at_s < arrived_at_s:
+            taken.append(self._jobs.popitem(last=False)[1])
+        return taken
 
 
 class _Tokenizer:
@@ -353,6 +455,14 @@ def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:
         return _wrong(grammar, f"compiling the grammar takes over {MAX_COMPILE_S:g} s")
     return OverloadedError(
         "another grammar takes too long to compile", field=grammar.field, retry_after_ms=_RETRY_MS
+    )
+
+
+def _too_late(grammar: Grammar) -> OverloadedError:
+    return OverloadedError(
+        f"compiling grammars that came before took over {_MAX_WAIT_S:g} s",
+        field=grammar.field,
+        retry_after_ms=_RETRY_MS,
     )
 
 

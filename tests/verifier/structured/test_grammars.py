@@ -1,6 +1,7 @@
 """Grammars: which tokens they allow, against brute force; what is refused; what is bounded."""
 
 import contextlib
+import gc
 import itertools
 import json
 import random
@@ -10,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -699,6 +701,95 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         end.set()
         last.result(timeout=60)
         waiting[1].result(timeout=60)
+
+
+def test_no_more_is_compiled_than_may_be_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for room is not late, however long that takes."""
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 0.2)
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], max_num_states=2)
+    states = [state_of(grammars, GrammarKind.REGEX, "a") for _ in range(2)]
+    waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "b"), tenant=t) for t in "xy"]
+    # One more that could be compiled would be there by now.
+    time.sleep(0.5)
+    assert not any(each.running() or each.done() for each in waiting)
+    states.pop()
+    states.append(waiting.pop(0).result(timeout=60))
+    time.sleep(0.2)
+    assert not waiting[0].running()
+    # A fault refers to the state that it was met in.
+    states[0]._matcher = FailsOnce(states[0]._matcher, "consume_tokens")  # type: ignore[assignment]
+    states[0].take_in([7], 0)
+    with pytest.raises(OSError, match="a fault"):
+        states[0].allowed([])
+    states[0].forget_fault()
+    gc.disable()
+    try:
+        del states[0]
+        states.append(waiting.pop(0).result(timeout=60))
+        states.clear()
+        while grammars._num_states:
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+    grammars.close()
+
+
+def test_it_ends_while_grammars_wait_for_room() -> None:
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], max_num_states=1)
+    state = state_of(grammars, GrammarKind.REGEX, "a")
+    waiting = grammars.compile(Grammar(GrammarKind.REGEX, "b"))
+    grammars.close()
+    assert waiting.cancelled()
+    assert not grammars._thread.is_alive()
+    assert state.error is None
+
+
+def test_tenants_take_turns_and_higher_priorities_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_thread(monkeypatch) as (grammars, end):
+        done: list[str] = []
+
+        def compile_for(tenant: str, name: str, priority: int = 0) -> "Future[GrammarState]":
+            future = grammars.compile(
+                Grammar(GrammarKind.REGEX, "a"), tenant=tenant, priority=priority
+            )
+            future.add_done_callback(lambda _: done.append(name))
+            return future
+
+        futures = [compile_for("a", f"a{n}") for n in range(4)]
+        futures += [compile_for("b", "b0"), compile_for("b", "b1"), compile_for("c", "c0")]
+        futures += [compile_for("c", "urgent", 1), compile_for("d", "low", -1)]
+        end.set()
+        for each in futures:
+            each.result(timeout=60)
+    # "c" had its turn with what is urgent.
+    assert done == ["urgent", "a0", "b0", "c0", "a1", "b1", "a2", "a3", "low"]
+
+
+def test_turns_of_tenants_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+    for tenant in "abcdea":
+        grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant=tenant).result(timeout=60)
+    assert list(grammars._jobs._turns) == ["e", "a"]
+    grammars.close()
+
+
+def test_a_grammar_that_waits_for_others_for_too_long_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_WAIT_S", 0.1)
+    with held_thread(monkeypatch) as (grammars, end):
+        late = [grammars.compile(Grammar(GrammarKind.REGEX, "a", "late")) for _ in range(3)]
+        time.sleep(0.2)
+        end.set()
+        for each in late:
+            with pytest.raises(OverloadedError, match="grammars that came before") as caught:
+                each.result(timeout=60)
+            assert caught.value.field == "late"
+            assert caught.value.retry_after_ms
+        grammars.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=60)
 
 
 class Output(list[int]):

@@ -424,6 +424,46 @@ async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wai
     assert len(compiled) == 3
 
 
+async def test_what_waits_to_run_waits_without_a_compiled_grammar(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for as many as run: a compiled one may hold megabytes."""
+    counts = []
+    counted = Grammars._counted
+
+    def count(grammars: Grammars, state: GrammarState) -> GrammarState:
+        counted(grammars, state)
+        counts.append(grammars._num_states)
+        return state
+
+    monkeypatch.setattr(Grammars, "_counted", count)
+    running = await start_verifier(allow_structured_output=True, max_num_seqs=1)
+    session = await running.greeted_session()
+    grammar, matches = GRAMMARS["regex"]
+    # Without a hint it goes on for ever.
+    await session.open(make_open("first", draft_wait=pb.DRAFT_WAIT_ALWAYS))
+    names = [f"{n}" for n in range(6)]
+    await session.open(*(constrained(name, grammar) for name in names))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.load()).num_waiting != len(names) or len(counts) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    # One that waits for room, and one whose grammar is compiled, are closed as any other.
+    await session.send(
+        pb.Command(close=pb.Close(sequence_id="5")),
+        pb.Command(close=pb.Close(sequence_id="0")),
+        pb.Command(close=pb.Close(sequence_id="first")),
+    )
+    for name in names[1:-1]:
+        assert matches(text_of(await finish(session, name)))
+    assert max(counts) == 2
+    assert len(counts) == len(names) - 1
+    await running.idle()
+    grammars = running.verifier._grammars
+    assert grammars is not None
+    while grammars._num_states:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def until_one_waits(running: RunningVerifier) -> None:
     while (await running.load()).num_waiting != 1:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -24,6 +24,9 @@ class WatchedGrammar:
         self._masks = np.full((1, (vocab_size + 31) // 32), -1, dtype=np.int32)
         self._is_computed = False
 
+    def forget_fault(self) -> None:
+        pass
+
     def take_in(self, token_ids: Sequence[int], prompt_length: int) -> None:
         self._is_computed = False
 
