@@ -1,5 +1,6 @@
 """Where one sequence's output stands in its grammar."""
 
+import re
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -10,6 +11,10 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from verifier.errors import InvalidRequestError
+
+_MAX_REASON_CHARACTERS = 512
+# Before what is wrong with a schema that is part of a grammar in Lark: a line and a column of that.
+_PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema: )")
 
 
 class GrammarPanicError(Exception):
@@ -234,7 +239,17 @@ class GrammarState:
         if not matcher.is_error():
             return None
         reason = matcher.get_error() or "the output does not follow it"
-        return InvalidRequestError(reason.splitlines()[0], field=self._field)
+        return wrong_grammar(reason, self._field)
+
+
+def wrong_grammar(reason: str, field: str) -> InvalidRequestError:
+    """The error of a grammar: of what the library says, the first line, without a place in a text
+    that was made of a schema, and the line that names the cause. The others repeat the grammar.
+    """
+    first, *others = reason.splitlines()
+    causes = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    parts = (part[:_MAX_REASON_CHARACTERS] for part in (_PLACE.sub("", first), *causes[:1]))
+    return InvalidRequestError(" ".join(parts), field=field)
 
 
 def _forced_by(matcher: LLMatcher) -> list[int]:

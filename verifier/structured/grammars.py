@@ -33,7 +33,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from servicekit.errors import RequestError
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
-from verifier.structured.grammar_state import GrammarState
+from verifier.structured.grammar_state import GrammarState, wrong_grammar
 from verifier.structured.library_tokenizer import library_tokenizer
 
 _LIMITS = LLParserLimits(
@@ -305,10 +305,10 @@ class Grammars:
         try:
             text = _written(grammar, tokenizer.tags)
         except ValueError as error:
-            raise _wrong(grammar, str(error)) from None
+            raise wrong_grammar(str(error), grammar.field) from None
         matcher = tokenizer.matcher(text)
         if matcher.is_error():
-            raise _wrong(grammar, matcher.get_error())
+            raise wrong_grammar(matcher.get_error(), grammar.field)
         state = GrammarState(
             matcher,
             tokenizer.matcher(text) if job.is_drafted else None,
@@ -452,7 +452,9 @@ def _written(grammar: Grammar, tags: Mapping[str, int]) -> str:
 
 def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:
     if (grammar.kind, grammar.text) == (endless.kind, endless.text):
-        return _wrong(grammar, f"compiling the grammar takes over {MAX_COMPILE_S:g} s")
+        return InvalidRequestError(
+            f"compiling the grammar takes over {MAX_COMPILE_S:g} s", field=grammar.field
+        )
     return OverloadedError(
         "another grammar takes too long to compile", field=grammar.field, retry_after_ms=_RETRY_MS
     )
@@ -472,7 +474,3 @@ def _no_thread(grammar: Grammar) -> OverloadedError:
         field=grammar.field,
         retry_after_ms=_RETRY_MS,
     )
-
-
-def _wrong(grammar: Grammar, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(reason.splitlines()[0], field=grammar.field)

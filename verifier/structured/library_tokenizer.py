@@ -31,7 +31,7 @@ class LibraryTokenizer(NamedTuple):
 
 def library_tokenizer(text: str) -> LibraryTokenizer:
     """Changes a tokenizer.json: tokens that the library takes for special get names that no text
-    has, and characters are not composed.
+    has, characters are not composed, and no text gets a space before it.
 
     Raises:
         ValueError: it is no JSON.
@@ -57,6 +57,7 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
         # Of Unigram, in the order of ids.
         model["vocab"] = [[named(content), score] for content, score in model["vocab"]]
     tokenizer["normalizer"] = _without_composing(tokenizer.get("normalizer"))
+    tokenizer["pre_tokenizer"] = _without_added_space(tokenizer.get("pre_tokenizer"))
     return LibraryTokenizer(json.dumps(tokenizer), tags)
 
 
@@ -71,3 +72,14 @@ def _without_composing(normalizer: dict[str, Any] | None) -> dict[str, Any] | No
         parts = [_without_composing(each) for each in normalizer["normalizers"]]
         return normalizer | {"normalizers": [each for each in parts if each is not None]}
     return normalizer
+
+
+def _without_added_space(pre_tokenizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    if pre_tokenizer is None:
+        return None
+    if pre_tokenizer["type"] == "Sequence":
+        parts = [_without_added_space(each) for each in pre_tokenizer["pretokenizers"]]
+        return pre_tokenizer | {"pretokenizers": parts}
+    if pre_tokenizer["type"] == "ByteLevel":
+        return pre_tokenizer | {"add_prefix_space": False}
+    return pre_tokenizer

@@ -355,6 +355,25 @@ def test_a_wrong_grammar_is_refused_by_its_field(
     assert caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.REGEX, "(?=a)b"),
+        (GrammarKind.JSON_SCHEMA, '{"pattern": "(?=a)b"}'),
+        (GrammarKind.LARK, 'start: %json {"pattern": "(?=a)b"}'),
+    ],
+)
+def test_a_refused_pattern_is_told_why_in_one_line(
+    grammars: Grammars, kind: GrammarKind, text: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        state_of(grammars, kind, text)
+    message = caught.value.message
+    assert message.endswith("look-around, including look-ahead and look-behind, is not supported")
+    assert "\n" not in message
+    assert kind is GrammarKind.REGEX or not message.startswith("at ")
+
+
 def test_a_schema_that_is_true_allows_any_json(grammars: Grammars) -> None:
     for text in ("true", "{}"):
         assert state_of(grammars, GrammarKind.JSON_SCHEMA, text) is not None

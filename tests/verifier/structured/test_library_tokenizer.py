@@ -91,6 +91,25 @@ def test_text_whose_characters_are_not_composed_comes(
     assert text_of(path, output) == text
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_text_comes_where_the_tokenizer_puts_a_space_before_it(
+    tmp_path: Path, is_nested: bool, drafts: bool
+) -> None:
+    spacing: dict[str, Any] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    if is_nested:
+        spacing = {"type": "Sequence", "pretokenizers": [spacing]}
+    path = changed(tmp_path, pre_tokenizer=spacing)
+    assert text_of(path, Tokenizer.from_file(str(path)).encode("hello").ids) == " hello"
+    output = output_of(path, GrammarKind.CHOICES, json.dumps(["hello world"]), drafts=drafts)
+    assert text_of(path, output) == "hello world"
+
+
 def test_a_lark_grammar_refers_to_a_token_by_its_name_or_its_id(tmp_path: Path) -> None:
     path = with_token(tmp_path, "<tool_call>", is_special=False)
     for reference in ("<tool_call>", f"<[{ID}]>"):
