@@ -2,8 +2,9 @@
 
 Renders as transformers does (`utils/chat_template_utils.py`): the same sandbox, functions and
 variables, without transformers. Owns where templates are found, how they are rendered, and how long
-a rendered text may be. Read-only once loaded. Templates are the operator's, and trusted as the
-weights are; the sandbox limits what a bad one can do.
+a rendered text may be; `message_form.py` knows which form of messages each reads. Read-only once
+loaded. Templates are the operator's, and trusted as the weights are; the sandbox limits what a bad
+one can do.
 """
 
 import datetime
@@ -19,6 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from gateway.text.message_form import PROBE_TOOLS, MessageForm, Messages, find_form
 from servicekit.limits import MAX_MESSAGE_BYTES
 
 #: The most characters of a conversation's text. Good templates can make much more of a small
@@ -44,7 +46,7 @@ class ChatTemplate:
     """The template of one model; it may have another one for conversations with tools."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Compiles templates.
+        """Compiles templates, and finds the form of messages that each reads.
 
         Args:
             sources: by name; there is a `default`.
@@ -63,6 +65,7 @@ class ChatTemplate:
                 self._templates[name] = environment.from_string(source)
             except jinja2.TemplateError as error:
                 raise ChatTemplateError(f"the chat template {name!r}: {error}") from None
+        self._forms = {name: self._find_form(name) for name in self._templates}
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
@@ -99,7 +102,7 @@ class ChatTemplate:
         """The text of a conversation up to where the assistant answers.
 
         Args:
-            messages: each with `role` and `content`.
+            messages: each with `role` and `content`, in the default form of `MessageForm`.
             tools: JSON schemas of functions.
             variables: more variables of the template; none of `RESERVED_VARIABLES`.
 
@@ -108,11 +111,31 @@ class ChatTemplate:
             ChatTemplateError: the template does not accept them; its text is for the caller.
         """
         name = _WITH_TOOLS if tools and _WITH_TOOLS in self._templates else _DEFAULT
-        given = {**self._special_tokens, **(variables or {})}
+        return self._render(name, self._forms[name].messages(messages), tools, variables or {})
+
+    def _find_form(self, name: str) -> MessageForm:
+        tools = PROBE_TOOLS if name == _WITH_TOOLS else None
+
+        def render(messages: Messages) -> str:
+            try:
+                return self._render(name, messages, tools, {})
+            except ChatTemplateError:
+                return ""
+
+        return find_form(render)
+
+    def _render(
+        self,
+        name: str,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
         try:
             return self._templates[name].render(
                 {
-                    **given,
+                    **self._special_tokens,
+                    **variables,
                     "messages": messages,
                     "tools": tools,
                     "documents": None,

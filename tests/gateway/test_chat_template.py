@@ -1,5 +1,6 @@
 """Chat templates: rendered as transformers renders them, found where it finds them."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,88 @@ def test_the_longest_text_is_rendered() -> None:
     template = ChatTemplate({"default": "{{ half }}{{ messages[0].content }}"}, {})
     text = template.render([{"content": HALF}], variables={"half": HALF})
     assert len(text) == MAX_RENDERED_CHARACTERS
+
+
+SHOW_PARTS = (
+    "{% for part in message.content %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}"
+)
+EITHER = "{% if message.content is string %}{{ message.content }}{% else %}PARTS{% endif %}"
+CALLS = "{% for call in message.tool_calls %}{{ call.function.name }}"
+OBJECT = CALLS + "{{ call.function.arguments | tojson }}{% endfor %}"
+TEXT = CALLS + "{{ '=' + call.function.arguments }}{% endfor %}"
+ONLY_NONE = "{% if message.content is none %}%s{% else %}{{ message.content }}{% endif %}"
+SAYS = "{{ message.content is none }}"
+REFUSES = "{% if messages | length != 4 %}{{ raise_exception('begin with a system') }}{% endif %}"
+
+SPOKEN: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"a": "ü"}}}],
+    },
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": ""},
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("{{ message.content }}", "hi||2|"),
+        (SHOW_PARTS, "hi||2|"),
+        (EITHER, "hi||2|"),
+        ("{{ message.content | capitalize }}", "Hi||2|"),
+        (SHOW_PARTS + OBJECT, 'hi|f{"a": "ü"}|2|'),
+        ("{{ message.content }}" + OBJECT, 'hi|f{"a": "ü"}|2|'),
+        ("{{ message.content }}" + TEXT, 'hi|f={"a": "ü"}|2|'),
+        (ONLY_NONE.replace("%s", OBJECT), 'hi|f{"a": "ü"}|2|'),
+        (ONLY_NONE.replace("%s", TEXT), 'hi|f={"a": "ü"}|2|'),
+        (ONLY_NONE.replace("%s", OBJECT) + REFUSES, "hi||2|"),
+        (EITHER + REFUSES, "hi||2|"),
+        (SAYS + OBJECT, 'False|Falsef{"a": "ü"}|False|False'),
+    ],
+    ids=[
+        "text",
+        "parts",
+        "text or parts",
+        "other case",
+        "parts, objects",
+        "text, objects",
+        "text, JSON",
+        "none, objects",
+        "none, JSON",
+        "calls, refuses the probe",
+        "parts, refuses the probe",
+        "none is not needed",
+    ],
+)
+def test_a_template_gets_messages_in_the_form_that_it_reads(body: str, shown: str) -> None:
+    source = (
+        "{% for message in messages %}" + body + "{% if not loop.last %}|{% endif %}{% endfor %}"
+    )
+    before = copy.deepcopy(SPOKEN)
+    assert ChatTemplate({"default": source}, {}).render(SPOKEN) == shown
+    assert before == SPOKEN, "they stay as they are"
+
+
+def test_arguments_that_are_no_json_stay_as_they_are() -> None:
+    calls = [{"function": {"name": "f", "arguments": '{"a": '}}]
+    source = "{% for message in messages %}" + TEXT + "{% endfor %}"
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    assert ChatTemplate({"default": source}, {}).render(messages) == 'f={"a": '
+
+
+def test_each_of_a_models_templates_has_a_form_of_its_own() -> None:
+    sources = {
+        "default": "{{ messages[0].content }}",
+        # Fails without tools.
+        "tool_use": "{{ tools[0]['type'] }} {{ messages[0].content[0]['text'] }}",
+    }
+    template = ChatTemplate(sources, {})
+    assert template.render(SPOKEN) == "hi"
+    assert template.render(SPOKEN, tools=TOOLS) == "function hi"
 
 
 def write(folder: Path, config: dict[str, Any], **files: str) -> Path:

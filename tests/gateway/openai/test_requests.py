@@ -394,6 +394,49 @@ async def test_the_chat_template_makes_the_prompt(
     assert list(opened.token_ids) == texts(expected)
 
 
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        # As Llama Guard 3's.
+        (
+            "{% for message in messages %}[{{ message['role'] }}]"
+            "{% for content in message['content'] %}{% if content['type'] == 'text' %}"
+            "{{ content['text'] }}{% endif %}{% endfor %}{% endfor %}",
+            "[user]a\nb[assistant][tool]2",
+        ),
+        # As DeepSeek-R1's.
+        (
+            "{% for message in messages %}[{{ message['role'] }}]"
+            "{% if message['role'] == 'assistant' and message['content'] is none %}"
+            "{% for call in message['tool_calls'] %}"
+            "{{ '(' + call['function']['name'] + call['function']['arguments'] + ')' }}"
+            "{% endfor %}{% else %}{{ message['content'] }}{% endif %}{% endfor %}",
+            '[user]a\nb[assistant](f{"x": 1})[tool]2',
+        ),
+    ],
+    ids=["parts", "calls without content"],
+)
+@pytest.mark.parametrize("nothing", [None, "", []], ids=["null", "text", "parts"])
+async def test_a_chat_template_that_reads_another_form_of_messages_shows_all_of_them(
+    start_api: StartApi,
+    chat_folder: Path,
+    verifier: ScriptedVerifier,
+    texts: Any,
+    template: str,
+    shown: str,
+    nothing: Any,
+) -> None:
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
+        {"role": "assistant", "content": nothing, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    opened = await opened_by(start_api, verifier, "/v1/chat/completions", {"messages": messages})
+    assert list(opened.token_ids) == texts(shown)
+
+
 async def test_tools_are_left_out_if_none_may_be_called(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Any
 ) -> None:
