@@ -123,8 +123,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     it, too."""
 
     stream_interval_s: float = pydantic.Field(default=0.005, ge=0, le=1, allow_inf_nan=False)
-    """For how long a stream's tokens are gathered for one message, in seconds; the first and the
-    last tokens never wait. 0: a message for each step of the model."""
+    """For how long a stream's tokens are gathered for one message, in seconds; with many streams
+    for longer. The first and the last tokens never wait. 0: a message for each step of the
+    model."""
 
     unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
     """How long a client may leave output unread, so that no more can be sent, before its request is

@@ -82,7 +82,7 @@ class Coordinator:
             draft_wait: how long verifiers may wait for drafts.
             max_resumes: how often another verifier may go on with a choice whose own was lost.
             resume_timeout_s: how long a choice may wait for that verifier.
-            stream_interval_s: for how long a stream's tokens are gathered for one message.
+            stream_interval_s: for how long a stream's tokens are gathered, at least.
             on_availability: called when a verifier comes or goes.
         """
         self._fleet = fleet
