@@ -199,7 +199,7 @@ def answer_by_family(
         given = [answers[each] for each in families]
         found = [ip for each in given if not isinstance(each, int) for ip in each]
         if not found:
-            [number, *_] = [each for each in given if isinstance(each, int)]
+            number = next(each for each in given if isinstance(each, int))
             raise socket.gaierror(number, "no answer")
         return [(family, 1, 6, "", (ip, port)) for ip in found]
 

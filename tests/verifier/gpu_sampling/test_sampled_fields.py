@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.verifier.gpu_sampling.device_batches import some_sampling
+from tests.verifier.sampling_cases import some_sampling
 from verifier.gpu.sampling.slots import DEVICE_FIELDS, host_fields, is_sampled_on_device
 from verifier.sampling import Sampling
 
