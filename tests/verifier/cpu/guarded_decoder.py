@@ -18,6 +18,7 @@ import numpy as np
 
 import servicekit.kernels.memory as memory
 import verifier.cpu.decoder as decoder_module
+from servicekit.logs import configure_logs
 from tests.verifier.cpu.running_decoder import Array, Chunk, RunningDecoder, some_tokens, weights_of
 from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Rotary
@@ -182,6 +183,7 @@ def run(name: str, dtype: str, quantization: str, num_threads: str) -> None:
 
 
 if __name__ == "__main__":
+    configure_logs("info", "tests")
     for subject in sys.argv[1:]:
         print(subject, file=sys.stderr, flush=True)
         run(*subject.split(":"))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from servicekit.kernels.jit import LEVELS, MACHINES
+from servicekit.logs import configure_logs
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, load, some_tokens
 from verifier.cpu.processor import TILES
 from verifier.sampling.logits_processing import History
@@ -88,4 +89,5 @@ def test_levels_of_x86_64_give_the_same_bits(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
+    configure_logs("info", "tests")
     print(TILES.name, *digests(Path(sys.argv[1])))
