@@ -3,7 +3,7 @@
 uvicorn bounds the size of a request's head and how long a connection may stay idle between two
 requests, but lets a client take forever for its first request, or for the head of any. Owns these
 timers, and which connection goes when there is no room for a new one; one whose TLS handshake is
-not done counts, too. Answers what is no HTTP, and bodies in tiny chunks. Knows no
+not done counts, too. Refuses what is not HTTP, and bodies in tiny chunks, with the reason. Knows no
 request.
 """
 

@@ -33,7 +33,6 @@ _MAX_TOKENS_BY_CUT = 256
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
 
-
 # Of a character in UTF-8, after its first byte.
 _MAX_CONTINUATION_BYTES = 3
 

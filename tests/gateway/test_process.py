@@ -42,6 +42,22 @@ async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await started.communicate()
 
 
+@contextlib.asynccontextmanager
+async def short_drain(
+    verifier: ScriptedVerifier, model_folder: Path
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, list[str]]]:
+    """A gateway that waits for its requests for 0.1 s; with the address of gRPC, and of HTTP."""
+    arguments = (
+        *("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--drain-timeout-s", "0.1"),
+        *("--verifiers", verifier.address, "--tokenizer", str(model_folder)),
+    )
+    async with process(*arguments) as gateway, asyncio.timeout(60):
+        assert gateway.stdout is not None
+        words = (await gateway.stdout.readline()).decode().split()
+        target, http = (word.partition("=")[2] for word in words[1:])
+        yield gateway, target, http.split(":")
+
+
 async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
     verifier: ScriptedVerifier,
 ) -> None:
@@ -75,14 +91,7 @@ async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
 async def test_http_requests_that_the_drain_does_not_wait_for_get_503(
     verifier: ScriptedVerifier, model_folder: Path
 ) -> None:
-    arguments = (
-        *("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--drain-timeout-s", "0.1"),
-        *("--verifiers", verifier.address, "--tokenizer", str(model_folder)),
-    )
-    async with process(*arguments) as gateway, asyncio.timeout(60):
-        assert gateway.stdout is not None
-        words = (await gateway.stdout.readline()).decode().split()
-        host, port = words[2].removeprefix("http=").split(":")
+    async with short_drain(verifier, model_folder) as (gateway, _, (host, port)):
         async with contextlib.AsyncExitStack() as clients:
             readers = []
             for index, is_stream in enumerate((False, True)):
@@ -105,17 +114,10 @@ async def test_http_requests_that_the_drain_does_not_wait_for_get_503(
 async def test_streams_that_outlive_the_drain_end_with_the_reason(
     verifier: ScriptedVerifier, model_folder: Path
 ) -> None:
-    arguments = (
-        *("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--drain-timeout-s", "0.1"),
-        *("--verifiers", verifier.address, "--tokenizer", str(model_folder)),
-    )
-    async with process(*arguments) as gateway, asyncio.timeout(60):
-        assert gateway.stdout is not None
-        words = (await gateway.stdout.readline()).decode().split()
-        host, port = words[2].removeprefix("http=").split(":")
+    async with short_drain(verifier, model_folder) as (gateway, target, (host, port)):
         async with (
             contextlib.AsyncExitStack() as clients,
-            grpc.aio.insecure_channel(words[1].removeprefix("grpc=")) as channel,
+            grpc.aio.insecure_channel(target) as channel,
         ):
             call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(
                 gateway_pb2.GenerateRequest(tokens=gateway_pb2.TokenIds(token_ids=[1]))
