@@ -1,7 +1,6 @@
 """Real models over a paged K/V cache, run chunk by chunk."""
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch.batch_expansion import expand
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.model.checkpoint import checkpoint_of, load_checkpoint
 from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
@@ -66,20 +64,6 @@ EXPERT_CONFIGS: dict[str, Any] = {
 SMALL_CONFIGS = DENSE_CONFIGS | EXPERT_CONFIGS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Tokens of one sequence from position `start` on, with logits at the last `num_rows`."""
-
-    token_ids: list[int]
-    start: int
-    block_table: list[int]
-    num_rows: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
-
-
 class PagedModel:
     """A model and its cache; `run` is one step, which sets `kv_is_finite` [T]."""
 
@@ -118,38 +102,15 @@ class PagedModel:
 
         `is_expanded`: tokens that stand for drafts attend one by one.
         """
-        scheduled = []
-        for chunk in chunks:
-            num_drafts = max(chunk.num_rows, 1) - 1
-            num_new = len(chunk.token_ids) - num_drafts
-            scheduled.append(
-                ScheduledTokens(
-                    token_ids=chunk.token_ids[:num_new],
-                    draft_token_ids=chunk.token_ids[num_new:],
-                    num_computed_tokens=chunk.start,
-                    block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
-                    is_sampled=chunk.num_rows > 0,
-                    num_expanded_tokens=num_drafts if is_expanded else 0,
-                )
-            )
-        layout = lay_out(scheduled, block_size=self.cache.block_size)
-        logits, self.kv_is_finite = self.paged.forward_on_device(expand(layout))
+        layout = lay_out_chunks(chunks, block_size=self.cache.block_size, is_expanded=is_expanded)
+        logits, self.kv_is_finite = self.paged.forward_on_device(layout)
         return list(logits.split([chunk.num_rows for chunk in chunks]))
 
     def run_in_chunks(
         self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
     ) -> torch.Tensor:
         """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
-        rows: list[torch.Tensor] = []
-        start, turn = 0, 0
-        while start < len(token_ids):
-            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
-            rows += self.run(
-                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
-            )
-            start += len(chunk)
-            turn += 1
-        return torch.cat(rows)
+        return torch.cat(rows_in_chunks(self.run, token_ids, sizes, block_table))
 
 
 def make_small_model(name: str, dtype: torch.dtype = torch.float32) -> PagedModel:

@@ -9,7 +9,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from tests.verifier import flash_attention_stand_in as stand_in
-from tests.verifier.paged_model import CPU, Chunk, PagedModel, make_small_model, some_tokens
+from tests.verifier.chunks import Chunk
+from tests.verifier.paged_model import CPU, PagedModel, make_small_model, some_tokens
 from verifier.attention.block_table import (
     BlockTableBackend,
     flash_attn_kernel,

@@ -6,13 +6,8 @@ from typing import cast
 import pytest
 import torch
 
-from tests.verifier.paged_model import (
-    BLOCK_SIZE,
-    Chunk,
-    PagedModel,
-    make_small_model,
-    some_tokens,
-)
+from tests.verifier.chunks import Chunk
+from tests.verifier.paged_model import BLOCK_SIZE, PagedModel, make_small_model, some_tokens
 from verifier.attention.kv_cache import KVCache, KVShape
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.verifier.paged_model import DENSE_CONFIGS, Chunk, PagedModel
+from tests.verifier.chunks import Chunk
+from tests.verifier.paged_model import DENSE_CONFIGS, PagedModel
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.block_table import BlockTableBackend, StepTables
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention

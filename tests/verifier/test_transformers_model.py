@@ -9,12 +9,12 @@ import random
 import pytest
 import torch
 
+from tests.verifier.chunks import Chunk
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     SMALL_CONFIGS,
-    Chunk,
     PagedModel,
     load_bundled_model,
     make_small_model,

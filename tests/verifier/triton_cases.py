@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.verifier.paged_model import Chunk, PagedModel, make_small_model, some_tokens
+from tests.verifier.chunks import Chunk
+from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend, DeviceTables
 from verifier.attention.kv_cache import KVCache, KVShape

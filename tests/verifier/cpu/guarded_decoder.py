@@ -19,7 +19,8 @@ import numpy as np
 import servicekit.kernels.memory as memory
 import verifier.cpu.decoder as decoder_module
 from servicekit.logs import configure_logs
-from tests.verifier.cpu.running_decoder import Array, Chunk, RunningDecoder, some_tokens, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import Array, RunningDecoder, some_tokens, weights_of
 from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Rotary
 

@@ -3,7 +3,6 @@
 import functools
 import tempfile
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,9 +10,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from tests.verifier.cpu.numpy_decoder import values
-from verifier.batch.batch_expansion import expand
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.weights import DecoderWeights, FloatArray
@@ -47,20 +46,6 @@ def _saved(name: str) -> tempfile.TemporaryDirectory[str]:
 def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:
     tokens: list[int] = np.random.default_rng(seed).integers(vocab_size, size=num_tokens).tolist()
     return tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Tokens of one sequence from position `start` on, with logits at the last `num_rows`."""
-
-    token_ids: list[int]
-    start: int
-    block_table: list[int]
-    num_rows: int = 1
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
 
 
 class RunningDecoder:
@@ -98,20 +83,7 @@ class RunningDecoder:
 
     def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:
         """`is_expanded`: tokens that stand for drafts attend one by one."""
-        scheduled = []
-        for chunk in chunks:
-            num_new = len(chunk.token_ids) - max(chunk.num_rows, 1) + 1
-            scheduled.append(
-                ScheduledTokens(
-                    token_ids=chunk.token_ids[:num_new],
-                    draft_token_ids=chunk.token_ids[num_new:],
-                    num_computed_tokens=chunk.start,
-                    block_table=chunk.block_table[: -(-chunk.end // self.decoder.block_size)],
-                    is_sampled=chunk.num_rows > 0,
-                    num_expanded_tokens=max(chunk.num_rows, 1) - 1 if is_expanded else 0,
-                )
-            )
-        return expand(lay_out(scheduled, block_size=self.decoder.block_size))
+        return lay_out_chunks(chunks, block_size=self.decoder.block_size, is_expanded=is_expanded)
 
     def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[FloatArray]:
         """One step over all chunks; returns each one's logits [num_rows, vocab_size]."""
@@ -124,16 +96,7 @@ class RunningDecoder:
         self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
     ) -> FloatArray:
         """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
-        rows: list[FloatArray] = []
-        start, turn = 0, 0
-        while start < len(token_ids):
-            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
-            rows += self.run(
-                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
-            )
-            start += len(chunk)
-            turn += 1
-        return np.concatenate(rows)
+        return np.concatenate(rows_in_chunks(self.run, token_ids, sizes, block_table))
 
     def keys_and_values(self, block_table: list[int], num_tokens: int) -> list[tuple[Array, Array]]:
         """Each layer's K and V [num_kv_heads, T, head_dim] in float64 of a sequence's tokens."""

@@ -11,13 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.verifier.cpu.running_decoder import (
-    Array,
-    Chunk,
-    RunningDecoder,
-    some_tokens,
-    weights_of,
-)
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import Array, RunningDecoder, some_tokens, weights_of
 from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, FloatArray
 

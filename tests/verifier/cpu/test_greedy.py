@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.workloads import rename_tasks
-from tests.verifier.cpu.running_decoder import MODEL_FOLDER, Chunk, RunningDecoder, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, weights_of
 from tests.volume import cases
 
 NUM_PROMPTS, NUM_AT_ONCE, NUM_TOKENS = cases(60, 200), 20, 24

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, some_tokens, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
 from verifier.cpu.decoder import CpuDecoder
 
 NUM_BLOCKS, MAX_NUM_TOKENS = 8, 40

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, some_tokens, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
 from verifier.cpu.weights import DecoderWeights
 
 POISON = 50

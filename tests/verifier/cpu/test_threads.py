@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, some_tokens, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
 from verifier.cpu.threads import SLEEPERS
 from verifier.cpu.weights import FloatArray
 
@@ -87,7 +88,8 @@ def test_several_decoders_compute_side_by_side() -> None:
 
 
 EXIT = """
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import RunningDecoder, weights_of
 running = RunningDecoder(weights_of("bundled"), num_threads=3)
 running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
 print("computed")
@@ -103,7 +105,8 @@ def test_an_interpreter_exits_that_did_not_close_its_decoder() -> None:
 
 BROKEN = """
 import verifier.cpu.decoder
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
+from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.running_decoder import RunningDecoder, weights_of
 
 def fail(*arguments):
     raise MemoryError("machine code cannot be loaded")

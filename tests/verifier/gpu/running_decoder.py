@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 
+from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from tests.verifier.gpu.capped_attention import CappedBackend
-from tests.verifier.paged_model import Chunk
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch.batch_expansion import expand
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.loading.loader import describe_decoder
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
@@ -75,21 +74,7 @@ class RunningGpuDecoder:
 
     def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:
         """`is_expanded`: tokens that stand for drafts attend one by one."""
-        scheduled = []
-        for chunk in chunks:
-            num_drafts = max(chunk.num_rows, 1) - 1
-            num_new = len(chunk.token_ids) - num_drafts
-            scheduled.append(
-                ScheduledTokens(
-                    token_ids=chunk.token_ids[:num_new],
-                    draft_token_ids=chunk.token_ids[num_new:],
-                    num_computed_tokens=chunk.start,
-                    block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
-                    is_sampled=chunk.num_rows > 0,
-                    num_expanded_tokens=num_drafts if is_expanded else 0,
-                )
-            )
-        return expand(lay_out(scheduled, block_size=self.cache.block_size))
+        return lay_out_chunks(chunks, block_size=self.cache.block_size, is_expanded=is_expanded)
 
     def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[torch.Tensor]:
         """One step over all chunks; returns each one's logits [num_rows, vocab_size], float32."""
@@ -100,13 +85,4 @@ class RunningGpuDecoder:
         self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
     ) -> torch.Tensor:
         """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
-        rows: list[torch.Tensor] = []
-        start, turn = 0, 0
-        while start < len(token_ids):
-            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
-            rows += self.run(
-                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
-            )
-            start += len(chunk)
-            turn += 1
-        return torch.cat(rows)
+        return torch.cat(rows_in_chunks(self.run, token_ids, sizes, block_table))

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
-from tests.verifier.paged_model import Chunk, some_tokens
+from tests.verifier.paged_model import some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.triton_paged import Splitting, TritonBackend
 from verifier.gpu import experts

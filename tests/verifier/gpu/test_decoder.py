@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
-from tests.verifier.paged_model import Chunk, some_tokens
+from tests.verifier.paged_model import some_tokens
 from verifier.attention.backend import StepAttention
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.verifier.chunks import Chunk
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import TEXT, folder_of
-from tests.verifier.paged_model import Chunk
 from verifier.cpu.weights import Activation
 from verifier.gpu import experts
 from verifier.gpu.experts import mix_experts

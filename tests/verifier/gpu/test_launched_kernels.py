@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
-from tests.verifier.paged_model import Chunk, some_tokens
+from tests.verifier.paged_model import some_tokens
 from tests.verifier.test_triton_compilation import (
     META,
     SMALLEST_SHARED_MEMORY,
