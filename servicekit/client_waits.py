@@ -22,7 +22,7 @@ _present: contextvars.ContextVar["ClientCall | None"] = contextvars.ContextVar(
 def is_left_unread() -> bool:
     """Whether the present call is being ended because its client does not read."""
     call = _present.get()
-    return call is not None and call.end is not None and call.writing_since_s is not None
+    return call is not None and call.end is not None and call.is_writing
 
 
 class ClientCall:
@@ -30,14 +30,16 @@ class ClientCall:
 
     Attributes:
         is_reading: whether it waits for the client's next message.
-        writing_since_s: since when it waits for the transport to accept a message, by the loop's
-            clock; None: it does not.
+        is_writing: whether it waits for the transport to accept a message.
+        num_checks: how many checks have found that same message unaccepted. They are counted, and
+            not the time, so that a suspended process takes no client for one that does not read.
         end: makes the error that it is being ended with; None: it is not being ended.
     """
 
     def __init__(self, limit: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
         self.is_reading = False
-        self.writing_since_s: float | None = None
+        self.is_writing = False
+        self.num_checks = 0
         self.end: MakeError | None = None
         self._limit = limit
         self._loop = loop
@@ -48,12 +50,13 @@ class ClientCall:
 
     def begin_write(self) -> None:
         """Records that a message is written next."""
-        self.writing_since_s = self._loop.time()
+        self.is_writing = True
+        self.num_checks = 0
 
     def go_on(self) -> None:
         """Records that the wait is over; cancels `end_wait` if that was too late."""
         self.is_reading = False
-        self.writing_since_s = None
+        self.is_writing = False
         if self.end is not None:
             self.end = None
             self._limit.reschedule(None)
@@ -121,10 +124,11 @@ class ClientWaits:
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ends calls whose clients have not read for too long; repeats while any is open."""
-        latest_s = loop.time() - self._unread_timeout_s
         for call in self._calls:
-            if call.writing_since_s is not None and call.writing_since_s <= latest_s:
-                call.end_wait(self._make_unread_error)
+            if call.is_writing:
+                call.num_checks += 1
+                if call.num_checks > _CHECKS_PER_TIMEOUT:
+                    call.end_wait(self._make_unread_error)
         self._timer = None
         if self._calls:
             pause_s = self._unread_timeout_s / _CHECKS_PER_TIMEOUT

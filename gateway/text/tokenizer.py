@@ -6,6 +6,7 @@ Owns encoding, decoding and what is known of the vocabulary. Read-only once load
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import Any
 import tokenizers
 
 from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+# The library would start threads for its first call, though every call has one text. Where none can
+# be started at that moment, all calls fail until the process ends.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 #: The text of an output depends on so many tokens before it, for decoders that look at neighbours:
 #: more than one, since special tokens have no text.

@@ -23,10 +23,18 @@ class TokenizerThreads:
     """Runs functions: short work on the event loop, long work in threads."""
 
     def __init__(self) -> None:
+        """Starts the threads.
+
+        Raises:
+            RuntimeError: one cannot be started.
+        """
         self._executors = [
             concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"tokenizer-{index}")
             for index in range(len(_MAX_BYTES) + 1)
         ]
+        for executor in self._executors:
+            # Now, and not with the first long text: then there may be no thread left.
+            executor.submit(int)
 
     async def run(
         self,

@@ -153,6 +153,17 @@ async def test_work_of_a_cancelled_caller_never_begins() -> None:
     assert ran == ["stayed"]
 
 
+async def test_no_long_text_needs_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = TokenizerThreads()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for num_bytes in (10_000, 100_000, 1_000_000):
+        assert await threads.run(num_bytes, len, "text") == 4
+    threads.close()
+
+
 async def test_a_long_output_that_was_given_is_searched_on_a_tokenizers_thread(
     start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

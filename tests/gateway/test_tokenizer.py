@@ -1,6 +1,8 @@
 """Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -285,6 +287,21 @@ def test_a_long_text_of_few_tokens_is_encoded(unit: str) -> None:
     # In pieces first, then whole.
     *pieces, whole = library.num_bytes
     assert sum(pieces) == whole == len(text)
+
+
+def test_encoding_starts_no_threads() -> None:
+    # In a process of its own: the library would start them once, and keep them.
+    program = f"""
+import os
+from pathlib import Path
+from gateway.text.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.load(Path({str(MODEL_FOLDER)!r}))
+before = len(os.listdir("/proc/self/task"))
+tokenizer.encode("total = price + tax", max_tokens=100)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "0\n"
 
 
 def test_one_long_word_is_encoded_where_it_is_one_token() -> None:

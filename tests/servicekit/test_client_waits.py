@@ -90,6 +90,20 @@ async def test_a_message_that_is_accepted_late_is_kept() -> None:
         await enough_turns_for_a_wait_to_end()
 
 
+async def test_a_process_that_was_suspended_takes_no_client_for_one_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    time_s = loop.time
+    waits = waits_with(unread_timeout_s=60.0)
+    async with waits.open() as call:
+        call.begin_write()
+        monkeypatch.setattr(loop, "time", lambda: time_s() + 3600.0)
+        # The client has read, but the transport tells it only now.
+        await enough_turns_for_a_wait_to_end()
+        call.go_on()
+
+
 async def test_a_timeout_of_the_call_itself_is_not_taken_for_an_end() -> None:
     with pytest.raises(TimeoutError):
         async with waits_with().open():
