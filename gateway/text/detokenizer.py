@@ -68,8 +68,9 @@ class WindowDetokenizer:
     fallback). The window is `context + pending`: the text of the context has been returned, that
     of the pending tokens has not. The text ends in U+FFFD while a character is incomplete.
 
-    The text equals that of decoding everything at once except inside runs of byte-fallback tokens
-    that are not valid UTF-8: there the whole run decides, and a stream cannot wait for its end.
+    The text is the same however the tokens are divided. It equals that of decoding everything at
+    once except inside runs of byte-fallback tokens that are not valid UTF-8: there the whole run
+    decides, and a stream cannot wait for its end.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -86,11 +87,11 @@ class WindowDetokenizer:
             if len(group) > 1:
                 before = len(self._window)
                 self._window += group
-                text = self._advance(max_pending=len(self._window))
+                text = self._advance(max_pending=None)
                 if text:
                     parts.append(text)
                     continue
-                # The group ends within a character, or has no text: feed its tokens one by one.
+                # The group has bytes that are no text, or no text: feed its tokens one by one.
                 del self._window[before:]
                 num_pending = before - self._num_context
                 self._num_without_text = min(self._num_without_text, num_pending)
@@ -109,20 +110,23 @@ class WindowDetokenizer:
         copy._num_without_text = self._num_without_text
         return copy
 
-    def _advance(self, *, max_pending: int) -> str:
+    def _advance(self, *, max_pending: int | None) -> str:
+        """`max_pending`: if more tokens wait, bytes that are no text are shown; None: never."""
         context_text = self._decode(self._window[: self._num_context])
         text = self._decode(self._window)
         num_pending = len(self._window) - self._num_context
         if len(text) <= len(context_text):
             self._num_without_text = num_pending
-            if num_pending > max_pending:
+            if max_pending is not None and num_pending > max_pending:
                 # Tokens without text are no context: after them, a word would lose its space.
                 del self._window[self._num_context :]
                 self._num_without_text = 0
             return ""
+        if max_pending is None:
+            if REPLACEMENT in text[len(context_text) :]:
+                return ""
         # Special tokens may come before a character of several tokens.
-        num_waiting = num_pending - self._num_without_text
-        if text.endswith(REPLACEMENT) and num_waiting <= max_pending:
+        elif text.endswith(REPLACEMENT) and num_pending - self._num_without_text <= max_pending:
             return ""
         # The pending tokens become the context.
         del self._window[: self._num_context]

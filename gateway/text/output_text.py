@@ -85,15 +85,13 @@ class OutputText:
         """
         if self._detokenizer is None:
             return Shown("", len(token_ids))
-        if self._stops is None:
-            before = self._detokenizer.copy() if self._reports_tokens else None
-            text = self._detokenizer.feed(token_ids)
-            token_texts = () if before is None else _token_texts(before, token_ids, text)
-            return Shown(text, len(token_ids), token_texts)
+        if self._stops is None and not self._reports_tokens:
+            return Shown(self._detokenizer.feed(token_ids), len(token_ids))
         texts = []
         for token_id in token_ids:
-            texts.append(self._stops.feed(self._detokenizer.feed((token_id,))))
-            if self._stops.stopped:
+            text = self._detokenizer.feed((token_id,))
+            texts.append(text if self._stops is None else self._stops.feed(text))
+            if self.stopped:
                 break
         return Shown("".join(texts), len(texts), texts if self._reports_tokens else ())
 
@@ -105,12 +103,3 @@ class OutputText:
         if self._stops is None:
             return tail
         return self._stops.feed(tail) + self._stops.finish()
-
-
-def _token_texts(before: Detokenizer, token_ids: Sequence[int], text: str) -> Sequence[str]:
-    """The parts of the text that the tokens bring at once, one for each."""
-    texts = [before.feed((token_id,)) for token_id in token_ids]
-    if "".join(texts) == text:
-        return texts
-    # Bytes that are no text: where a decoder looks at neighbours, it depends on how they come.
-    return [*[""] * (len(token_ids) - 1), text]

@@ -113,6 +113,30 @@ def test_any_tokens_stream_to_the_text_of_the_whole(ids: list[int], step: int) -
     assert "".join(streamed(BUNDLED.detokenizer(), pieces)) == BUNDLED.decode(ids)
 
 
+@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, *METASPACE])
+@given(data=st.data())
+def test_the_text_is_the_same_however_many_tokens_a_step_brings(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Also of bytes that are no text, beside characters that are written as bytes."""
+    size = tokenizer._tokenizer.get_vocab_size()
+    ids: list[int] = []
+    for part in data.draw(
+        st.lists(st.integers(0, size - 1) | st.sampled_from("日é😀 "), max_size=20)
+    ):
+        ids += [part] if isinstance(part, int) else tokenizer.encode(part)
+    step = data.draw(st.integers(2, 70))
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    one_by_one = streamed(tokenizer.detokenizer(), [[token_id] for token_id in ids])
+    assert "".join(streamed(tokenizer.detokenizer(), pieces)) == "".join(one_by_one)
+
+
+def test_a_character_before_a_byte_that_is_no_text_is_kept() -> None:
+    detokenizer = SENTENCEPIECE.detokenizer()
+    *space, a, b, c, d = SENTENCEPIECE.encode("😀")
+    assert streamed(detokenizer, [[*space, a, b, c, d, a]]) == ["😀", 4 * REPLACEMENT]
+
+
 @given(ids=st.lists(st.integers(0, 259), max_size=30))
 def test_added_tokens_stream_to_the_text_of_the_whole(ids: list[int]) -> None:
     assert "".join(streamed(ADDED.detokenizer(), [[i] for i in ids])) == ADDED.decode(ids)

@@ -52,8 +52,9 @@ class GrammarState:
 
         Args:
             matcher, draft_matcher: its own, two of the same grammar. None: nothing is drafted.
-            may_begin: whether a text that must come may begin with a token that the grammar allows;
-                False: only the text as tokens tells.
+            may_begin: whether a text that must come may begin with a token that the grammar allows,
+                and goes on after it as the tokenizer writes the rest; False: only the text as
+                tokens tells.
             end_token_ids: what may follow when the grammar's text is complete.
             field: of the request, for errors.
         """
@@ -132,11 +133,7 @@ class GrammarState:
         if drafts:
             return False
         self._go_on()
-        place = self._num_taken - self._run_start
-        if place >= len(self._run):
-            text: bytes = self._ask(self._matcher.compute_ff_bytes)
-            if text and not self._ask(self._may_begin, text, last):
-                place = self._find_run()
+        place = self._find_run_before(last)
         if place < len(self._run):
             return self._run[place] == last
         num_allowed: int = self._ask(self._matcher.validate_tokens, [last])
@@ -202,16 +199,36 @@ class GrammarState:
         return None if matcher is None or matcher.is_error() else matcher
 
     def _go_on(self) -> None:
-        """The matchers consume the output."""
+        """The matchers consume the output.
+
+        Texts that must come are found where they begin, also within several new tokens: written as
+        tokens from a later place, some texts are other tokens.
+        """
         if self._fault is not None:
             raise self._fault
         if self._new:
             self._masks = self._no_masks
-            self._ask(self._matcher.consume_tokens, self._new)
+            new, self._new = self._new, []
+            for token_id in new:
+                place = self._find_run_before(token_id)
+                if place < len(self._run) and self._run[place] != token_id:
+                    # A client's own tokens for the text.
+                    self._run, self._run_start = [], -1
+                self._ask(self._matcher.consume_tokens, [token_id])
+                self._num_taken += 1
             if self._draft_matcher is not None:
-                self._ask(self._draft_matcher.consume_tokens, self._new)
-            self._num_taken += len(self._new)
-            self._new = []
+                self._ask(self._draft_matcher.consume_tokens, new)
+
+    def _find_run_before(self, token_id: int) -> int:
+        """As `_find_run`; but there need be no `_run` where it cannot matter, if this token comes
+        next.
+        """
+        place = self._num_taken - self._run_start
+        if place and place >= len(self._run):
+            text: bytes = self._ask(self._matcher.compute_ff_bytes)
+            if text and not self._ask(self._may_begin, text, token_id):
+                return self._find_run()
+        return place
 
     def _find_run(self) -> int:
         """Finds the text that must come now; returns the place in `_run` where it begins."""

@@ -400,21 +400,30 @@ class _Tokenizer:
     def may_begin(self, text: bytes, token_id: int) -> bool:
         """See `GrammarState`. For any thread.
 
-        True: the tokenizer begins the text with the token; or the token is longer than the text,
-        and the library forces no token of a text where an allowed one goes on after it.
+        True: the tokenizer begins the text with the token, and writes the rest, taken alone, as in
+        the whole text; or the token is longer than the text, and the library forces no token of a
+        text where an allowed one goes on after it.
         """
         return len(text) <= _MAX_TEXT_BYTES and self._begins(text, token_id)
 
     def _compute_begins(self, text: bytes, token_id: int) -> bool:
-        try:
-            text.decode()
-        except UnicodeDecodeError:
+        token = self._tokenizer.decode_bytes([token_id])
+        if len(token) > len(text):
+            return _is_text(text)
+        rest = text[len(token) :]
+        if not (_is_text(text) and _is_text(rest)):
             # A part of a character, or a special token: matchers write such a text otherwise.
             return False
-        if len(self._tokenizer.decode_bytes([token_id])) > len(text):
-            return True
-        first_id: int = self._tokenizer.tokenize_bytes(text)[0]
-        return first_id == token_id
+        token_ids: list[int] = self._tokenizer.tokenize_bytes(text)
+        return token_ids == [token_id, *self._tokenizer.tokenize_bytes(rest)]
+
+
+def _is_text(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -> _Tokenizer | None:

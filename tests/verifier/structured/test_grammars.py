@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured import grammar_state
@@ -515,6 +515,72 @@ def test_the_law_of_a_long_text_is_the_same_wherever_an_output_goes_on(grammars:
     for cut in range(len(run)):
         resumed = grammars.compile(grammar, [*first, *run[:cut]]).result(timeout=60)
         assert tokens_of(resumed.allowed([])[0]) == {run[cut]}
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokenizer]:
+    """A tokenizer that splits texts as Llama 3's and Qwen's, and writes `"'ts` as `" ' ts`, but
+    `'ts`, the rest of it, as `' t s`: alone, that begins with a contraction.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {each: i for i, each in enumerate(["<end>", *alphabet, "ts"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "s")]))
+    tokenizer.add_special_tokens(["<end>"])
+    split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    path = tmp_path_factory.mktemp("uneven") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return Grammars(path, vocab_size=len(vocabulary), end_token_ids=[END]), tokenizer
+
+
+UNEVEN = Grammar(GrammarKind.LARK, """start: /[ab]/ "x\\"'ts." /[0-9]/""", "field")
+
+
+@pytest.mark.parametrize("way", ["masks", "drafts", "likeliest", "resumed"])
+def test_a_text_is_the_same_tokens_however_the_output_comes_to_it(
+    uneven: tuple[Grammars, Tokenizer], way: str
+) -> None:
+    """Also where the tokenizer writes the rest of a text otherwise than in the whole text."""
+    grammars, tokenizer = uneven
+    ids = tokenizer.get_vocab()
+    assert tokenizer.encode("x\"'ts.").tokens == ["x", '"', "'", "ts", "."]
+    assert tokenizer.encode("'ts.").tokens == ["'", "t", "s", "."]
+    output = [ids[each] for each in ("a", "x", '"', "'", "ts", ".")]
+    for length in range(1, len(output)):
+        given = output[:length] if way == "resumed" else []
+        state = grammars.compile(UNEVEN, given).result(timeout=60)
+        if way == "drafts":
+            assert state.num_verifiable(output[:length]) == length
+            assert tokens_of(state.allowed(output[:length])[-1]) == {output[length]}
+            state.take_in(output[:length], 0)
+        elif way != "resumed":
+            for end in range(1, length + 1):
+                if way == "masks":
+                    assert output[end - 1] in tokens_of(state.allowed([])[0])
+                else:
+                    state._masks = state._no_masks
+                    assert state.allows([output[end - 1]])
+                state.take_in(output[:end], 0)
+        if way == "likeliest":
+            assert not state.allows([ids["t"]])
+            assert state.allows([output[length]])
+        assert tokens_of(state.allowed([])[0]) == {output[length]}
+
+
+def test_a_client_may_resume_with_tokens_of_its_own_for_a_text(
+    uneven: tuple[Grammars, Tokenizer],
+) -> None:
+    grammars, tokenizer = uneven
+    ids = tokenizer.get_vocab()
+    given = [ids[each] for each in ("a", "x", '"', "'", "t")]
+    state = grammars.compile(UNEVEN, given).result(timeout=60)
+    assert tokens_of(state.allowed([])[0]) == {ids["s"]}
 
 
 def test_masks_are_computed_once_for_a_step(
