@@ -161,12 +161,12 @@ class Frontend:
         expires_at_s: float,
         record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
+        # From here on, every log line of the call has the id that the client gets.
+        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         validation.check_request(
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
-        # From here on, every log line of the call has the id that the client gets.
-        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         admitted = self._admission.admit(request.num_choices or 1, principal)
         try:
             changed = asyncio.Event()
