@@ -111,6 +111,17 @@ class Frontend:
         record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
         record.end(code)
 
+    def check_batch(self, num_choices: int, principal: Principal) -> None:
+        """Refuses a list of prompts, which are requests of their own, that never fit all together.
+
+        Args:
+            num_choices: of all of them.
+
+        Raises:
+            InvalidRequestError: there are more than may be generated at a time.
+        """
+        self._admission.check_size(num_choices, principal, field="prompt")
+
     async def generate(
         self,
         request: GenerateRequest,
