@@ -73,6 +73,18 @@ async def test_its_cached_tokens_are_those_of_the_prompt_of_the_first_choice(
     assert line["cached_tokens"] == min(cached.values()) == 1
 
 
+async def test_output_that_a_resuming_client_brings_is_not_counted_again(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    ongoing = running.call(1, 2, output_token_ids=[5, 6, 7])
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 5, [8, 9], finish=STOP))
+    assert (await collect(ongoing)).usage.output_tokens == 5
+    line = await line_of(running)
+    assert line["output_tokens"] == running.sample("tandem_generation_tokens_total") == 2
+
+
 async def test_a_cancelled_request_has_one(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
