@@ -111,6 +111,17 @@ class Frontend:
         record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
         record.end(code)
 
+    def check_batch(self, num_choices: int, principal: Principal) -> None:
+        """Refuses a list of prompts, which are requests of their own, that never fit all together.
+
+        Args:
+            num_choices: of all of them.
+
+        Raises:
+            InvalidRequestError: there are more than may be generated at a time.
+        """
+        self._admission.check_size(num_choices, principal, field="prompt")
+
     async def generate(
         self,
         request: GenerateRequest,
@@ -161,12 +172,12 @@ class Frontend:
         expires_at_s: float,
         record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
+        # From here on, every log line of the call has the id that the client gets.
+        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         validation.check_request(
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
-        # From here on, every log line of the call has the id that the client gets.
-        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         admitted = self._admission.admit(request.num_choices or 1, principal)
         try:
             changed = asyncio.Event()

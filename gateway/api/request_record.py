@@ -106,8 +106,12 @@ class RequestRecord:
             figures |= {
                 "model": request.model_id,
                 "prompt_tokens": len(request.prompt_token_ids),
-                "output_tokens": sum(usage.output_tokens for usage in usages),
-                "cached_tokens": sum(usage.cached_tokens for usage in usages),
+                # What a resuming client brought is in the line of the gateway that sent it.
+                "output_tokens": sum(
+                    usage.output_tokens - len(request.output_token_ids) for usage in usages
+                ),
+                # The other choices find what the first one computed.
+                "cached_tokens": usages[0].cached_tokens,
                 "steps": sum(usage.num_steps for usage in usages),
                 "drafts": sum(usage.num_drafts for usage in usages),
                 "draft_tokens": sum(usage.num_draft_tokens for usage in usages),

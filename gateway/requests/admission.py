@@ -70,12 +70,8 @@ class Admission:
         if self.is_draining:
             self._on_shed("draining")
             raise shutting_down()
+        self.check_size(num_choices, principal, field="n")
         quota = principal.max_choices
-        most = self._max_choices if quota is None else min(quota, self._max_choices)
-        if num_choices > most:
-            raise InvalidRequestError(
-                f"{num_choices} choices are over the limit of {most} at a time", field="n"
-            )
         held = self._by_tenant.get(principal.tenant, _Held())
         num_others = self._all.num_choices
         if num_others + num_choices > self._max_choices:
@@ -103,6 +99,22 @@ class Admission:
             each.num_requests += 1
             each.num_choices += num_choices
         return AdmittedRequest(self, num_choices, principal)
+
+    def check_size(self, num_choices: int, principal: Principal, *, field: str) -> None:
+        """Refuses more choices than could be admitted even if there were no others.
+
+        Args:
+            field: what is at fault.
+
+        Raises:
+            InvalidRequestError: they are more.
+        """
+        quota = principal.max_choices
+        most = self._max_choices if quota is None else min(quota, self._max_choices)
+        if num_choices > most:
+            raise InvalidRequestError(
+                f"{num_choices} choices are over the limit of {most} at a time", field=field
+            )
 
     async def drain(self) -> None:
         """Admits nobody from now on and returns when all have left."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import grpc
 import pytest
 
-from tests.gateway.running_gateway import RunningGateway, StartGateway, read, until
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, read, until
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -43,7 +43,7 @@ async def test_it_has_the_figures_of_the_usage(
         "model": verifier.model_id,
         "prompt_tokens": 2,
         "output_tokens": sum(usage.output_tokens for usage in usages),
-        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "cached_tokens": 0,
         "steps": sum(usage.num_steps for usage in usages),
         "drafts": sum(usage.num_drafts for usage in usages),
         "draft_tokens": sum(usage.num_draft_tokens for usage in usages),
@@ -52,6 +52,37 @@ async def test_it_has_the_figures_of_the_usage(
         "finish_reasons": ["stop", "stop"],
     }
     assert last_lines(running)[0].keys() >= TIMES
+
+
+async def test_its_cached_tokens_are_those_of_the_prompt_of_the_first_choice(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    ongoing = running.call(1, 2, 3, n=2)
+    await verifier.nth("open", 1)
+    # The second choice finds what the first one computed.
+    for opened, num_cached_tokens in zip(verifier.commands("open"), (1, 2), strict=True):
+        verifier.send(
+            verifier.opened(opened.sequence_id, num_cached_tokens=num_cached_tokens),
+            verifier.decided(opened.sequence_id, 3, [5], finish=STOP),
+        )
+    output = await collect(ongoing)
+    cached = {each.choice_index: each.usage.cached_tokens for each in output.finished}
+    line = await line_of(running)
+    assert line["prompt_tokens"] == 3
+    assert line["cached_tokens"] == min(cached.values()) == 1
+
+
+async def test_output_that_a_resuming_client_brings_is_not_counted_again(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    ongoing = running.call(1, 2, output_token_ids=[5, 6, 7])
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 5, [8, 9], finish=STOP))
+    assert (await collect(ongoing)).usage.output_tokens == 5
+    line = await line_of(running)
+    assert line["output_tokens"] == running.sample("tandem_generation_tokens_total") == 2
 
 
 async def test_a_cancelled_request_has_one(

@@ -90,7 +90,7 @@ class AnswerWriter:
                     message = _chunks(form.deltas(index, part), envelope, part.speculation)
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
-                    usage.add(prompt_index, event.usage)
+                    usage.add(event)
                     choice = job.choices[index]
                     rest, message = choice.finish(), ""
                     if not rest.is_empty:
@@ -144,7 +144,7 @@ class AnswerWriter:
                     )
             elif isinstance(event, Finished):
                 index = job.index_of(prompt_index, event.choice_index)
-                usage.add(prompt_index, event.usage)
+                usage.add(event)
                 parts[index].append(job.choices[index].finish())
                 whole[index] = job.form.whole(index, _join(parts[index]), event.finish_reason)
             else:

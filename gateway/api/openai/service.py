@@ -152,6 +152,10 @@ class OpenAiApi:
     ) -> None:
         with self._refusals_counted(principal):
             job = await self._completion_job(scope, receive, principal.tenant)
+            if job.num_prompts > 1:
+                # Admission would refuse the last of them after the first ones have begun, and say
+                # when to repeat that.
+                self._frontend.check_batch(len(job.choices), principal)
         await self._run(job, principal, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:

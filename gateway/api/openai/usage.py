@@ -1,29 +1,31 @@
 """What a whole answer cost: OpenAI's counts, and how its drafts fared.
 
-Owns the sums over an answer's choices. A prompt counts once, however many choices it has.
+Owns the sums over an answer's choices. A prompt counts once, however many choices it has: as its
+first choice found it, since the others find what that one computed.
 """
 
 import itertools
 from typing import Any
 
-from gateway.messages.response import Usage
+from gateway.messages.response import Finished, Usage
 
 
 class UsageTotal:
     """The cost of one answer; grows with its choices."""
 
     def __init__(self) -> None:
-        self._by_prompt: dict[int, Usage] = {}
+        self._prompts: list[Usage] = []
         self._choices: list[Usage] = []
 
-    def add(self, prompt_index: int, usage: Usage) -> None:
-        """A choice ended."""
-        self._by_prompt.setdefault(prompt_index, usage)
-        self._choices.append(usage)
+    def add(self, finished: Finished) -> None:
+        """A choice of one of the prompts ended."""
+        if finished.choice_index == 0:
+            self._prompts.append(finished.usage)
+        self._choices.append(finished.usage)
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's `usage`, with the extension `speculation`."""
-        prompts, choices = self._by_prompt.values(), self._choices
+        prompts, choices = self._prompts, self._choices
         prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
         completion_tokens = sum(usage.output_tokens for usage in choices)
         return {

@@ -8,7 +8,14 @@ import pytest
 from gateway.api.openai import answer_schema
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.usage import UsageTotal
-from gateway.messages.response import Chunk, MatchAcceptance, Step, Usage
+from gateway.messages.response import (
+    Chunk,
+    Finished,
+    FinishReason,
+    MatchAcceptance,
+    Step,
+    Usage,
+)
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
@@ -167,35 +174,36 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
 
 def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_once() -> None:
     total = UsageTotal()
-    for prompt_index, num_prompt_tokens, positions, match_length in (
-        (0, 10, (2, 1), 3),
-        (0, 10, (1,), 3),
-        (1, 5, (), 2),
+    # The second choice of the first prompt ends first: the K/V of the first one was cached for it.
+    for choice_index, num_prompt_tokens, num_cached, positions, match_length in (
+        (1, 10, 9, (2, 1), 3),
+        (0, 10, 4, (1,), 3),
+        (0, 5, 4, (), 2),
     ):
         num_accepted = sum(positions)
+        usage = Usage(
+            prompt_tokens=num_prompt_tokens,
+            output_tokens=7,
+            cached_tokens=num_cached,
+            num_steps=5,
+            num_drafts=2,
+            num_draft_tokens=6,
+            num_accepted_tokens=num_accepted,
+            accepted_per_position=positions,
+            resumes=1,
+            by_match_length=[
+                MatchAcceptance(
+                    matched_ngram_length=match_length,
+                    num_drafts=2,
+                    num_draft_tokens=6,
+                    num_accepted_tokens=num_accepted,
+                )
+            ],
+            num_sequence_drafts=1,
+            num_pool_drafts=1,
+        )
         total.add(
-            prompt_index,
-            Usage(
-                prompt_tokens=num_prompt_tokens,
-                output_tokens=7,
-                cached_tokens=4,
-                num_steps=5,
-                num_drafts=2,
-                num_draft_tokens=6,
-                num_accepted_tokens=num_accepted,
-                accepted_per_position=positions,
-                resumes=1,
-                by_match_length=[
-                    MatchAcceptance(
-                        matched_ngram_length=match_length,
-                        num_drafts=2,
-                        num_draft_tokens=6,
-                        num_accepted_tokens=num_accepted,
-                    )
-                ],
-                num_sequence_drafts=1,
-                num_pool_drafts=1,
-            ),
+            Finished(choice_index=choice_index, finish_reason=FinishReason.LENGTH, usage=usage)
         )
     assert total.to_json() == {
         "prompt_tokens": 15,
