@@ -106,6 +106,9 @@ class StreamOptions(_Part):
     include_usage: bool | None = None
     """Whether a last chunk without choices states the usage."""
 
+    continuous_usage_stats: bool | None = None
+    """Extension: whether, with `include_usage`, each other chunk states the tokens so far."""
+
     include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
