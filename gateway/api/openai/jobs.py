@@ -152,7 +152,9 @@ def chat_job(
         requests=[request],
         choices=[
             ChatChoice(
-                wants, parser=make_parser(form, names) if form is not None and names else None
+                wants,
+                parser=make_parser(form, names) if form is not None and names else None,
+                has_one_call=parsed.parallel_tool_calls is False,
             )
             for _ in range(parsed.n or 1)
         ],

@@ -475,7 +475,7 @@ class ChatCompletionRequest(_Request):
     """Extension: more variables for the chat template, such as `enable_thinking`."""
 
     parallel_tool_calls: bool | None = None
-    """`false` where there is one call or none, by `tool_choice`."""
+    """Whether there may be several calls; if not, those after the first are left out."""
 
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
     function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
