@@ -83,8 +83,10 @@ class Usage(_Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    speculation: SpeculationUsage
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Not in `continuous_usage_stats`."""
+    speculation: SpeculationUsage | None = None
+    """Likewise."""
 
 
 class CompletionLogprobs(_Answer):

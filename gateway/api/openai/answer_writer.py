@@ -73,6 +73,10 @@ class AnswerWriter:
             Exception: before the status was sent. Later ones are events of the stream.
         """
         form, usage = job.form, UsageTotal()
+
+        def so_far() -> dict[str, int] | None:
+            return usage.so_far() if job.repeats_usage else None
+
         num_starting = job.num_prompts
         # What waits for the status.
         held: list[str] | None = [
@@ -84,22 +88,28 @@ class AnswerWriter:
             async for prompt_index, event in events:
                 if isinstance(event, Chunk):
                     index = job.index_of(prompt_index, event.choice_index)
+                    usage.grow(index, event.offset + len(event.token_ids))
                     part = await self._read(job.choices[index], event)
                     if part.is_empty:
                         continue
-                    message = _chunks(form.deltas(index, part), envelope, part.speculation)
+                    message = _chunks(
+                        form.deltas(index, part), envelope, so_far(), part.speculation
+                    )
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(event)
+                    usage.grow(index, event.usage.output_tokens)
                     choice = job.choices[index]
                     rest, message = choice.finish(), ""
                     if not rest.is_empty:
-                        message = _chunks(form.deltas(index, rest), envelope)
+                        message = _chunks(form.deltas(index, rest), envelope, so_far())
                     last = form.last(index, event.finish_reason, has_calls=choice.has_calls)
-                    message += envelope.chunk(last)
+                    message += envelope.chunk(last, usage=so_far())
                 else:
                     await self._prepare(job, prompt_index, event)
-                    num_starting -= isinstance(event, Started)
+                    if isinstance(event, Started):
+                        num_starting -= 1
+                        usage.start(len(event.prompt_token_ids))
                     continue
                 if held is not None:
                     held.append(message)
@@ -194,9 +204,16 @@ async def _send_part(send: Send, text: str, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
 
 
-def _chunks(choices: Sequence[str], envelope: Envelope, speculation: str = "") -> str:
+def _chunks(
+    choices: Sequence[str],
+    envelope: Envelope,
+    usage: dict[str, int] | None,
+    speculation: str = "",
+) -> str:
     first, *others = choices
-    return envelope.chunk(first, speculation) + "".join(map(envelope.chunk, others))
+    return envelope.chunk(first, speculation, usage) + "".join(
+        [envelope.chunk(each, usage=usage) for each in others]
+    )
 
 
 def _num_bytes(part: Part) -> int:

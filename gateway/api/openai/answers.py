@@ -210,15 +210,19 @@ class Envelope:
         )
         self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
 
-    def chunk(self, choices: str, speculation: str = "") -> str:
+    def chunk(
+        self, choices: str, speculation: str = "", usage: dict[str, int] | None = None
+    ) -> str:
         """A chunk, as a server-sent event.
 
         Args:
             choices: as JSON.
             speculation: how the chunk's drafts fared, as JSON; "": not requested.
+            usage: the tokens so far; None: not requested.
         """
         report = f',"speculation":{speculation}' if speculation else ""
-        return f"data: {self._head}{choices}]{report}{self._tail}"
+        tail = self._tail if usage is None else f',"usage":{json.dumps(usage)}}}\n\n'
+        return f"data: {self._head}{choices}]{report}{tail}"
 
     def usage_chunk(self, usage: dict[str, Any]) -> str:
         """The chunk that states the usage, as a server-sent event."""

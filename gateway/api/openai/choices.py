@@ -87,13 +87,17 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
-    def __init__(self, wants: Wants, *, parser: ToolCallParser | None) -> None:
+    def __init__(
+        self, wants: Wants, *, parser: ToolCallParser | None, has_one_call: bool = False
+    ) -> None:
         """Args:
         wants: what its parts hold beside the text.
         parser: of its own; None: tool calls stay text.
+        has_one_call: whether calls after the first are left out.
         """
         super().__init__(wants)
         self._parser = parser
+        self._has_one_call = has_one_call
         self._num_calls = 0
 
     @property
@@ -116,6 +120,8 @@ class ChatChoice(Choice):
         for name, arguments in parsed.calls:
             begins = name is not None
             self._num_calls += begins
+            if self._has_one_call and self._num_calls > 1:
+                continue
             call_id = f"call_{secrets.token_hex(12)}" if begins else None
             deltas.append(ToolCallDelta(self._num_calls - 1, call_id, name, arguments))
         return part._replace(text=parsed.text, tool_calls=deltas)

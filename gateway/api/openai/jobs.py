@@ -25,6 +25,7 @@ class Job:
         choices: all choices of the first prompt, then those of the next.
         num_prompts: of them.
         is_stream, includes_usage: the form of the answer.
+        repeats_usage: whether each chunk states the tokens so far.
         renamed_params: by the usual name of a parameter in errors, the name in this request:
             prompt -> messages; and by `name/code` where it differs for errors of this code.
     """
@@ -36,6 +37,7 @@ class Job:
     num_prompts: int
     is_stream: bool
     includes_usage: bool
+    repeats_usage: bool
     renamed_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
@@ -106,6 +108,7 @@ def completion_job(
         num_prompts=len(prompts),
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
+        repeats_usage=_repeats_usage(parsed),
     )
 
 
@@ -149,13 +152,16 @@ def chat_job(
         requests=[request],
         choices=[
             ChatChoice(
-                wants, parser=make_parser(form, names) if form is not None and names else None
+                wants,
+                parser=make_parser(form, names) if form is not None and names else None,
+                has_one_call=parsed.parallel_tool_calls is False,
             )
             for _ in range(parsed.n or 1)
         ],
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
+        repeats_usage=_repeats_usage(parsed),
         renamed_params={
             "prompt": "messages",
             "structured_outputs": _param_of_grammar(parsed, grammar),
@@ -197,3 +203,8 @@ def _includes_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequ
             code="invalid_value",
         )
     return options is not None and bool(options.include_usage)
+
+
+def _repeats_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
+    options = parsed.stream_options
+    return _includes_usage(parsed) and options is not None and bool(options.continuous_usage_stats)

@@ -106,6 +106,9 @@ class StreamOptions(_Part):
     include_usage: bool | None = None
     """Whether a last chunk without choices states the usage."""
 
+    continuous_usage_stats: bool | None = None
+    """Extension: whether, with `include_usage`, each other chunk states the tokens so far."""
+
     include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
@@ -472,7 +475,7 @@ class ChatCompletionRequest(_Request):
     """Extension: more variables for the chat template, such as `enable_thinking`."""
 
     parallel_tool_calls: bool | None = None
-    """`false` where there is one call or none, by `tool_choice`."""
+    """Whether there may be several calls; if not, those after the first are left out."""
 
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
     function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None

@@ -32,17 +32,11 @@ def forced_call(
         text: of the model; None: its tokenizer is unknown.
 
     Raises:
-        ApiError: there is no such tool, the form is unknown, the output must follow another
-            grammar, or it may have several calls and must not.
+        ApiError: there is no such tool, the form is unknown, or the output must follow another
+            grammar.
     """
     choice = parsed.tool_choice
     if choice in (None, "none", "auto"):
-        if parsed.parallel_tool_calls is False and callable_tools(parsed):
-            raise _refused(
-                "with tool_choice auto, a model may write several calls",
-                param="parallel_tool_calls",
-                code="unsupported_parameter",
-            )
         return None
     tools = list(enumerate(callable_tools(parsed)))
     if isinstance(choice, schema.NamedToolChoice):

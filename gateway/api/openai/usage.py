@@ -16,6 +16,20 @@ class UsageTotal:
     def __init__(self) -> None:
         self._prompts: list[Usage] = []
         self._choices: list[Usage] = []
+        self._num_prompt_tokens = 0
+        self._num_output_tokens: dict[int, int] = {}
+
+    def start(self, num_prompt_tokens: int) -> None:
+        """A prompt began to run."""
+        self._num_prompt_tokens += num_prompt_tokens
+
+    def grow(self, index: int, num_output_tokens: int) -> None:
+        """A choice of the answer has so many tokens now."""
+        self._num_output_tokens[index] = num_output_tokens
+
+    def so_far(self) -> dict[str, int]:
+        """OpenAI's counts, of an answer that goes on."""
+        return _counts(self._num_prompt_tokens, sum(self._num_output_tokens.values()))
 
     def add(self, finished: Finished) -> None:
         """A choice of one of the prompts ended."""
@@ -29,9 +43,7 @@ class UsageTotal:
         prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
         completion_tokens = sum(usage.output_tokens for usage in choices)
         return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+            **_counts(prompt_tokens, completion_tokens),
             "prompt_tokens_details": {
                 "cached_tokens": sum(usage.cached_tokens for usage in prompts)
             },
@@ -76,3 +88,11 @@ class UsageTotal:
             }
             for length, (num_drafts, num_draft_tokens, num_accepted_tokens) in sorted(sums.items())
         ]
+
+
+def _counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

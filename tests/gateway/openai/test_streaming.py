@@ -38,6 +38,8 @@ UNICODE = "naïve café 日本語 🙂🙃 ﷽ e\u0301 end"
 
 UNREAD_TOKENS = 1_600_000
 
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+
 RESOURCE_EXHAUSTED, INVALID_ARGUMENT, INTERNAL, UNAVAILABLE = 8, 3, 13, 14
 
 
@@ -128,6 +130,39 @@ async def test_a_chats_stream_has_openais_form(
         assert "".join(choice["delta"].get("content", "") for choice in choices) == "abc"
         assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
         assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_each_chunk_states_the_tokens_so_far_on_request(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, path: str
+) -> None:
+    # Characters of several tokens: some tokens come without a chunk.
+    text = "aé日本語x"
+    verifier.play(lambda opened: [*texts(text), 0])
+    running = await start_api(stream_interval_s=0)
+    fields = body(n=2, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    if "chat" in path:
+        fields["messages"] = [{"role": "user", "content": "x"}]
+        del fields["prompt"]
+    answer = await post(running, path, fields)
+    *chunks, last, done = answer.events
+    assert done == "[DONE]"
+    total = {name: last["usage"][name] for name in COUNTS}
+    assert total["completion_tokens"] == 2 * (len(texts(text)) + 1)
+    # The roles come before the prompt's tokens are counted.
+    counted = [chunk["usage"] for chunk in chunks if chunk["usage"] is not None]
+    assert len(chunks) - len(counted) == (2 if "chat" in path else 0)
+    for usage in counted:
+        assert usage["prompt_tokens"] == total["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    so_far = [usage["completion_tokens"] for usage in counted]
+    assert so_far == sorted(so_far)
+    assert so_far[0] < total["completion_tokens"]
+    assert counted[-1] == total
+    alone = await post(
+        running, path, {**fields, "stream_options": {"continuous_usage_stats": True}}
+    )
+    assert not any("usage" in chunk for chunk in alone.events[:-1])
 
 
 async def test_a_stream_has_no_headers_of_those_before_it(

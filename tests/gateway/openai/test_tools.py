@@ -167,6 +167,36 @@ async def test_the_official_clients_streaming_helper_assembles_the_whole_answers
                 assert again.choices[0].message.content == "so"
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "content"),
+    [("hermes", f"I look.\n{CALL}\n{OTHER}", "I look."), ("llama3_json", LLAMA, None)],
+)
+async def test_calls_after_the_first_are_left_out_where_only_one_is_wanted(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    parser: str,
+    text: str,
+    content: str | None,
+) -> None:
+    running = await start(start_api, verifier, texts, text, tool_call_parser=parser)
+    fields = body(parallel_tool_calls=False)
+    answer = await post(running, PATH, fields)
+    choice = answer_schema.ChatCompletion.model_validate_json(answer.body).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (content, "tool_calls")
+    [call] = choice.message.tool_calls or []
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Graz"}')
+    stream = await post(running, PATH, {**fields, "stream": True})
+    deltas = [
+        delta
+        for chunk in stream.events[:-1]
+        for delta in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert {delta["index"] for delta in deltas} == {0}
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == '{"city": "Graz"}'
+    assert stream.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
 async def test_an_answer_of_calls_alone_has_no_content(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
@@ -393,7 +423,6 @@ async def test_parameters_that_cannot_be_a_calls_grammar_are_refused_by_name(
             "tools.0.function",
             "invalid_value",
         ),
-        ({"parallel_tool_calls": False}, {}, "parallel_tool_calls", "unsupported_parameter"),
     ],
 )
 async def test_a_choice_that_cannot_be_kept_is_refused_by_name(
