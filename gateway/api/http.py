@@ -43,6 +43,11 @@ _SHUTDOWN_TIMEOUT_S = 1
 # side that closes first loses no request.
 _IDLE_TIMEOUT_S = 75
 
+# A client that is gone without closing its connection (a cut cable) may have a request that waits
+# for hours: nothing is written to it by then. It is noticed within a minute: after so many seconds
+# without a byte the kernel asks for a sign of it, every so many seconds, so often.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
 # Of an answer, handed to a connection at a time.
 _PART_BYTES = 64 * 1024
 
@@ -271,6 +276,11 @@ def _bind(address: Address) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Its connections inherit these.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # systems differ
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
         listener.bind((address.host, address.port))
         listener.listen(_BACKLOG)
     except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable

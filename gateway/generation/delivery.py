@@ -17,6 +17,10 @@ is longer: one message to each stream may take half of it. The other half is lef
 verifiers send. A loop that only writes would read a verifier's steps more slowly than they are
 made, and what a verifier has not sent merges into no message: it waits, and each new request
 behind it.
+
+A stop string must be found soon, since the verifier goes on until then: such a stream gathers
+nothing while all can have a message per step. With so many streams that the interval is longer, it
+gathers as the others do.
 """
 
 import asyncio
@@ -82,10 +86,13 @@ class Delivery:
 
     def add(self, generation: Generation) -> None:
         """The generation has new tokens; hot path."""
-        if self._interval_s and generation.may_gather:
+        interval_s = self._interval_s
+        if generation.is_urgent and interval_s == self._min_interval_s:
+            interval_s = 0.0
+        if interval_s and generation.may_gather:
             if generation in self._gathering:
                 return
-            due_s = generation.served_at_s + self._interval_s
+            due_s = generation.served_at_s + interval_s
             if self._loop.time() < due_s:
                 self._gathering[generation] = None
                 if self._next_tick is None:

@@ -143,14 +143,15 @@ class Generation:
 
     @property
     def may_gather(self) -> bool:
-        """Whether new tokens may wait for more of them. A stop string must be found at once, since
-        the verifier goes on until then, and traces are too large to gather.
+        """Whether new tokens may wait for more of them. Traces are too large to gather."""
+        return self._decided_finish_reason is FinishReason.UNFINISHED and not self.request.trace
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether new tokens should wait only under load: until a stop string is found, the
+        verifier goes on.
         """
-        return (
-            self._decided_finish_reason is FinishReason.UNFINISHED
-            and not self.request.stop_sequences
-            and not self.request.trace
-        )
+        return bool(self.request.stop_sequences)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -174,9 +174,9 @@ async def measure(recorded: RecordedDelivery, *, message_s: float) -> None:
     recorded.batches.clear()
 
 
-async def is_served_after(recorded: RecordedDelivery, passed_s: float) -> bool:
+async def is_served_after(recorded: RecordedDelivery, passed_s: float, **fields: Any) -> bool:
     """Whether a started stream is served that gets a token this long after its last message."""
-    generation = await make_started(recorded)
+    generation = await make_started(recorded, **fields)
     generation.served_at_s -= passed_s
     append_step(generation, [6])
     recorded.add(generation)
@@ -217,6 +217,18 @@ async def test_with_an_interval_of_0_nothing_is_gathered_under_load() -> None:
     recorded = RecordedDelivery(interval_s=0.0, num_streams=300_000)
     await measure(recorded, message_s=100e-6)
     assert await is_served_after(recorded, 0)
+
+
+async def test_with_many_streams_those_with_a_stop_string_gather_as_the_others_do() -> None:
+    recorded = RecordedDelivery(interval_s=0.005, num_streams=300_000)
+    stream = {"tokenizer": BUNDLED, "stop_sequences": ["end"]}
+    await measure(recorded, message_s=100e-6)
+    assert not await is_served_after(recorded, 55, **stream)
+    assert await is_served_after(recorded, 61, **stream)
+    assert await is_served_after(recorded, 0, tokenizer=BUNDLED, trace=True)
+    recorded.num_streams = 1
+    await make_started(recorded)
+    assert await is_served_after(recorded, 0, **stream), "all can have a message per step"
 
 
 @pytest.mark.parametrize("fields", [{"stop_sequences": ["end"]}, {"trace": True}])

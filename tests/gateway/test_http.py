@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -143,9 +144,9 @@ async def test_a_target_may_be_absolute(
     assert (await get(running, path))[0] == status
 
 
-async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
-    """The kernel drops connections beyond the backlog, and these would not come about here."""
-    listener = HttpListener(
+def make_listener() -> HttpListener:
+    """One that does not run, so that nothing is accepted."""
+    return HttpListener(
         listen="127.0.0.1:0",
         options=ServerOptions(listen="127.0.0.1:0"),
         certificate=None,
@@ -155,11 +156,35 @@ async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
         is_ready=lambda: True,
         client_waits=ClientWaits(unread_timeout_s=1.0, make_unread_error=lambda: UnreadError("")),
     )
+
+
+async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
+    """The kernel drops connections beyond the backlog, and these would not come about here."""
+    listener = make_listener()
     host, port = listener.address.split(":")
     async with asyncio.timeout(20):
         burst = await asyncio.gather(*(asyncio.open_connection(host, port) for _ in range(300)))
     for _, writer in burst:
         writer.close()
+    listener.close()
+
+
+async def test_a_client_that_vanishes_while_its_request_waits_is_noticed_by_the_kernel() -> None:
+    """Nothing is written to it that it would not acknowledge."""
+    listener = make_listener()
+    host, port = listener.address.split(":")
+    async with asyncio.timeout(20):
+        _, writer = await asyncio.open_connection(host, port)
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listener._socket)
+    with accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            idle_s, interval_s, count = (
+                accepted.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle_s + interval_s * count <= 60
+    writer.close()
     listener.close()
 
 

@@ -7,7 +7,8 @@ until the thread has left it. A row of a step may take up to some 60 ms, with lo
 drafts. So an operator says whether clients may send grammars at all.
 
 A compiled grammar may hold 12 MB. So only some are compiled before their sequences run; further
-ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread.
+ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread. Those of
+a low priority may wait for long to run, and take no place of those that run before them.
 
 Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
 """
@@ -32,6 +33,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from servicekit.errors import RequestError
+from servicekit.shares import leaves_room
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured.grammar_state import GrammarState, wrong_grammar
 from verifier.structured.library_tokenizer import library_tokenizer
@@ -117,7 +119,8 @@ class Grammars:
             vocab_size: of the model's logits.
             end_token_ids: what may follow when a grammar's text is complete.
             max_num_states: how many states may be in use. While so many are, nothing is compiled.
-                More than can run, so that it never keeps a sequence from running.
+                Three quarters are more than can run, so that it never keeps a sequence from
+                running; the others are for priorities above the lowest that is in use.
             on_compiled: called in that thread for each grammar: its kind, whether it can be used,
                 and how long compiling it took, in seconds.
         """
@@ -128,8 +131,9 @@ class Grammars:
         self._changed = threading.Condition()
         # One that is cancelled leaves at once, with its tokens.
         self._jobs = _WaitingJobs()
-        # States that something still refers to.
-        self._num_states = 0
+        # The priorities of the states that something still refers to. A collection of garbage may
+        # free one wherever it begins, so what changes or reads this is one step of the interpreter.
+        self._priorities: list[int] = []
         # Since when the thread has not waited for a job or for room.
         self._busy_since_s = time.monotonic()
         self._is_closed = False
@@ -178,7 +182,7 @@ class Grammars:
             # Once: the thread that compiles may be done with it at any time.
             if (endless := self._endless) is not None:
                 raise _too_long(grammar, endless)
-            if len(self._jobs) >= _MAX_WAITING:
+            if not self._jobs.has_room(tenant):
                 raise OverloadedError(
                     f"{len(self._jobs)} grammars wait to be compiled",
                     field=grammar.field,
@@ -223,7 +227,8 @@ class Grammars:
         # The future has an exception already if it took too long.
         with contextlib.suppress(InvalidStateError):
             try:
-                job.future.set_result(self._counted(self._compile_observed(tokenizer, job)))
+                state = self._compile_observed(tokenizer, job)
+                job.future.set_result(self._counted(state, job.priority))
             except BaseException as error:  # also what the library panics with
                 job.future.set_exception(error)
         timer.cancel()
@@ -237,9 +242,7 @@ class Grammars:
         """
         while True:
             with self._changed:
-                while not self._is_closed and not (
-                    self._jobs and self._num_states < self._max_num_states
-                ):
+                while not (self._is_closed or (self._jobs and self._has_room())):
                     self._changed.wait()
                     self._busy_since_s = time.monotonic()
                 if self._is_closed:
@@ -255,17 +258,25 @@ class Grammars:
             if job is not None:
                 return job
 
-    def _counted(self, state: GrammarState) -> GrammarState:
+    def _has_room(self) -> bool:
+        """Whether the next job's state may be in use, too."""
+        num_free = self._max_num_states - len(self._priorities)
+        if num_free > self._max_num_states // 4:
+            return True
+        lowest = min(self._priorities, default=-math.inf)
+        return num_free > 0 and self._jobs.highest_priority > lowest
+
+    def _counted(self, state: GrammarState, priority: int) -> GrammarState:
         """Counts the state until nothing refers to it: whoever drops it need not say so."""
         with self._changed:
-            self._num_states += 1
-        weakref.finalize(state, self._on_freed).atexit = False
+            self._priorities.append(priority)
+        weakref.finalize(state, self._on_freed, priority).atexit = False
         return state
 
-    def _on_freed(self) -> None:
+    def _on_freed(self, priority: int) -> None:
         """Called by any thread, wherever it drops the last reference: also below the lock."""
         with self._changed:
-            self._num_states -= 1
+            self._priorities.remove(priority)
             self._changed.notify()
 
     def _give_up(self, job: "_Job") -> None:
@@ -350,6 +361,17 @@ class _WaitingJobs:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def highest_priority(self) -> int:
+        """That of the next job; there must be one."""
+        return max(job.priority for job in self._jobs.values())
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether one more may wait. A tenant that has a name leaves room to others."""
+        num_free = _MAX_WAITING - len(self)
+        held = sum(job.tenant == tenant for job in self._jobs.values()) if tenant else 0
+        return num_free > 0 and leaves_room(held=held, added=1, num_free=num_free)
 
     def add(self, job: _Job) -> None:
         self._jobs[job.future] = job

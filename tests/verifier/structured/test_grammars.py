@@ -812,11 +812,44 @@ def test_no_more_is_compiled_than_may_be_in_use(monkeypatch: pytest.MonkeyPatch)
         del states[0]
         states.append(waiting.pop(0).result(timeout=60))
         states.clear()
-        while grammars._num_states:
+        while grammars._priorities:
             time.sleep(0.001)
     finally:
         gc.enable()
     grammars.close()
+
+
+def test_states_of_low_priority_keep_no_higher_one_from_being_compiled() -> None:
+    """They may wait for long to run, behind sequences without a grammar."""
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], max_num_states=4)
+
+    def compile_with(priority: int) -> "Future[GrammarState]":
+        return grammars.compile(Grammar(GrammarKind.REGEX, "a"), priority=priority)
+
+    states = [compile_with(0).result(timeout=60) for _ in range(3)]
+    equal = compile_with(0)
+    states.append(compile_with(1).result(timeout=60))
+    higher = compile_with(2)
+    assert not any(each.done() for each in (equal, higher)), "all places are taken"
+    # The higher one is next, and leaves the last place to those above the lowest.
+    states.pop()
+    states.append(higher.result(timeout=60))
+    states.pop(0)
+    states.append(compile_with(1).result(timeout=60))
+    assert not equal.done()
+    del states[:2]
+    equal.result(timeout=60)
+    grammars.close()
+
+
+def test_a_tenant_leaves_places_to_wait_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 10)
+    with held_thread(monkeypatch) as (grammars, _):
+        for _ in range(8):
+            grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="greedy")
+        with pytest.raises(OverloadedError):
+            grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="greedy")
+        grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="another")
 
 
 def test_it_ends_while_grammars_wait_for_room() -> None:

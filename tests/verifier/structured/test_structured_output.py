@@ -431,9 +431,9 @@ async def test_what_waits_to_run_waits_without_a_compiled_grammar(
     counts = []
     counted = Grammars._counted
 
-    def count(grammars: Grammars, state: GrammarState) -> GrammarState:
-        counted(grammars, state)
-        counts.append(grammars._num_states)
+    def count(grammars: Grammars, state: GrammarState, priority: int) -> GrammarState:
+        counted(grammars, state, priority)
+        counts.append(len(grammars._priorities))
         return state
 
     monkeypatch.setattr(Grammars, "_counted", count)
@@ -460,7 +460,7 @@ async def test_what_waits_to_run_waits_without_a_compiled_grammar(
     await running.idle()
     grammars = running.verifier._grammars
     assert grammars is not None
-    while grammars._num_states:  # noqa: ASYNC110
+    while grammars._priorities:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
