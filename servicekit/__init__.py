@@ -6,7 +6,7 @@ Knows nothing of what the services do: it could be its own project.
     client_waits    ends calls whose clients do not read; at a drain, those that await a message
     server          its listening ports; grpc_stop stops one of them
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
-    message_limits  limits that .proto files state, enforced
+    message_limits  limits that .proto files state, enforced; unknown_fields finds what they lack
     kernels/        compiles and caches numeric kernels; needs numba, so not every service has it
     health, probe   grpc.health.v1, and a command that asks it
     metrics         the Prometheus endpoint; tally_histogram is a fast histogram for it

@@ -26,6 +26,7 @@ from gateway.messages.response import (
     Traced,
 )
 from servicekit.message_limits import MessageLimits
+from servicekit.unknown_fields import find_unknown_field
 from tandem.v1 import gateway_pb2, limits_pb2, sampling_pb2
 
 _Params = TypeVar("_Params", SamplingParams, SpeculationParams)
@@ -76,6 +77,7 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         has_media=bool(message.media),
         trace=message.trace,
         report_tokens=message.report_tokens,
+        unknown_field=find_unknown_field(message),
     )
 
 

@@ -130,6 +130,7 @@ class GenerateRequest:
         expected_model_digest: of the model that must run it; "": any of its name.
         max_new_tokens: counting `output_token_ids`.
         adapter_id, has_media: are refused.
+        unknown_field: the path of a field that this version does not know; "": it knows all.
     """
 
     request_id: str = ""
@@ -152,6 +153,7 @@ class GenerateRequest:
     has_media: bool = False
     trace: bool = False
     report_tokens: bool = False
+    unknown_field: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def check_request(
         InvalidRequestError: a value is out of range.
         UnsupportedFieldError: a field asks for what this gateway cannot do (yet).
     """
+    if request.unknown_field:
+        raise UnsupportedFieldError(
+            f"this version does not know field {request.unknown_field}",
+            field=request.unknown_field,
+        )
     if request.trace and not allow_trace:
         raise UnsupportedFieldError(
             "this server does not trace steps: --allow-trace", field="trace"

@@ -123,6 +123,28 @@ async def test_text_without_a_tokenizer_is_not_implemented(
     assert field_violation(error) == ("text", error.details())
 
 
+async def test_a_field_of_a_newer_version_is_refused_by_its_number_and_never_ignored(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address])
+    newer = gateway_pb2.GenerateRequest.FromString(b"\xa0\x3f\x01")  # field 1012: 1
+    grammar = sampling_pb2.StructuredOutput.FromString(newer.SerializeToString())
+    for field, unknown in (
+        ("1012", newer),
+        (
+            "sampling.structured_output.1012",
+            gateway_pb2.GenerateRequest(sampling=Sampling(structured_output=grammar)),
+        ),
+    ):
+        unknown.tokens.token_ids.extend([1, 2])
+        error = await error_of(running.stub.Generate(unknown))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert field_violation(error) == (field, error.details())
+    assert not verifier.commands("open")
+    assert (await running.generate(1, 2)).token_ids == [5, 0]
+
+
 @pytest.mark.parametrize(
     ("asked", "rejected", "status", "field"),
     [

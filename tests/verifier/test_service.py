@@ -320,6 +320,8 @@ UNSUPPORTED_OPENS: dict[str, Message] = {
     "adapter_id": make_open(adapter_id="x"),
     "trace": make_open(trace=True),
     "sampling.num_beams": make_open(sampling=SamplingParams(num_beams=2)),
+    # Of a newer version.
+    "sampling.1012": make_open(sampling=SamplingParams.FromString(b"\xa0\x3f\x01")),
 }
 
 

@@ -17,6 +17,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
 from servicekit.trace_context import is_trace_parent
+from servicekit.unknown_fields import find_unknown_field
 from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
 from verifier.drafters.messages import DrafterState
 from verifier.drafts.draft_buffer import Hint, Source
@@ -542,6 +543,10 @@ def check_sampling(
     Raises:
         RequestError: names the field.
     """
+    if unknown := find_unknown_field(message):
+        raise UnsupportedFieldError(
+            f"this version does not know field {unknown}", field=f"sampling.{unknown}"
+        )
     if message.num_beams > 1:
         raise UnsupportedFieldError("beam search is not supported", field="sampling.num_beams")
     sampling = dataclasses.replace(
