@@ -17,7 +17,8 @@ class UsageTotal:
         self._prompts: list[Usage] = []
         self._choices: list[Usage] = []
         self._num_prompt_tokens = 0
-        self._num_output_tokens: dict[int, int] = {}
+        self._num_output_tokens = 0
+        self._num_of_choice: dict[int, int] = {}
 
     def start(self, num_prompt_tokens: int) -> None:
         """A prompt began to run."""
@@ -25,11 +26,12 @@ class UsageTotal:
 
     def grow(self, index: int, num_output_tokens: int) -> None:
         """A choice of the answer has so many tokens now."""
-        self._num_output_tokens[index] = num_output_tokens
+        self._num_output_tokens += num_output_tokens - self._num_of_choice.get(index, 0)
+        self._num_of_choice[index] = num_output_tokens
 
     def so_far(self) -> dict[str, int]:
         """OpenAI's counts, of an answer that goes on."""
-        return _counts(self._num_prompt_tokens, sum(self._num_output_tokens.values()))
+        return _counts(self._num_prompt_tokens, self._num_output_tokens)
 
     def add(self, finished: Finished) -> None:
         """A choice of one of the prompts ended."""
