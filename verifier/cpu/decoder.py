@@ -11,7 +11,7 @@ from servicekit.kernels.memory import address_of
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.cpu.attention import MAX_TASK_ROWS
+from verifier.cpu.attention import scratch_bytes
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
 from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
@@ -218,10 +218,9 @@ class CpuDecoder(SampledOnHost):
         group = weights.num_heads // weights.num_kv_heads
         # The first place holds their number.
         model["tasks"] = self._buffer(max_num_tokens * group + 2, 6) + 8
-        scores_row = -(-max_length // BLOCK_SIZE) * BLOCK_SIZE * 4 + 64
-        scratch = MAX_TASK_ROWS * (4 * weights.head_dim + scores_row)
+        scratch = scratch_bytes(weights.head_dim)
         scratch = -(-scratch // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
-        model["scores_row"], model["scratch_bytes"] = scores_row, scratch
+        model["scratch_bytes"] = scratch
         model["scratch"] = self._buffer(self._num_threads, scratch // 4)
         num_phases = len(layers) * NUM_PHASES_PER_LAYER + NUM_OTHER_PHASES
         self._marks = np.zeros(num_phases * MARK_BYTES // 8, dtype=np.int64)

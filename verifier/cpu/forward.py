@@ -252,7 +252,6 @@ def _attend(
     group = model.num_heads // model.num_kv_heads
     head_bytes = 4 * model.head_dim
     cache_head_bytes = model.head_dim * 16 * other.itemsize
-    scratch = model.scratch + thread * model.scratch_bytes
     while True:
         item = take(mark)
         if item >= num_items:
@@ -279,9 +278,7 @@ def _attend(
             layer.sliding_window,
             model.attention_scaling,
             model.attention_softcap,
-            scratch + MAX_TASK_ROWS * head_bytes,
-            model.scores_row,
-            scratch,
+            model.scratch + thread * model.scratch_bytes,
         )
     arrive(mark, model.num_threads)
 

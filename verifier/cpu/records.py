@@ -79,7 +79,6 @@ MODEL = np.dtype(
         ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows
         ("scratch", np.int64),  # of each thread
         ("scratch_bytes", np.int64),
-        ("scores_row", np.int64),  # in the scratch, after [MAX_TASK_ROWS, head_dim]
         ("routing", np.int64),  # [T, num_experts / 16 * 16]
         ("routing_row", np.int64),
         ("chosen", np.int64),  # int64 [T, num_experts_per_token]: experts, then places

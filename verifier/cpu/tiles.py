@@ -309,7 +309,8 @@ def _value_tile(is_wide: bool) -> Any:
             def emit(rows: int) -> None:
                 num_blocks = TILES.num_blocks(rows) if is_wide else 1
                 tile = _Tile(b, marker.dtype, rows, num_blocks)
-                x_rows = tile.rows_at(x, x_row)
+                x_rows, out_rows = tile.rows_at(x, x_row), tile.rows_at(out, out_row)
+                initial = tile.stored_sums(out_rows)
                 entry = b.block
                 loop = b.function.append_basic_block("entries")
                 done = b.function.append_basic_block("all_entries")
@@ -317,9 +318,9 @@ def _value_tile(is_wide: bool) -> Any:
                 b.position_at_end(loop)
                 t = b.phi(INT64)
                 t.add_incoming(ir.Constant(INT64, 0), entry)
-                phis = [b.phi(FLOATS) for _ in range(rows * num_blocks)]
-                for phi in phis:
-                    phi.add_incoming(constant(0.0), entry)
+                phis = [b.phi(FLOATS) for _ in initial]
+                for phi, value in zip(phis, initial, strict=True):
+                    phi.add_incoming(value, entry)
                 first = tile.of_table(base, tile.at(table, (t, 4)), 0, stride)
                 blocks = [
                     tile.at(first, (ir.Constant(INT64, j * LANES * LANES * size), 1))
@@ -334,7 +335,7 @@ def _value_tile(is_wide: bool) -> Any:
                     phi.add_incoming(value, b.block)
                 b.cbranch(b.icmp_signed("<", following, num_entries), loop, done)
                 b.position_at_end(done)
-                tile.store(sums, tile.rows_at(out, out_row))
+                tile.store(sums, out_rows)
 
             _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
             return context.get_dummy_value()
@@ -346,7 +347,8 @@ def _value_tile(is_wide: bool) -> Any:
 
 wide_value_tile = _value_tile(True)
 """`wide_value_tile(marker, num_rows, x, x_row, base, table, stride, num_entries, out, out_row)`:
-as `wide_tile`, with inputs in groups of 16: the weights [16, 16] of the t-th group's first block
+as `wide_tile`, continued from the sums at the outputs' places, with inputs in groups of 16: the
+weights [16, 16] of the t-th group's first block
 are at base + (t-th int32 number of the table) * stride, and its other blocks follow.
 """
 narrow_value_tile = _value_tile(False)

@@ -8,7 +8,7 @@ import pytest
 
 from servicekit.kernels.memory import address_of
 from tests.verifier.cpu.numpy_decoder import Array, values
-from verifier.cpu.attention import MAX_TASK_ROWS, attend
+from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.weights import FloatArray, WeightType
 
 TYPES = [WeightType.FLOAT32, WeightType.BFLOAT16, WeightType.FLOAT16]
@@ -95,15 +95,13 @@ def test_random_layouts_are_the_definition(weight_type: WeightType) -> None:
         queries = draw.standard_normal((case.num_rows, head_dim)).astype(np.float32)
         num_tokens = (case.first_row + case.num_rows - 1) // case.group + 1
         out = np.full((num_tokens, case.group * head_dim + GUARD), 7, dtype=np.float32)
-        scores = np.empty((MAX_TASK_ROWS, num_used * 16 + 16), dtype=np.float32)
-        result = np.empty((MAX_TASK_ROWS, head_dim), dtype=np.float32)
+        scratch = np.empty(scratch_bytes(head_dim), dtype=np.uint8)
         scale = 3 / head_dim**0.5
         attend(
             marker, address_of(out), out.strides[0], address_of(queries), address_of(bits),
             address_of(bits) + bits.strides[1], address_of(table), bits.strides[0], case.num_rows,
             case.group, case.first_row, case.first_position, head_dim, case.window,
-            np.float32(scale), np.float32(case.softcap), address_of(scores), scores.strides[0],
-            address_of(result),
+            np.float32(scale), np.float32(case.softcap), address_of(scratch),
         )  # fmt: skip
         rows = [divmod(case.first_row + row, case.group) for row in range(case.num_rows)]
         ours = np.stack([out[t, h * head_dim : (h + 1) * head_dim] for t, h in rows])
@@ -127,13 +125,12 @@ def test_scores_far_apart_and_equal_ones() -> None:
         cache[:, 0] = 0
         if largest is not None:
             cache[largest // 16, 0, 0, largest % 16] = 1e4
-        out, result = np.empty((2, 1, 16), dtype=np.float32)
-        scores = np.empty((1, 48), dtype=np.float32)
+        out = np.empty((1, 16), dtype=np.float32)
+        scratch = np.empty(scratch_bytes(16), dtype=np.uint8)
         attend(
             marker, address_of(out), 64, address_of(query), address_of(cache),
             address_of(cache) + cache.strides[1], address_of(table), cache.strides[0], 1, 1, 0, 27,
-            16, 0, np.float32(1), np.float32(0), address_of(scores), scores.strides[0],
-            address_of(result),
+            16, 0, np.float32(1), np.float32(0), address_of(scratch),
         )  # fmt: skip
         flat = own.reshape(32, 16)
         expected = flat[:28].mean(axis=0) if largest is None else flat[largest]
