@@ -10,8 +10,11 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from verifier.batch.batch_layout import BatchLayout, IntArray
+from verifier.cpu.tiles import TABLE_PADDING
 
 BoolArray = npt.NDArray[np.bool_]
+
+_TABLE_PADDING = np.zeros(TABLE_PADDING, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ def describe_step(
             np.asarray(table[: -(-length // block_size)], dtype=np.int32)
             for table, length in zip(layout.block_tables, layout.seq_lens.tolist(), strict=True)
         ]
+        + [_TABLE_PADDING]
     )
     if pieces > 1:
         tables = np.repeat(tables * pieces, pieces)
@@ -111,7 +115,7 @@ def _describe(
     for sequence in range(num_sequences):
         table_offsets[sequence] = num_blocks
         num_blocks += (lengths[sequence] + block_size - 1) // block_size * pieces
-    if num_blocks != len(tables):
+    if num_blocks + TABLE_PADDING * pieces != len(tables):
         return 10
     if not 0 < num_tokens <= max_num_tokens or len(rows) > max_num_tokens:
         return 1

@@ -35,6 +35,10 @@ from verifier.cpu.vectors import (
 # half as fast.
 _PREFETCHED_BYTES = 8192
 _CACHE_LINE = 64
+# How many blocks ahead of their use values are requested. Of keys, it is those of a tile.
+_VALUES_AHEAD = 2
+TABLE_PADDING = max(*TILES.blocks, _VALUES_AHEAD)
+"""How many numbers, of any blocks, follow the last of a block table: tiles look ahead."""
 
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
@@ -127,15 +131,16 @@ class _Tile:
                 b.store(sums[r * self.num_blocks + j], pointer(b, address, FLOATS), align=4)
 
     def multiply(
-        self, sums: list[Any], x_rows: list[Any], blocks: list[Any], depth: Any, *,
-        prefetches: bool = False,
+        self, sums: list[Any], x_rows: list[Any], blocks: list[Any], depth: Any,
+        requested: list[Any],
     ) -> list[Any]:  # fmt: skip
         """The sums, continued over `depth` inputs (a multiple of 4).
 
         Args:
             x_rows: address of the first input of each row.
             blocks: address of each block's first weights.
-            prefetches: whether the weights are likely to come from memory, each block's in order.
+            requested: addresses of weights that are used later, and requested as fast as those of
+                `blocks` are read.
         """
         b = self.builder
         # Few rows have so little to do per input that the loop itself would show.
@@ -156,16 +161,12 @@ class _Tile:
         w_offset = b.mul(k, ir.Constant(INT64, LANES * size))
         for u in range(unroll):
             # Once for each cache line, where the loop is unrolled.
-            if prefetches and u * LANES * size % _CACHE_LINE == 0:
-                ahead = _PREFETCHED_BYTES // self.num_blocks + u * LANES * size
-                for block in blocks:
-                    _prefetch(b, self.at(block, (w_offset, 1), (ir.Constant(INT64, ahead), 1)))
+            offset = ir.Constant(INT64, u * LANES * size)
+            if u * LANES * size % _CACHE_LINE == 0:
+                for block in requested:
+                    _prefetch(b, self.at(block, (w_offset, 1), (offset, 1)))
             weights = [
-                widened(
-                    b,
-                    self.kind,
-                    self.at(block, (w_offset, 1), (ir.Constant(INT64, u * LANES * size), 1)),
-                )
+                widened(b, self.kind, self.at(block, (w_offset, 1), (offset, 1)))
                 for block in blocks
             ]
             for r, row in enumerate(x_rows):
@@ -237,7 +238,9 @@ def _product_tile(is_wide: bool) -> Any:
                 out_rows = tile.rows_at(out, out_row)
                 sums = _initial(tile, out_rows, resumes)
                 blocks = [tile.at(w, (w_block, j)) if j else w for j in range(num_blocks)]
-                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, prefetches=True)
+                ahead = ir.Constant(INT64, _PREFETCHED_BYTES // num_blocks)
+                requested = [tile.at(block, (ahead, 1)) for block in blocks]
+                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, requested)
                 tile.store(sums, out_rows)
 
             _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
@@ -274,8 +277,10 @@ def _score_tile(is_wide: bool) -> Any:
                 num_blocks = TILES.num_blocks(rows) if is_wide else 1
                 tile = _Tile(builder, marker.dtype, rows, num_blocks)
                 sums = [constant(0.0)] * (rows * num_blocks)
-                blocks = [tile.of_table(base, table, j, stride) for j in range(num_blocks)]
-                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth)
+                # Those of this tile, and of the next one.
+                all_blocks = [tile.of_table(base, table, j, stride) for j in range(2 * num_blocks)]
+                blocks, requested = all_blocks[:num_blocks], all_blocks[num_blocks:]
+                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, requested)
                 tile.store(sums, tile.rows_at(out, out_row))
 
             _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
@@ -321,14 +326,20 @@ def _value_tile(is_wide: bool) -> Any:
                 phis = [b.phi(FLOATS) for _ in initial]
                 for phi, value in zip(phis, initial, strict=True):
                     phi.add_incoming(value, entry)
-                first = tile.of_table(base, tile.at(table, (t, 4)), 0, stride)
-                blocks = [
-                    tile.at(first, (ir.Constant(INT64, j * LANES * LANES * size), 1))
-                    for j in range(num_blocks)
-                ]
+                entry_table = tile.at(table, (t, 4))
+                blocks, requested = (
+                    [
+                        tile.at(group, (ir.Constant(INT64, j * LANES * LANES * size), 1))
+                        for j in range(num_blocks)
+                    ]
+                    for group in (
+                        tile.of_table(base, entry_table, 0, stride),
+                        tile.of_table(base, entry_table, _VALUES_AHEAD, stride),
+                    )
+                )
                 rows_here = [tile.at(row, (t, 4 * LANES)) for row in x_rows]
                 depth = ir.Constant(INT64, LANES)
-                sums = tile.multiply(phis, rows_here, blocks, depth)
+                sums = tile.multiply(phis, rows_here, blocks, depth, requested)
                 following = b.add(t, ir.Constant(INT64, 1))
                 t.add_incoming(following, b.block)
                 for phi, value in zip(phis, sums, strict=True):

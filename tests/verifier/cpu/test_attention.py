@@ -9,6 +9,7 @@ import pytest
 from servicekit.kernels.memory import address_of
 from tests.verifier.cpu.numpy_decoder import Array, values
 from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
+from verifier.cpu.tiles import TABLE_PADDING
 from verifier.cpu.weights import FloatArray, WeightType
 
 TYPES = [WeightType.FLOAT32, WeightType.BFLOAT16, WeightType.FLOAT16]
@@ -80,15 +81,16 @@ def test_random_layouts_are_the_definition(weight_type: WeightType) -> None:
         head_dim = case.head_dim
         length = case.position(case.num_rows - 1) + 1
         num_used = -(-length // 16)
-        table = draw.permutation(NUM_BLOCKS)[:num_used].astype(np.int32)
+        blocks = draw.permutation(NUM_BLOCKS)[:num_used].astype(np.int32)
+        table = np.pad(blocks, (0, TABLE_PADDING))
         # What is not the sequence's, even in its last block, is as large as the type allows.
         cache = np.full((NUM_BLOCKS, 2, head_dim * 16), 6e4, dtype=np.float32)
         packed = draw.standard_normal((2, num_used * 16, head_dim)).astype(np.float32)
         packed[:, length:] = 6e4
         keys, own = packed.reshape(2, num_used, 16, head_dim)
-        cache[table, 0] = keys.swapaxes(1, 2).reshape(num_used, -1)
+        cache[blocks, 0] = keys.swapaxes(1, 2).reshape(num_used, -1)
         pieces = own.reshape(num_used, 16, head_dim // 16, 16).swapaxes(1, 2)
-        cache[table, 1] = pieces.reshape(num_used, -1)
+        cache[blocks, 1] = pieces.reshape(num_used, -1)
         bits = stored(cache, weight_type)
         kept = values(stored(packed, weight_type), weight_type)
 
@@ -120,7 +122,7 @@ def test_scores_far_apart_and_equal_ones() -> None:
     query = np.zeros((1, 16), dtype=np.float32)
     query[0, 0] = 1e4
     cache = np.stack((keys, own), axis=1)
-    table = np.arange(2, dtype=np.int32)
+    table = np.arange(2 + TABLE_PADDING, dtype=np.int32)
     for largest in (None, 20):
         cache[:, 0] = 0
         if largest is not None:
