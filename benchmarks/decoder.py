@@ -4,6 +4,9 @@
 
 - products: rows times a packed weight beside `torch.mm`, for shapes of the bundled model and of a
   0.6B and a 1.7B one. One thread.
+- attention: the last tokens of a context, heads of Qwen3-0.6B, beside torch's
+  `scaled_dot_product_attention` in float32, whose keys and values are repeated beforehand for all
+  query heads. One thread.
 - step: a plain step of one sequence, random weights of Qwen3-0.6B's shape, context 400; and its
   time over that of reading the weights once, at the bandwidth that a copy in memory reaches.
 - prefill: 2,000 tokens, 512 at a time, random weights of a shape between the bundled model and
@@ -30,8 +33,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from benchmarks.machine import processor
 from servicekit.kernels.memory import address_of
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.products import multiply
+from verifier.cpu.tiles import TABLE_PADDING
 from verifier.cpu.weights import (
     LANES,
     Activation,
@@ -46,6 +51,8 @@ from verifier.cpu.weights import (
 PRODUCTS = ((256, 1536), (768, 256), (1024, 4096), (2048, 6144))
 NUM_ROWS = (1, 8, 32, 512)
 TYPES = {"float32": WeightType.FLOAT32, "bfloat16": WeightType.BFLOAT16}
+ATTENTION = ((1024, 256), (4096, 256), (16384, 256), (65536, 64), (4096, 1), (65536, 1))
+"""Tokens of context, and how many of them are queries."""
 CONTEXT, PREFILL, CHUNK = 400, 2000, 512
 
 
@@ -204,6 +211,39 @@ def measure_products(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def measure_attention(rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds of one layer's attention by our kernel and by torch, one thread."""
+    torch.set_num_threads(1)
+    shape = SHAPE_06B
+    rows = []
+    for context, num_tokens in ATTENTION:
+        variants: dict[str, Callable[[], object]] = {
+            **{name: _attention(context, num_tokens, kind) for name, kind in TYPES.items()},
+            "torch float32": _torch_attention(context, num_tokens),
+        }
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for number in range(rounds + 1):
+            for name, call in variants.items():
+                seconds = _seconds(call)
+                if number:  # the first round warms up
+                    times[name].append(seconds)
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        pairs = shape.num_heads * num_tokens * (context - num_tokens / 2)
+        rows.append(
+            {
+                "context": context,
+                "queries": num_tokens,
+                **{f"{name}, ms": round(s * 1e3, 2) for name, s in medians.items()},
+                "float32, GF/s": round(4 * shape.head_dim * pairs / medians["float32"] / 1e9),
+                **{
+                    f"{name} over torch": round(medians["torch float32"] / medians[name], 2)
+                    for name in TYPES
+                },
+            }
+        )
+    return rows
+
+
 def measure_steps(threads: list[int], rounds: int) -> list[dict[str, Any]]:
     """Plain steps of the 0.6B shape."""
     rows = []
@@ -279,6 +319,48 @@ def _product(packed: BitsArray, x: BitsArray, out: BitsArray, depth: int) -> Cal
     return call
 
 
+def _attention(context: int, num_tokens: int, kind: WeightType) -> Callable[[], object]:
+    """Of the last tokens of a sequence whose blocks lie anywhere in the cache."""
+    shape = SHAPE_06B
+    heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+    generator = np.random.default_rng(0)
+    cache = random_bits(generator, (context // LANES, 2 * heads, LANES * shape.head_dim), kind)
+    table = np.pad(generator.permutation(len(cache)).astype(np.int32), (0, TABLE_PADDING))
+    queries = random_bits(
+        generator, (heads, num_tokens * group, shape.head_dim), WeightType.FLOAT32
+    )
+    out = np.empty((num_tokens, shape.num_heads, shape.head_dim), dtype=np.float32)
+    scratch = np.empty(scratch_bytes(shape.head_dim), dtype=np.uint8)
+    marker = np.empty(0, dtype=cache.dtype)
+
+    def call() -> None:
+        for head in range(heads):
+            for first in range(0, num_tokens * group, MAX_TASK_ROWS):
+                attend(
+                    marker, address_of(out) + head * group * out.strides[1], out.strides[0],
+                    address_of(queries) + head * queries.strides[0] + first * queries.strides[1],
+                    address_of(cache) + head * cache.strides[1],
+                    address_of(cache) + (heads + head) * cache.strides[1], address_of(table),
+                    cache.strides[0], min(MAX_TASK_ROWS, num_tokens * group - first), group, first,
+                    context - num_tokens, shape.head_dim, 0, np.float32(shape.head_dim**-0.5),
+                    np.float32(0), address_of(scratch),
+                )  # fmt: skip
+
+    return call
+
+
+def _torch_attention(context: int, num_tokens: int) -> Callable[[], object]:
+    shape = SHAPE_06B
+    queries, keys, values = (
+        torch.randn(1, shape.num_heads, length, shape.head_dim)
+        for length in (num_tokens, context, context)
+    )
+    mask = torch.full((num_tokens, context), -torch.inf).triu(context - num_tokens + 1)
+    return functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, queries, keys, values, attn_mask=mask
+    )
+
+
 def _decoder(weights: DecoderWeights, num_threads: int) -> CpuDecoder:
     return CpuDecoder(
         weights,
@@ -339,12 +421,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--only", nargs="+", choices=["products", "step", "prefill"], help="all without it"
+        "--only",
+        nargs="+",
+        choices=["products", "attention", "step", "prefill"],
+        help="all without it",
     )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     measures = {
         "products": lambda: measure_products(arguments.rounds),
+        "attention": lambda: measure_attention(arguments.rounds),
         "step": lambda: measure_steps(arguments.threads, arguments.rounds),
         "prefill": lambda: measure_prefill(arguments.threads, arguments.rounds),
     }

@@ -84,7 +84,7 @@ class CpuDecoder(SampledOnHost):
         self._logits = np.empty((0, weights.head.num_blocks * LANES), dtype=np.float32)
         self._last_hidden = np.empty((0, self._hidden_stride), dtype=np.float32)
         self._describe_layers(num_blocks * pieces_per_block)
-        self._describe_model(max_num_tokens, num_blocks * block_size)
+        self._describe_model(max_num_tokens)
         self._is_closed = False
         self._threads = _Threads(
             num_threads - 1,
@@ -160,7 +160,7 @@ class CpuDecoder(SampledOnHost):
             record["rotary"] = layer.rotary
             record["cache"] = address_of(cache[number])
 
-    def _describe_model(self, max_num_tokens: int, max_length: int) -> None:
+    def _describe_model(self, max_num_tokens: int) -> None:
         weights, model = self._weights, self._models[0]
         layers = weights.layers
         experts = next((layer.experts for layer in layers if layer.experts is not None), None)
