@@ -291,7 +291,7 @@ def serving(
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://{host}:{server.server_address[1]}/v1"
@@ -426,7 +426,7 @@ def test_a_proxy_is_asked_for_other_machines_alone(
     ("amount", "expected"),
     [
         (("--seconds", "0.5"), r"tandem bench: \d+ requests after \d+ s"),
-        (("--requests", "300"), r"tandem bench: \d+ of 300 requests after \d+ s"),
+        (("--requests", "100"), r"tandem bench: \d+ of 100 requests after \d+ s"),
     ],
 )
 def test_without_a_terminal_lines_say_how_far_it_is(

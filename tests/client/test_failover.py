@@ -72,15 +72,15 @@ async def test_calls_go_to_all_addresses_of_one_name(
 
 @contextlib.asynccontextmanager
 async def slow_link(address: str) -> AsyncIterator[str]:
-    """A proxy that delays all bytes by 1 s each way; yields its address."""
+    """A proxy that delays all bytes by 0.25 s each way; yields its address."""
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         while data := await reader.read(65536):
-            loop.call_later(1.0, writer.write, data)
-        loop.call_later(1.0, writer.close)
+            loop.call_later(0.25, writer.write, data)
+        loop.call_later(0.25, writer.close)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = address.rpartition(":")
@@ -103,8 +103,9 @@ async def slow_link(address: str) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("num_targets", [1, 2])
 async def test_a_slow_link_is_not_taken_for_a_gateway_that_vanished_more_than_once(
-    gateway: StandInGateway, connect: Any, num_targets: int
+    gateway: StandInGateway, connect: Any, num_targets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tandem.channel.SHORT_KEEPALIVE_MS", (200, 200))
     async with slow_link(gateway.address) as address, asyncio.timeout(60):
         async with connect([address] * num_targets) as client:
             assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)

@@ -21,6 +21,15 @@ _OWN_FOLDERS = (gateway.__path__[0], servicekit.__path__[0])
 MAX_BUSY_S = 0.05
 
 
+def freeze_heap() -> None:
+    """Excludes what the tests have loaded from garbage collections, as a gateway that serves does.
+
+    For good: to collect all of it takes up to a second, before every measurement.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class LoopTime:
     """The longest uninterrupted time, and the callback that took it."""
 
@@ -46,14 +55,9 @@ def measured() -> Iterator[LoopTime]:
             if took_s > found.longest_s:
                 found.longest_s, found.what = took_s, what
 
-    # As the process does once it serves: garbage collections do not scan what the tests loaded.
-    gc.collect()
-    gc.freeze()
-    try:
-        with mock.patch.object(asyncio.Handle, "_run", timed):
-            yield found
-    finally:
-        gc.unfreeze()
+    freeze_heap()
+    with mock.patch.object(asyncio.Handle, "_run", timed):
+        yield found
 
 
 def _what(handle: asyncio.Handle) -> str:
@@ -88,12 +92,9 @@ class LoopMeter:
             turn()
             self.longest_s = max(self.longest_s, time.thread_time() - start_s)
 
-        # A gateway does not have this process's heap: collecting that takes some 60 ms.
-        gc.collect()
-        gc.freeze()
+        freeze_heap()
         loop._run_once = measured_turn
         try:
             yield
         finally:
             del loop._run_once
-            gc.unfreeze()

@@ -473,7 +473,7 @@ async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2, failover_after_s=1.0)
     for verifier in fleet.verifiers:
         verifier.play(lambda opened: [5, 0])
-    await until(lambda: all(verifier.num_load_calls > 5 for verifier in fleet.verifiers))
+    await until(lambda: all(verifier.num_load_calls > 3 for verifier in fleet.verifiers))
     assert not any(link.load.is_unresponsive for link in fleet.running.gateway.fleet.verifiers)
     assert (await fleet.running.generate(1)).token_ids == [5, 0]
     assert [verifier.num_sessions for verifier in fleet.verifiers] == [1, 1]
@@ -555,7 +555,7 @@ async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: Sta
     await read(call)
     await lost.stop()
     others = fleet.others(lost)
-    for count in range(2, 8):
+    for count in range(2, 6):
         full, opened = await fleet.owner(count)
         assert full in others
         full.send(
@@ -563,7 +563,7 @@ async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: Sta
                 opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=50
             )
         )
-    taker, opened = await fleet.owner(8)
+    taker, opened = await fleet.owner(6)
     taker.send(
         taker.opened(opened.sequence_id), taker.decided(opened.sequence_id, 2, [6], finish=STOP)
     )

@@ -189,7 +189,7 @@ def test_calls_are_found_wherever_the_text_is_divided(
     assert parse(form, list(text)) == (shown, calls)
     if len(text) < 1000:
         for first in range(len(text) + 1):
-            for second in range(first, len(text) + 1, cases(4, 1)):
+            for second in range(first, len(text) + 1, cases(7, 1)):
                 pieces = [text[:first], text[first:second], text[second:]]
                 assert parse(form, pieces) == (shown, calls), pieces
 
@@ -372,15 +372,14 @@ def test_time_is_linear_in_the_text(form: ToolCallForm, kind: str) -> None:
 
     def seconds(num_characters: int) -> float:
         text = begin + unit * (num_characters // len(unit))
-        taken_s = []
-        for _ in range(3):
-            begin_s = time.process_time()
-            parse(form, [text])
-            taken_s.append(time.process_time() - begin_s)
-        return min(taken_s)
+        begin_s = time.process_time()
+        parse(form, [text])
+        return time.process_time() - begin_s
 
     # Sixteen times the text: a square would take 256 times as long.
-    assert seconds(480_000) < 64 * max(seconds(30_000), 1e-3)
+    limit_s = 64 * max(1e-3, min(seconds(30_000) for _ in range(3)))
+    # A machine that is slow for a moment is not so three times.
+    assert any(seconds(480_000) < limit_s for _ in range(3))
 
 
 def test_the_form_is_that_which_the_template_teaches() -> None:

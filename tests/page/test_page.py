@@ -1,5 +1,6 @@
 """The page in a real Chromium, in front of the real services and the bundled model."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -117,6 +118,20 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
     """A visit to the stack's page, in which nothing may go wrong and no other host is asked."""
+    async with faultless_visit(browser, stack) as visit:
+        yield visit
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def finished(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
+    """A visit in which the first sample has run to its end, for tests that leave it so."""
+    async with faultless_visit(browser, stack) as visit:
+        await run_to_end(visit.page)
+        yield visit
+
+
+@contextlib.asynccontextmanager
+async def faultless_visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
     visit = await begin_visit(browser, stack.gateway.http_address)
     yield visit
     await visit.page.context.close()
@@ -172,11 +187,10 @@ async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack
     assert label == f"Acceptance by position: {round(100 * accepted / drafted)} % of all drafts"
 
 
-async def test_the_chunks_alone_count_what_usage_says(visit: Visit) -> None:
-    await run_to_end(visit.page)
-    chunks = await visit.chunks(1)
+async def test_the_chunks_alone_count_what_usage_says(finished: Visit) -> None:
+    chunks = await finished.chunks(1)
     usage = chunks[-1].pop("usage")
-    counted = await visit.page.evaluate(
+    counted = await finished.page.evaluate(
         """async (chunks) => {
           const { Tally } = await import("/page/tally.js");
           const tally = new Tally();
@@ -193,12 +207,11 @@ async def test_the_chunks_alone_count_what_usage_says(visit: Visit) -> None:
     assert counted["numAcceptedTokens"] == speculation["num_accepted_tokens"] > 0
 
 
-async def test_plots_have_a_bar_per_position_and_step(visit: Visit) -> None:
-    await run_to_end(visit.page)
-    speculation = (await visit.chunks(1))[-1]["usage"]["speculation"]
+async def test_plots_have_a_bar_per_position_and_step(finished: Visit) -> None:
+    speculation = (await finished.chunks(1))[-1]["usage"]["speculation"]
 
     async def bars(selector: str) -> int:
-        return (await visit.page.get_attribute(selector, "d") or "").count("Z")
+        return (await finished.page.get_attribute(selector, "d") or "").count("Z")
 
     assert await bars("#positions .on") == sum(
         count > 0 for count in speculation["accepted_per_position"]
@@ -206,7 +219,7 @@ async def test_plots_have_a_bar_per_position_and_step(visit: Visit) -> None:
     assert await bars("#tokens-per-step .on") == speculation["num_steps"]
     assert await bars("#depth .drafted") == speculation["num_drafts"]
     for line in (".on-line", ".off-line"):
-        assert (await visit.page.get_attribute(f"#throughput {line}", "d") or "").count("L") > 2
+        assert (await finished.page.get_attribute(f"#throughput {line}", "d") or "").count("L") > 2
 
 
 async def test_accepted_and_rejected_drafts_are_marked(visit: Visit) -> None:
@@ -255,22 +268,23 @@ async def test_both_sides_may_run_at_the_same_time(visit: Visit) -> None:
     assert "The texts are the same" in await run_to_end(visit.page)
 
 
-async def test_a_replay_ends_with_the_same_answers_and_numbers(visit: Visit) -> None:
-    said = await run_to_end(visit.page)
-    text, speed = await visit.page.text_content("#on-text"), await visit.number("on-speed")
+async def test_a_replay_ends_with_the_same_answers_and_numbers(finished: Visit) -> None:
+    page = finished.page
+    said = await page.inner_text("#status")
+    text, speed = await page.text_content("#on-text"), await finished.number("on-speed")
     # In one turn of the browser: the replay ends by itself, too.
-    said_meanwhile = await visit.page.evaluate(
+    said_meanwhile = await page.evaluate(
         """() => {
           document.getElementById("replay").click();
           return document.getElementById("status").textContent;
         }"""
     )
     assert "times slower" in said_meanwhile
-    await visit.page.keyboard.press("Escape")
-    await expect(visit.page.locator("#status")).to_have_text(said)
-    assert await visit.page.text_content("#on-text") == text
-    assert await visit.number("on-speed") == speed
-    assert await visit.page.evaluate("window.answers.length") == 3
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#status")).to_have_text(said)
+    assert await page.text_content("#on-text") == text
+    assert await finished.number("on-speed") == speed
+    assert await page.evaluate("window.answers.length") == 3
 
 
 async def test_cancel_frees_the_requests(

@@ -219,16 +219,30 @@ def check_kind(words: Sequence[str]) -> None:
         assert f"${{REGISTRY:-localhost}}/tandem-{name}:${{TAG:-dev}}" in built
 
 
+@functools.cache
+def help_of(*command: str) -> str:
+    """What it prints with `--help`."""
+    ran = subprocess.run(
+        [*command, "--help"],
+        cwd=REPOSITORY,
+        # Where no flag is cut.
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 def check_kubectl(words: Sequence[str]) -> None:
     """The command and its flags are known to kubectl; what it applies is there."""
     words = [word for word in words if word != "&"]
     inner = words[words.index("--") + 1 :] if "--" in words else []
     outer = words[: words.index("--")] if inner else words
     kubectl = shutil.which("kubectl") or str(Path(sys.executable).with_name("kubectl"))
-    ran = subprocess.run(
-        [kubectl, *outer[1:], "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    help_of(kubectl, *outer[1:])
     # "." is the reader's own.
     if "-k" in outer and (folder := outer[outer.index("-k") + 1]) != ".":
         assert (REPOSITORY / folder / "kustomization.yaml").is_file()
@@ -241,29 +255,17 @@ def check_kubectl(words: Sequence[str]) -> None:
 
 def check_tandem(words: Sequence[str]) -> None:
     """The command has these flags."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "tandem", words[1], "--help"],
-        cwd=REPOSITORY,
-        # Where no flag is cut.
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
+    shown = help_of(sys.executable, "-m", "tandem", words[1])
     for word in words[2:]:
-        assert not word.startswith("-") or word.partition("=")[0] in shown.stdout, word
+        assert not word.startswith("-") or word.partition("=")[0] in shown, word
 
 
 def check_hf(words: Sequence[str]) -> None:
     """The verifier's packages have the command, with these flags."""
     hf = shutil.which("hf") or str(Path(sys.executable).with_name("hf"))
-    shown = subprocess.run(
-        [hf, words[1], "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
+    shown = help_of(hf, words[1])
     for word in words[2:]:
-        assert not word.startswith("-") or word in shown.stdout, word
+        assert not word.startswith("-") or word in shown, word
 
 
 def check_openssl(words: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The promises of tests/conftest.py, checked on a folder with a few tests of its own."""
 
+import collections
 import os
 import shutil
 import subprocess
@@ -54,49 +55,43 @@ def run(folder: Path, *options: str) -> tuple[str, list[str]]:
     return ran.stdout, (folder / "notes").read_text().splitlines()
 
 
-@pytest.mark.parametrize("options", [(), ("-m", "not slow")])
-def test_long_tests_run_only_with_the_option(folder: Path, options: tuple[str, ...]) -> None:
-    (folder / "test_both.py").write_text(RECORDING + LONG + SHORT)
-    output, notes = run(folder, *options)
-    assert "1 passed, 1 deselected" in output
-    assert set(notes) == {"short"}
-    output, notes = run(folder, "--long", *options)
-    assert "2 passed" in output
-    assert set(notes) == {"short", "long"}
-
-
 @pytest.mark.parametrize(
-    ("options", "number"),
-    [((), 50), (("--long",), 200), (("--hypothesis-profile", "fast"), 10)],
+    ("options", "is_long", "num_examples"),
+    [
+        ((), False, 50),
+        (("-m", "not slow"), False, 50),
+        (("--long",), True, 200),
+        (("--long", "-m", "not slow"), True, 200),
+        (("--hypothesis-profile", "fast"), False, 10),
+    ],
 )
-def test_hypothesis_runs_a_share_of_the_cases(
-    folder: Path, options: tuple[str, ...], number: int
+def test_long_tests_and_every_case_run_only_with_the_option(
+    folder: Path, options: tuple[str, ...], is_long: bool, num_examples: int
 ) -> None:
-    (folder / "test_cases.py").write_text(
+    """The cases also in processes that tests start."""
+    counted = "from volume import cases; print('of', cases(range(1), range(3)).stop)"
+    (folder / "test_all.py").write_text(
         RECORDING
+        + LONG
+        + SHORT
         + "from hypothesis import given, settings, strategies as st\n"
-        + "from volume import examples\n"
+        + "from volume import cases, examples\n"
         + "@settings(max_examples=examples(200))\n@given(st.integers())\n"
-        + "def test_cases(n): record('case')\n"
-    )
-    _, notes = run(folder, *options)
-    assert len(notes) == number
-
-
-@pytest.mark.parametrize(("options", "number"), [((), 1), (("--long",), 3)])
-def test_a_choice_of_cases_runs_also_in_processes_that_tests_start(
-    folder: Path, options: tuple[str, ...], number: int
-) -> None:
-    counted = "from volume import cases; print(cases(range(1), range(3)).stop)"
-    (folder / "test_cases.py").write_text(
-        RECORDING
+        + "def test_examples(n): record('example')\n"
         + "import subprocess, sys\n"
-        + "from volume import cases\n"
         + "@pytest.mark.parametrize('case', cases(range(1), range(3)))\n"
         + "def test_case(case): record('case')\n"
         + "def test_process():\n"
         + f"    command = [sys.executable, '-c', {counted!r}]\n"
         + "    record(subprocess.check_output(command, text=True).strip())\n"
     )
-    _, notes = run(folder, *options)
-    assert notes == ["case"] * number + [str(number)]
+    output, notes = run(folder, *options)
+    assert ("7 passed in" if is_long else "4 passed, 1 deselected") in output
+    num_cases = 3 if is_long else 1
+    assert collections.Counter(notes) == {
+        "short": 1,
+        "example": num_examples,
+        "case": num_cases,
+        f"of {num_cases}": 1,
+        **({"long": 1} if is_long else {}),
+    }

@@ -268,14 +268,17 @@ async def test_a_connection_that_fails_for_its_tls_is_told_from_a_peer_that_is_s
     async with silent_peer(credentials) as address, silent_peer(None) as plain:
         for reached, options in ((address, known), (plain, plaintext)):
             assert await reason_unreached(reached, options, logger) == "no answer within 0.5 s"
-        for unreached, options, why in (
+        unreached = (
             (address, plaintext, "Socket closed"),
             (address, anonymous, "Socket closed"),
             (address, distrustful, "CERTIFICATE_VERIFY_FAILED"),
             (plain, anonymous, "WRONG_VERSION_NUMBER"),
             ("127.0.0.1:1", plaintext, "Connection refused"),
-        ):
-            reason = await reason_unreached(unreached, options, logger)
+        )
+        reasons = await asyncio.gather(
+            *(reason_unreached(each, options, logger) for each, options, _ in unreached)
+        )
+        for (_, _, why), reason in zip(unreached, reasons, strict=True):
             assert reason.startswith("not connected within 0.5 s, ")
             assert why in reason
             assert "--peer-tls" in reason

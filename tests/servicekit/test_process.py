@@ -23,6 +23,7 @@ import servicekit
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions
 from tandem.free_ports import free_port
+from tests.volume import cases
 
 SCRIPT = '''
 """A server whose method answers after a file appears."""
@@ -325,7 +326,10 @@ def test_what_crashes_while_the_interpreter_ends_does_not_change_the_exit_code()
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "buffered at exit\n", "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+# Each is replaced, and others are left.
+@pytest.mark.parametrize(
+    "closed", cases(["2>&-", "<&- >&- 2>&-"], ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+)
 def test_a_service_runs_and_ends_well_without_its_standard_streams(closed: str) -> None:
     """Else its first socket would get the number of one."""
     port = free_port()

@@ -165,7 +165,7 @@ async def test_no_body_blocks_the_loop(
                     status, answered = await asyncio.to_thread(post, address, body)
                     await running.until_idle()
                 assert (status == 413) == (is_refused and kind != "long messages"), (kind, answered)
-                if meter.longest_s < MAX_BUSY_S * slowness():
+                if meter.longest_s < MAX_BUSY_S or meter.longest_s < MAX_BUSY_S * slowness():
                     break
             else:
                 pytest.fail(f"{kind}: {meter.longest_s} s, {answered[:300]!r}")
