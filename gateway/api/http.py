@@ -39,9 +39,6 @@ from servicekit.watched_files import WatchedFiles
 # For requests that are still being answered when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1
 
-# How often it is looked whether they are; nothing announces it.
-_SHUTDOWN_POLL_S = 0.01
-
 # Longer than load balancers keep a connection for their next request (60 s, most of them): the
 # side that closes first loses no request.
 _IDLE_TIMEOUT_S = 75
@@ -118,6 +115,7 @@ class HttpListener:
             server_header=False,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             timeout_keep_alive=_IDLE_TIMEOUT_S,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
         )
         self._server: uvicorn.Server = _Server(config)
         if certificate is not None:
@@ -238,28 +236,11 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 class _Server(uvicorn.Server):
-    """A server that does not handle the process's signals, and stops without a pause."""
+    """A server that does not handle the process's signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes all; returns once every answer has ended. uvicorn's own takes 0.1 s at least."""
-        for listener in (*self.servers, *(sockets or ())):
-            listener.close()
-        state = self.server_state
-        for connection in list(state.connections):
-            connection.shutdown()
-        try:
-            async with asyncio.timeout(_SHUTDOWN_TIMEOUT_S):
-                while state.connections or state.tasks:  # noqa: ASYNC110
-                    await asyncio.sleep(_SHUTDOWN_POLL_S)
-                for server in self.servers:
-                    await server.wait_closed()
-        except TimeoutError:
-            for task in state.tasks:
-                task.cancel()
 
 
 class _TlsServer(_Server):
