@@ -56,15 +56,28 @@ async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: 
 
 
 async def test_what_was_tested_before_the_time_was_over_is_told(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    # The slow test tells when the outcomes of the others are known.
     (tmp_path / "test_it.py").write_text(
-        "import time\n"
+        "import pathlib, time\n"
         "def test_good(): pass\n"
         "def test_bad(): assert 1 == 2\n"
-        "def test_slow(): time.sleep(600)\n"
+        "def test_slow(pytestconfig):\n"
+        "    outcomes = pathlib.Path(pytestconfig.getoption('--outcomes'))\n"
+        "    while outcomes.read_text().count('\\n') < 2: time.sleep(0.01)\n"
+        f"    pathlib.Path({str(told)!r}).write_text('')\n"
+        "    time.sleep(600)\n"
     )
-    run = await run_tests(25, str(tmp_path))
+    limit = asyncio.timeout(600)
+    monkeypatch.setattr(asyncio, "timeout", lambda _: limit)
+    running = asyncio.create_task(run_tests(600, str(tmp_path)))
+    await asyncio.to_thread(told.read_text)
+    monkeypatch.undo()
+    limit.reschedule(asyncio.get_running_loop().time())
+    run = await running
     assert run.passed == 1
     assert run.failed[0].startswith("test_bad: ")
     assert run.failed[-1] == "not done in time"

@@ -144,6 +144,7 @@ async def test_the_rows_of_a_model_that_waits(
 ) -> None:
     # Not of 64 sequences, whose prompts take seconds.
     monkeypatch.setattr(host, "GOALS", {4: 0.5})
+    monkeypatch.setattr(host, "SETTLED_TOKENS", 8)
     monkeypatch.setattr(gateway_cost, "STREAMS", 4)
     host_time, gateway = await run(tmp_path, "host", "gateway", streams=4)
     assert host_time["unit"] == "ms"
