@@ -14,7 +14,8 @@ from servicekit.cores import available_cores
 from tests.benchmarks.processes import children_of, is_running
 
 
-async def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
+async def test_outcomes_are_told_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "def test_good(): pass\n"
@@ -81,13 +82,6 @@ async def test_what_was_tested_before_the_time_was_over_is_told(
     assert run.passed == 1
     assert run.failed[0].startswith("test_bad: ")
     assert run.failed[-1] == "not done in time"
-
-
-async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
-    (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    run = await run_tests(60, str(tmp_path))
-    assert (run.passed, len(run.failed)) == (1, 1)
 
 
 async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:
