@@ -9,6 +9,7 @@ time of the engine's thread; and `model_cpu`, that of the model, which is part o
 
 import dataclasses
 import time
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
@@ -22,7 +23,9 @@ from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.observation import PHASES, PhaseClock
-from verifier.tensor_parallel.leader import Leader
+
+if TYPE_CHECKING:
+    from verifier.tensor_parallel.leader import Leader
 
 STEP_S = 0.025
 CPU = "_cpu"
@@ -83,7 +86,7 @@ class CpuPhaseClock(PhaseClock):
         self._cpu_started_at_s = now_s
 
 
-def _load(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
+def _load(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
     served = load_model(config, leader).served
     return LoadedModel(
         model=PacedModel(),

@@ -116,7 +116,7 @@ async def cancels(run: Run, *, count: int = 1000) -> None:
 async def deadlines(run: Run) -> None:
     """Deadlines pass at every moment of a request, beside others that have none."""
     gateway = run.fleet.gateways[0]
-    requests = mixed_requests(16, num_tokens=500)
+    requests = mixed_requests(16, num_tokens=400)
     bystanders = await run.start(requests)
     late: list[Record] = []
     # Of these, the first have no time for their prompts, and the last do get tokens.

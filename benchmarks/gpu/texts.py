@@ -2,6 +2,7 @@
 model's.
 """
 
+import functools
 import json
 import random
 from collections.abc import Sequence
@@ -20,15 +21,7 @@ MOST_RANDOM_TEXTS = 256
 
 def replays(max_new_tokens: int) -> list[Text]:
     """Recorded code edits: a prompt holds code and what to rename in it; the text is the result."""
-    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    texts = []
-    for line in HELD_OUT.read_text().splitlines():
-        edit = json.loads(line)
-        prompt = tokenizer.encode(edit["prompt"], add_special_tokens=False).ids
-        result = tokenizer.encode(edit["reference"], add_special_tokens=False).ids
-        if len(prompt) >= _SHORTEST_PROMPT:
-            texts.append(_text(prompt, result, max_new_tokens))
-    return texts
+    return [_text(prompt, result, max_new_tokens) for prompt, result in _code_edits()]
 
 
 def random_texts(max_new_tokens: int) -> list[Text]:
@@ -47,6 +40,20 @@ def random_texts(max_new_tokens: int) -> list[Text]:
 def all_texts(max_new_tokens: int) -> list[Text]:
     """What `ForcedTexts` must know."""
     return replays(max_new_tokens) + random_texts(max_new_tokens)
+
+
+@functools.cache
+def _code_edits() -> list[tuple[list[int], list[int]]]:
+    """Prompts and results. Every row needs them, and tokenizing takes a while."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+    edits = []
+    for line in HELD_OUT.read_text().splitlines():
+        edit = json.loads(line)
+        prompt = tokenizer.encode(edit["prompt"], add_special_tokens=False).ids
+        result = tokenizer.encode(edit["reference"], add_special_tokens=False).ids
+        if len(prompt) >= _SHORTEST_PROMPT:
+            edits.append((prompt, result))
+    return edits
 
 
 def _text(prompt: Sequence[int], output: Sequence[int], max_new_tokens: int) -> Text:

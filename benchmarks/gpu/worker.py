@@ -32,16 +32,18 @@ async def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
 
     import torch
-    import transformers
 
-    from benchmarks.gpu.bench import Bench, size_for
-
-    transformers.logging.set_verbosity_error()
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         for name in arguments.rows:
             _tell({"row": name, "error": "torch sees no GPU here", "is_last": False})
         return
+
+    import transformers
+
+    from benchmarks.gpu.bench import Bench, size_for
+
+    transformers.logging.set_verbosity_error()
     if device.type == "cpu":
         torch.set_num_threads(1)
     _tell({"machine": _machine(device), "transformers": transformers.__version__})

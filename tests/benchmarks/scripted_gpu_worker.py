@@ -45,7 +45,7 @@ for name in arguments.rows:
             os._exit(7)
         case "hang":
             about = {"row": name, "what": "x", "streams": 1, "dtype": "float32", "unit": ""}
-            tell({"row": name, "measure": about | {"value": None, "note": "early", "goal": None}})
             child = subprocess.Popen(["sleep", "600"])
             print(child.pid, file=sys.stderr, flush=True)
+            tell({"row": name, "measure": about | {"value": None, "note": "early", "goal": None}})
             time.sleep(600)

@@ -14,7 +14,8 @@ from servicekit.cores import available_cores
 from tests.benchmarks.processes import children_of, is_running
 
 
-async def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
+async def test_outcomes_are_told_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "def test_good(): pass\n"
@@ -56,25 +57,31 @@ async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: 
 
 
 async def test_what_was_tested_before_the_time_was_over_is_told(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    # The slow test tells when the outcomes of the others are known.
     (tmp_path / "test_it.py").write_text(
-        "import time\n"
+        "import pathlib, time\n"
         "def test_good(): pass\n"
         "def test_bad(): assert 1 == 2\n"
-        "def test_slow(): time.sleep(600)\n"
+        "def test_slow(pytestconfig):\n"
+        "    outcomes = pathlib.Path(pytestconfig.getoption('--outcomes'))\n"
+        "    while outcomes.read_text().count('\\n') < 2: time.sleep(0.01)\n"
+        f"    pathlib.Path({str(told)!r}).write_text('')\n"
+        "    time.sleep(600)\n"
     )
-    run = await run_tests(25, str(tmp_path))
+    limit = asyncio.timeout(600)
+    monkeypatch.setattr(asyncio, "timeout", lambda _: limit)
+    running = asyncio.create_task(run_tests(600, str(tmp_path)))
+    await asyncio.to_thread(told.read_text)
+    monkeypatch.undo()
+    limit.reschedule(asyncio.get_running_loop().time())
+    run = await running
     assert run.passed == 1
     assert run.failed[0].startswith("test_bad: ")
     assert run.failed[-1] == "not done in time"
-
-
-async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
-    (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    run = await run_tests(60, str(tmp_path))
-    assert (run.passed, len(run.failed)) == (1, 1)
 
 
 async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:

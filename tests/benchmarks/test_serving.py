@@ -15,10 +15,11 @@ from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
 from benchmarks.peers.environments import InstallError
 from benchmarks.ratios import Interval
 from benchmarks.serving import __main__ as command
-from benchmarks.serving import gateway_cost, host, load, throughput
+from benchmarks.serving import gateway_cost, host, load, setting, spans, throughput
 from benchmarks.serving.hop import batch_bytes, hop_between
 from benchmarks.serving.report import table
 from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
+from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 
@@ -102,17 +103,16 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     monkeypatch.setattr(throughput, "DELAYS_MS", (0, 5))
     monkeypatch.setattr(throughput, "REPLICAS_STREAMS", (1,))
     monkeypatch.setattr(load, "STREAMS", 1)
-    monkeypatch.setattr(load, "FRACTIONS", (0.25, 1.0))
-    measures = await run(
-        tmp_path,
-        *("hop", "stack", "openvino", "http", "spans", "structured"),
-        *("random", "delay", "load", "replicas", "simulation"),
-        streams=1,
-    )
+    monkeypatch.setattr(load, "FRACTIONS", (0.75, 1.0))
+    for module in (setting, spans):
+        monkeypatch.setattr(module, "EXPORT_INTERVAL_S", 0.05)
+    numbers = {"hop": 1, "stack": 1, "openvino": 1, "http": 2, "spans": 2, "structured": 2}
+    numbers |= {"random": 1, "delay": 3, "load": 12, "simulation": 2}
+    # Starts all services once more, for one more verifier.
+    numbers |= cases({}, {"replicas": 1})
+    measures = await run(tmp_path, *numbers, streams=1)
     assert [measure["row"] for measure in measures] == [
-        *("hop", "stack", "openvino", "http", "http", "spans", "spans", "structured"),
-        *("structured", "random", "delay", "delay", "delay", *["load"] * 12, "replicas"),
-        *("simulation", "simulation"),
+        row for row, number in numbers.items() for _ in range(number)
     ]
     for measure in measures:
         value = measure["value"]
@@ -127,15 +127,15 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     assert "| hop: awaited hop p50 / echo p50 | 1 | float32 |" in printed.out
     assert "starts the services: verifier behind a proxy" in printed.err
     assert "starts the services: verifier with spans" in printed.err
-    spans, processor_time = (measure for measure in measures if measure["row"] == "spans")
-    num_kilobytes = re.search(r"([\d.]+) kB of spans per request", str(spans["note"]))
+    tokens, processor_time = (measure for measure in measures if measure["row"] == "spans")
+    num_kilobytes = re.search(r"([\d.]+) kB of spans per request", str(tokens["note"]))
     assert num_kilobytes is not None
     assert float(num_kilobytes[1]) > 0
     assert "ms per token" in str(processor_time["note"])
     loads = [str(measure["what"]) for measure in measures if measure["row"] == "load"]
-    assert loads[:2] == ["TTFT p50 at 25%, on", "ITL p50 at 25%, on"]
-    [replicas] = (measure["what"] for measure in measures if measure["row"] == "replicas")
-    assert replicas == "two verifiers / one, renames"
+    assert loads[:2] == ["TTFT p50 at 75%, on", "ITL p50 at 75%, on"]
+    replicas = [measure["what"] for measure in measures if measure["row"] == "replicas"]
+    assert replicas == cases([], ["two verifiers / one, renames"])
     assert printed.err.count("starts the services: verifier\n") == 1
 
 
@@ -144,6 +144,7 @@ async def test_the_rows_of_a_model_that_waits(
 ) -> None:
     # Not of 64 sequences, whose prompts take seconds.
     monkeypatch.setattr(host, "GOALS", {4: 0.5})
+    monkeypatch.setattr(host, "SETTLED_TOKENS", 8)
     monkeypatch.setattr(gateway_cost, "STREAMS", 4)
     host_time, gateway = await run(tmp_path, "host", "gateway", streams=4)
     assert host_time["unit"] == "ms"

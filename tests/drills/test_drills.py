@@ -11,8 +11,10 @@ from benchmarks.drills.catalogue import DRILLS, Drill, carry_out, short_form
 from benchmarks.drills.fleet import Fleet, running_fleet
 from benchmarks.drills.requests import Losses
 from benchmarks.drills.run import Run, Undisturbed, until
+from tests.volume import cases
 
 # tests/integration/test_fuzz.py is the short form of that drill.
+# The first two differ in what verifiers notice.
 OF_THE_DRAFTER = [
     drill
     for drill in DRILLS
@@ -42,13 +44,17 @@ async def test_no_token_is_lost_repeated_or_changed(
     assert outcome.num_requests > 0
 
 
-@pytest.mark.parametrize("drill", OF_THE_DRAFTER, ids=lambda drill: drill.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "drill",
+    cases(OF_THE_DRAFTER[:2], OF_THE_DRAFTER),
+    ids=lambda drill: drill.name.replace(" ", "-"),
+)
 async def test_a_drafter_that_nothing_disturbs_fails_its_drills(
     drill: Drill, fleet: Fleet, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "disturb", lambda self, action: None)
     # There is nothing to wait for, neither a sign nor an end.
-    monkeypatch.setattr(drafters, "until", functools.partial(until, timeout_s=2.0))
+    monkeypatch.setattr(drafters, "until", functools.partial(until, timeout_s=0.5))
     monkeypatch.setattr(fleet_module, "STOP_TIMEOUT_S", 0.1)
     outcome = await carry_out(drill, fleet, undisturbed)
     assert "a verifier did not notice that the drafter was lost" in outcome.problems

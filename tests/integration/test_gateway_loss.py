@@ -28,6 +28,7 @@ from tandem.generation import EventCollector
 from tests.client.in_thread import InThread
 from tests.integration.processes import Service, gateway, verifier_with_drafter
 from tests.integration.prompts import rename_prompts
+from tests.volume import cases
 
 PROMPT = "".join(f"<|code|>total_{each} = price + tax" for each in range(20))
 # Bytes that are whole characters only together, and letters.
@@ -54,6 +55,8 @@ REQUESTS = {
         sampling=SamplingParams(temperature=8.0, logit_bias=BYTES_OF_CHARACTERS),
     ),
 }
+# All are sampled; greedy requests are resumed after a drain, below.
+SEVERAL_PROPERTIES = ("three choices", "logprobs", "characters of several tokens")
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +131,8 @@ def outputs(generation: Generation) -> list[object]:
 @pytest.mark.parametrize(
     ("connect", "name"),
     [
-        *((AsyncTandemClient, name) for name in REQUESTS),
-        *((blocking_client, name) for name in ("greedy", "three choices")),
+        *((AsyncTandemClient, name) for name in cases(SEVERAL_PROPERTIES, REQUESTS)),
+        *((blocking_client, name) for name in cases(SEVERAL_PROPERTIES[:1], REQUESTS)),
     ],
 )
 async def test_killing_the_gateway_of_a_stream_changes_nothing_in_it(

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from tandem.client import Generation, GenerationRequest, SamplingParams
 from tests.integration.prompts import PLAIN, mixed_requests, rename_prompts
 from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
+from tests.volume import cases
 from verifier.drafts.draft_buffer import HintOutcome
 
 BATCH = 16
@@ -68,7 +69,7 @@ async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling
         seeded(request, index)
         if sampling == "seeded" or (sampling == "both" and index % 3 != 1)
         else request
-        for index, request in enumerate(mixed_requests())
+        for index, request in enumerate(mixed_requests(max_new_tokens=cases(32, 48)))
     ]
 
     async def drafted_output_is(oracle: list[tuple[int, ...]], stack: Stack, streams: int) -> bool:
