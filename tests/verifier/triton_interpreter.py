@@ -12,6 +12,7 @@ GPU it does not.
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -67,6 +68,12 @@ def run_checks(*files: Path) -> None:
 def pytest_configure() -> None:
     """Called where this module is a plugin."""
     _prepare()
+
+
+def pytest_collection_finish() -> None:
+    """As `tests/conftest.py` has it, which is not read there."""
+    gc.collect()
+    gc.freeze()
 
 
 def _interpret() -> None:
