@@ -87,15 +87,12 @@ class LoopClock:
             run(handle)
             self.durations_s.append(time.thread_time() - started_at_s)
 
-        # As the process does after loading: garbage of other tests is not collected here.
+        # As the process does after loading. For good: to collect all again would take up to a second.
         gc.collect()
         gc.freeze()
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(asyncio.Handle, "_run", timed)
-                yield
-        finally:
-            gc.unfreeze()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.Handle, "_run", timed)
+            yield
 
     def longest_s(self) -> float:
         assert len(self.durations_s) > 5, "nothing was measured"

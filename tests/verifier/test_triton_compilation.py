@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,11 +58,12 @@ class Compiled:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
+def compiled(monkeypatch: pytest.MonkeyPatch, cache: pytest.Cache) -> Compiled:
+    """Triton keeps machine code by all that it follows from: a later run compiles what changed."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache.mkdir("triton")))
     compiled = Compiled()
     run = JITFunction.run
 

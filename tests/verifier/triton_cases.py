@@ -344,7 +344,8 @@ def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> Non
 
 def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> None:
     """Alone or among others, by one program or several, in one chunk or token by token."""
-    sizes = Sizes(group=6, head_dim=40, dtype=dtype, device=device)
+    num_kv_heads = interpreted_cases(1, 2)
+    sizes = Sizes(num_kv_heads=num_kv_heads, group=6, head_dim=40, dtype=dtype, device=device)
     entries = [
         Entry(num_queries=1, length=100),
         Entry(num_queries=7, length=75),
@@ -362,8 +363,9 @@ def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> 
         together, apart = attend(TOGETHER), attend(APART)
         assert torch.equal(together, apart)
         # Two or three splits for some programs, one for others.
-        for max_programs in interpreted_cases((70,), (30, 70, 110)):
-            shared = dataclasses.replace(APART, max_programs=max_programs)
+        for max_programs in interpreted_cases((35,), (15, 35, 55)):
+            limit = num_kv_heads * max_programs
+            shared = dataclasses.replace(APART, max_programs=limit)
             assert torch.equal(attend(shared), together)
         counts = [entry.num_queries for entry in entries]
         for entry, rows in zip(entries, together.split(counts), strict=True):

@@ -11,6 +11,8 @@ GPU it does not.
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -68,6 +70,12 @@ def pytest_configure() -> None:
     _prepare()
 
 
+def pytest_collection_finish() -> None:
+    """As `tests/conftest.py` has it, which is not read there."""
+    gc.collect()
+    gc.freeze()
+
+
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     _prepare()
@@ -80,7 +88,12 @@ def _prepare() -> None:
     from triton.runtime import interpreter as its_module
 
     its_module.InterpreterBuilder.create_dot = _create_dot
+    # Its sums and products for an overflow's sake end in an assertion, which only `debug` makes.
+    its_module.interpreter_builder.options = dataclasses.replace(
+        its_module.interpreter_builder.options, sanitize_overflow=False
+    )
     _patch_once(its_module)
+    _remember_types(its_module)
     _replace_fp8_conversion(its_module)
 
 
@@ -90,6 +103,54 @@ def _patch_once(its_module: Any) -> None:
 
     its_module._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     its_module._patch_lang = lambda function: its_module._LangPatchScope()
+
+
+def _remember_types(its_module: Any) -> None:
+    """What each of an operation's values derives from its type anew, by the type's name: another
+    third.
+    """
+    import triton.language as tl
+
+    own_number, own_block, own_value, own_broadcast = (
+        its_module._get_np_dtype,
+        tl.block_type.__init__,
+        tl.tensor.__init__,
+        its_module.TritonSemantic.broadcast_impl_value,
+    )
+    numbers: dict[str, Any] = {}
+    blocks: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, Any] = {}
+    values: dict[str, Any] = {}
+
+    def number(its_type: Any) -> Any:
+        name = its_type.scalar.name
+        if name not in numbers:
+            numbers[name] = own_number(its_type)
+        return numbers[name]
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        key = element_ty.name, sizes
+        if key not in blocks:
+            own_block(self, element_ty, shape)
+            self.shape = shapes.setdefault(sizes, self.shape)
+            blocks[key] = self.__dict__
+        self.__dict__.update(blocks[key])
+
+    def value(self: Any, handle: Any, its_type: Any) -> None:
+        if its_type.name not in values:
+            own_value(self, handle, its_type)
+            values[its_type.name] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, its_type, its_type.scalar
+        self.shape, self.numel = values[its_type.name]
+
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
+        is_same = left.type.is_block() and getattr(right.type, "shape", None) is left.type.shape
+        return (left, right) if is_same else own_broadcast(self, left, right)
+
+    its_module._get_np_dtype = number
+    tl.block_type.__init__, tl.tensor.__init__ = block, value
+    its_module.TritonSemantic.broadcast_impl_value = broadcast
 
 
 def _replace_fp8_conversion(its_module: Any) -> None:

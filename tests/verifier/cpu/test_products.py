@@ -1,5 +1,7 @@
 """Products against a chain of fused multiply-adds, bit by bit, for every type of weights."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -7,13 +9,15 @@ import torch
 
 from servicekit.kernels.memory import address_of
 from tests.verifier.cpu.numpy_decoder import Array, values
+from tests.volume import cases
 from verifier.cpu.decoder import LARGEST_KV
 from verifier.cpu.products import finish, multiply
 from verifier.cpu.rows import write_kv
 from verifier.cpu.tiles import FP8_FACTOR
 from verifier.cpu.weights import LANES, FloatArray, WeightType
 
-MAX_ROWS, MAX_BLOCKS, MAX_DEPTH = 40, 19, 640
+# Depths of more than 256 are added up piece by piece.
+MAX_ROWS, MAX_BLOCKS, MAX_DEPTH = 40, 19, cases(336, 640)
 
 
 def some_weights(weight_type: WeightType, draw: np.random.Generator) -> Array:
@@ -33,17 +37,20 @@ def some_weights(weight_type: WeightType, draw: np.random.Generator) -> Array:
     return floats.astype(np.float32)
 
 
-def chains(x: FloatArray, weights: Array) -> FloatArray:
-    """[rows, blocks * 16]: each output's chain, rounded to float32 once a step.
+def chains(x: FloatArray, weights: Array, depths: Iterable[int]) -> dict[int, FloatArray]:
+    """[rows, blocks * 16] by depth: each output's chain, rounded to float32 once a step.
 
     x * w is exact in a long double, and the sum is so nearly that it rounds to the same float32.
     """
     wide = np.longdouble
-    columns = np.moveaxis(weights, 1, 0).reshape(x.shape[1], -1).astype(wide)
+    columns = np.moveaxis(weights, 1, 0).reshape(weights.shape[1], -1).astype(wide)
     total = np.zeros((len(x), columns.shape[1]), dtype=np.float32)
+    found = {}
     for k, column in enumerate(columns):
         total = (x[:, k : k + 1].astype(wide) * column + total).astype(np.float32)
-    return total
+        if k + 1 in depths:
+            found[k + 1] = total
+    return found
 
 
 @pytest.mark.parametrize("weight_type", WeightType, ids=lambda each: each.name.lower())
@@ -55,9 +62,11 @@ def test_outputs_are_chains_in_order(weight_type: WeightType) -> None:
         exact = exact / FP8_FACTOR
     x = draw.standard_normal((MAX_ROWS, MAX_DEPTH + 16)).astype(np.float32)
     marker = np.empty(0, dtype=weight_type.value)
-    for depth, all_rows in ((16, (1, 2, 40)), (256, (1, 13)), (640, range(1, MAX_ROWS + 1))):
+    rows_by_depth = {16: (1, 2, 40), 256: (1, 13), MAX_DEPTH: range(1, MAX_ROWS + 1)}
+    chain = chains(x, exact, rows_by_depth)
+    for depth, all_rows in rows_by_depth.items():
         own = np.ascontiguousarray(blocks[:, :depth])
-        expected = chains(x[:, :depth], exact[:, :depth])
+        expected = chain[depth]
         for num_rows in all_rows:
             first = int(draw.integers(MAX_BLOCKS))
             end = int(draw.integers(first, MAX_BLOCKS)) + 1

@@ -21,6 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.volume import cases
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured import grammar_state
 from verifier.structured import grammars as module
@@ -202,7 +203,7 @@ def test_a_token_is_allowed_as_its_mask_says(json_tokenizer: Path) -> None:
     grammars = Grammars(json_tokenizer, vocab_size=vocab_size, end_token_ids=[END])
     draw = random.Random(6)
     num_ends = 0
-    for kind, text in CHECKED * 2:
+    for kind, text in CHECKED * cases(1, 2):
         masked, asked = (state_of(grammars, kind, text) for _ in range(2))
         resumed = grammars.compile(Grammar(kind, text), is_drafted=False).result(timeout=60)
         output: list[int] = []
@@ -957,7 +958,9 @@ def test_a_process_ends_while_a_grammar_compiles() -> None:
     script = f"""
 import threading
 from pathlib import Path
+from verifier.structured import grammars as module
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+module._LAST_COMPILE_S = 0.1
 began = threading.Event()
 def compile_for_ever(*_):
     began.set()
@@ -978,7 +981,10 @@ def test_a_grammar_that_compiles_while_the_interpreter_ends_crashes_nothing(
     script = f"""
 import json, time
 from pathlib import Path
+from verifier.structured import grammars as module
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+# After which the end comes and crashes: on a busy machine, the compilation may take as long.
+module._LAST_COMPILE_S = 50.0
 class SlowEnd:
     def __del__(self, sleep=time.sleep):
         sleep(2.0)
