@@ -87,7 +87,7 @@ class LoopClock:
             run(handle)
             self.durations_s.append(time.thread_time() - started_at_s)
 
-        # As the process does after loading. For good: to collect all again would take up to a second.
+        # As the process does after loading. For good: collecting all again would take a second.
         gc.collect()
         gc.freeze()
         with pytest.MonkeyPatch.context() as patch:
