@@ -186,8 +186,9 @@ class SamplingParams(_message.Message):
     """Logprobs of each output token and of the n likeliest. Absent: none."""
     prompt_logprobs: _builtins.int
     """The same for the prompt, as if each of its tokens were the first of the output: parameters
-    that count output tokens (frequency and presence penalty, min_new_tokens) have no effect. At
-    most 131,072 logprobs, including those of the likeliest tokens. Absent: none.
+    that count output tokens (frequency and presence penalty, min_new_tokens) have no effect, and
+    neither has a grammar. At most 131,072 logprobs, including those of the likeliest tokens.
+    Absent: none.
     """
     logprobs_mode: Global___LogprobsMode.ValueType
     num_beams: _builtins.int
