@@ -39,18 +39,14 @@ _CHUNK_BLOCKS = 16
 # The odd cache line keeps rows from competing for the same places in the caches.
 _SCORES_ROW = 64 * _CHUNK_BLOCKS + 64
 _SCORES_BYTES = _MAX_ROWS * _SCORES_ROW
+# Of a row's sums, behind its result: 16 sums of exponentials, and 16 times its largest score.
+_TAIL_BYTES = 128
 _LOWEST = np.finfo(np.float32).min
 
 
 def scratch_bytes(head_dim: int) -> int:
     """What a task needs."""
-    return _SCORES_BYTES + MAX_TASK_ROWS * _sums_row(head_dim)
-
-
-@kernel
-def _sums_row(head_dim: int) -> int:
-    """Bytes of a row's sums: its result, 16 sums of exponentials, 16 times its largest score."""
-    return 4 * head_dim + 128
+    return _SCORES_BYTES + MAX_TASK_ROWS * (4 * head_dim + _TAIL_BYTES)
 
 
 @kernel
@@ -67,14 +63,14 @@ def attend(
             token. Query heads are side by side.
         queries: address of row `first_row`, [num_rows, head_dim]; at most `MAX_TASK_ROWS`.
         keys, values: addresses of the head's keys and values in block 0.
-        table: address of the sequence's block numbers, int32.
+        table: address of the sequence's block numbers, int32; `TABLE_PADDING` others follow.
         stride: bytes from block to block.
         first_row: the first row's number in the sequence.
         first_position: of the sequence's first row.
         window: how many tokens a token sees, itself included; 0: all before it.
         scratch: of `scratch_bytes(head_dim)`.
     """
-    row_bytes, sums_row = 4 * head_dim, _sums_row(head_dim)
+    row_bytes, sums_row = 4 * head_dim, 4 * head_dim + _TAIL_BYTES
     sums = scratch + _SCORES_BYTES
     for row in range(num_rows):
         own = sums + row * sums_row
@@ -154,7 +150,7 @@ def _add_values(
     num_blocks: int, sums: int, head_dim: int,
 ) -> None:  # fmt: skip
     """Adds the values of some blocks, times the probabilities, to the results of a tile's rows."""
-    width, sums_row = _NUM_BLOCKS[rows], _sums_row(head_dim)
+    width, sums_row = _NUM_BLOCKS[rows], 4 * head_dim + _TAIL_BYTES
     block = 0
     while 16 * block < head_dim:
         own_values, to = values + block * 256 * marker.itemsize, sums + 64 * block
