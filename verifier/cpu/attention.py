@@ -5,8 +5,8 @@ head the values [head_dim / 16, 16 tokens, 16]. So keys are packed weights of a 
 outputs are scores, and values are packed weights of one whose inputs are probabilities: both are
 computed by the tiles of every other product.
 
-All rows of a task read keys and values once, a chunk of positions at a time. A row's sums are kept
-relative to its largest score so far: where a chunk has a larger one, they are multiplied by
+The rows of a task read keys and values together, a chunk of positions at a time. A row's sums are
+kept relative to its largest score so far: where a chunk has a larger one, they are multiplied by
 exp(the former largest - the new one).
 
 A query's result depends on nothing but its own position and what it sees: scores are chains over

@@ -35,10 +35,10 @@ from verifier.cpu.vectors import (
 # half as fast.
 _PREFETCHED_BYTES = 8192
 _CACHE_LINE = 64
-# How many blocks ahead of their use values are requested. Of keys, it is those of a tile.
+# Values are requested so many blocks ahead of their use; keys, one tile ahead.
 _VALUES_AHEAD = 2
 TABLE_PADDING = max(*TILES.blocks, _VALUES_AHEAD)
-"""How many numbers, of any blocks, follow the last of a block table: tiles look ahead."""
+"""How many numbers of any blocks must follow the last one of a block table: tiles look ahead."""
 
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
@@ -160,8 +160,8 @@ class _Tile:
         x_offset = b.mul(k, ir.Constant(INT64, 4))
         w_offset = b.mul(k, ir.Constant(INT64, LANES * size))
         for u in range(unroll):
-            # Once for each cache line, where the loop is unrolled.
             offset = ir.Constant(INT64, u * LANES * size)
+            # Once for each cache line, where the loop is unrolled.
             if u * LANES * size % _CACHE_LINE == 0:
                 for block in requested:
                     _prefetch(b, self.at(block, (w_offset, 1), (offset, 1)))
@@ -359,8 +359,8 @@ def _value_tile(is_wide: bool) -> Any:
 wide_value_tile = _value_tile(True)
 """`wide_value_tile(marker, num_rows, x, x_row, base, table, stride, num_entries, out, out_row)`:
 as `wide_tile`, continued from the sums at the outputs' places, with inputs in groups of 16: the
-weights [16, 16] of the t-th group's first block
-are at base + (t-th int32 number of the table) * stride, and its other blocks follow.
+weights [16, 16] of the t-th group's first block are at base + (t-th int32 number of the table) *
+stride, and its other blocks follow.
 """
 narrow_value_tile = _value_tile(False)
 """As `wide_value_tile`, with one block."""
