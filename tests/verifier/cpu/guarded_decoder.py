@@ -18,6 +18,7 @@ import numpy as np
 
 import servicekit.kernels.memory as memory
 import verifier.cpu.decoder as decoder_module
+import verifier.cpu.layout_checks as layout_module
 from servicekit.logs import configure_logs
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import Array, RunningDecoder, some_tokens, weights_of
@@ -65,6 +66,12 @@ class Guards:
         own[...] = array
         return own
 
+    def concatenate(self, arrays: Any) -> Array:
+        return self.copy(np.concatenate(arrays))
+
+    def repeat(self, array: Array, count: int) -> Array:
+        return self.copy(np.repeat(array, count))
+
     def address_of(self, array: Array) -> int:
         """Of the array, or of a guarded copy of one that is only read."""
         address = memory.address_of(array)
@@ -82,13 +89,13 @@ class Guards:
 
 
 class GuardedNumpy:
-    """numpy, as the decoder sees it."""
+    """numpy, as the decoder and its layouts see it."""
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
 
     def __getattr__(self, name: str) -> Any:
-        own = {"zeros", "empty"}
+        own = {"zeros", "empty", "concatenate", "repeat"}
         return getattr(self._guards if name in own else np, name)
 
 
@@ -173,12 +180,14 @@ def run(name: str, dtype: str, quantization: str, num_threads: str) -> None:
         vars(decoder_module).update(
             np=GuardedNumpy(guards), address_of=guards.address_of, _stride=tight
         )
+        vars(layout_module).update(np=GuardedNumpy(guards))
         own = guarded(guards, weights)
         with RunningDecoder(own, num_threads=int(num_threads), **sizes) as running:
             for batch, rows in zip(batches, expected, strict=True):
                 for ours, other in zip(running.run(*batch), rows, strict=True):
                     np.testing.assert_array_equal(ours, other)
         vars(decoder_module).update(kept)
+        vars(layout_module).update(np=np)
     guards.check()
     print(len(guards), "arrays")
 
