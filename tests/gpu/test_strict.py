@@ -13,6 +13,9 @@ from tests.verifier.gpu.strict_checks import *  # noqa: F403
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.weights import Activation
+from verifier.gpu.kernels.operations import TritonOperations
+from verifier.gpu.kernels.product import ROOMY_SHARED_MEMORY
+from verifier.gpu.operations import Operations
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,3 +58,35 @@ def test_a_verifier_loads_the_bundled_model(dtype: str) -> None:
     assert served.numerics_digest
     assert loaded(dtype, "strict", max_num_seqs=9).served.numerics_digest == served.numerics_digest
     assert not loaded(dtype, "fast").served.numerics_digest
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 48])
+def test_that_kernels_overlap_changes_no_bit(num_rows: int) -> None:
+    """Of a graph of layers whose kernels take a microsecond or many times as long, by turns."""
+    hidden, size, dtype = 1024, 14336, torch.bfloat16
+    shapes = [(2 * size, hidden), (hidden, size)] * 4
+    weights = [numbers(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+    norm = numbers(hidden, seed=8, dtype=torch.float32)
+    rows = numbers(num_rows, hidden, seed=9, dtype=torch.float32)
+
+    def layers(operations: Operations) -> torch.Tensor:
+        residual, update = rows.clone(), None
+        for gate_up, down in zip(weights[::2], weights[1::2], strict=True):
+            normed = operations.add_norm(residual, update, None, norm, eps=1e-6, dtype=dtype)
+            gated = operations.gate(operations.linear(normed, gate_up), Activation.SILU)
+            update = operations.linear(gated, down)
+        return operations.add_norm(residual, update, None, norm, eps=1e-6, dtype=dtype)
+
+    apart = TritonOperations(is_strict=True, shared_memory=ROOMY_SHARED_MEMORY)
+    layers(STRICT)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layers(STRICT)
+    for seed in range(10, 30):
+        rows.copy_(numbers(num_rows, hidden, seed=seed, dtype=torch.float32))
+        expected = layers(apart)
+        assert expected.isfinite().all()
+        assert len(expected.unique()) > hidden // 8
+        graph.replay()
+        assert torch.equal(captured, expected)
+        assert torch.equal(layers(STRICT), expected)

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs the package triton (extra dev), and it is not installed here",
 )
 META = torch.device("meta")
+FIRST_THAT_OVERLAPS = 90
+"""The first compute capability whose kernels may begin before the one before them has ended."""
 UNITS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}
 """Instructions of products of 16-bit matrices, by compute capability."""
 SMALLEST_SHARED_MEMORY = 99 << 10
@@ -89,6 +91,13 @@ def instructions_of_sums(ptx: str) -> frozenset[str]:
     return frozenset(re.sub(r"(\.m\d+)n\d+(k\d+)", r"\1\2", each) for each in found)
 
 
+def before_waiting(kernel: Any) -> str:
+    """The part of a kernel's code that runs before it waits for the kernel before it."""
+    before, *after = re.split(r"griddepcontrol\.wait;", kernel.asm["ptx"])
+    assert len(after) == 1, f"{len(after)} waits"
+    return before
+
+
 def registers_of(kernel: Any) -> int:
     """What a thread of a kernel takes, by CUDA's assembler."""
     import triton
@@ -109,6 +118,7 @@ def attend(
     window: int | None,
     num_sequences: int = 2,
     is_strict: bool = False,
+    overlaps: bool = False,
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
     from verifier.attention.triton_paged import (
@@ -146,6 +156,7 @@ def attend(
         scaling=0.1,
         sliding_window=window,
         splitting=Splitting(),
+        overlaps=overlaps,
     )
 
 
@@ -171,7 +182,14 @@ def test_kernels_compile_and_fit(
 ) -> None:
     """Of one split, and of several; in large tiles."""
     compile_for(capability)
-    attend(dtype, head_dim=head_dim, longest=longest, window=window, is_strict=True)
+    attend(
+        dtype,
+        head_dim=head_dim,
+        longest=longest,
+        window=window,
+        is_strict=True,
+        overlaps=capability >= FIRST_THAT_OVERLAPS,
+    )
     kernels = compiled.kernels
     assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
     assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
@@ -189,7 +207,8 @@ def test_kernels_compile_and_fit(
 def test_small_tiles_fit_several_times(compiled: Compiled, capability: int, head_dim: int) -> None:
     """Which they are for."""
     compile_for(capability)
-    attend(torch.bfloat16, head_dim=head_dim, longest=9000, window=None)
+    overlaps = capability >= FIRST_THAT_OVERLAPS
+    attend(torch.bfloat16, head_dim=head_dim, longest=9000, window=None, overlaps=overlaps)
     kernel = compiled.kernels["attend"]
     assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
     assert 2 * kernel.metadata.shared <= 163 << 10, "of an A100"

@@ -20,6 +20,8 @@ that share a key head, so that these read K/V once. Exponents are of base 2.
 import triton
 import triton.language as tl
 
+from verifier.attention.overlapping_kernels import wait_for_kernel_before
+
 
 @triton.jit
 def write_kv(
@@ -101,8 +103,10 @@ def attend(
     IS_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
+    wait_for_kernel_before(OVERLAPS)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     # A launch has programs for as many sequences and rows as there may be. Most have nothing to do,
@@ -226,8 +230,10 @@ def combine(
     NUM_EQUAL: tl.constexpr,
     UNROLLED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Folds the splits of HEADS heads of one token."""
+    wait_for_kernel_before(OVERLAPS)
     token = tl.program_id(0)
     num_sequences = tl.load(counts)
     if token >= tl.load(counts + 1):

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from verifier.attention import triton_kernels
 from verifier.attention.backend import DeviceTables, to_device
 from verifier.attention.block_table import tables_of
 from verifier.attention.kv_cache import KVCache
+from verifier.attention.overlapping_kernels import can_overlap, overlap_options
 from verifier.batch.batch_layout import BatchLayout
 
 ENOUGH_PROGRAMS = 512
@@ -136,9 +137,14 @@ class TritonBackend:
         device: torch.device,
         splitting: Splitting | None = None,
         is_strict: bool = False,
+        overlaps: bool | None = None,
     ) -> None:
-        """`is_strict`: all steps have one shape of tiles, so a row has the same bits in each."""
+        """Args:
+        is_strict: all steps have one shape of tiles, so a row has the same bits in each.
+        overlaps: kernels begin as `overlapping_kernels.py` says; None: if the device's can.
+        """
         self.device = device
+        self.overlaps = can_overlap(device) if overlaps is None else overlaps
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
         # For which layers all kernels are compiled: by window, and with a softcap or without.
@@ -190,6 +196,7 @@ class TritonBackend:
                     sliding_window=sliding_window,
                     softcap=1.0 if has_softcap else 0.0,
                     splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
+                    overlaps=self.overlaps,
                 )
         self._compiled.add((sliding_window, has_softcap))
 
@@ -238,6 +245,7 @@ class TritonStep:
                 sliding_window=sliding_window,
                 softcap=softcap,
                 splitting=self._backend.splitting,
+                overlaps=self._backend.overlaps,
             )
 
 
@@ -320,12 +328,14 @@ def paged_attention(
     sliding_window: int | None,
     softcap: float = 0.0,
     splitting: Splitting,
+    overlaps: bool = False,
 ) -> torch.Tensor:
     """Causal attention of queries [num_heads, T, head_dim] to K/V in blocks.
 
     Args:
         cached_keys, cached_values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
         tables: `longest_k` bounds the lengths; all else is read on the device.
+        overlaps: kernels begin as `overlapping_kernels.py` says.
 
     Returns:
         [T, num_heads, head_dim]; rows that are no sequence's are left uninitialized.
@@ -364,7 +374,11 @@ def paged_attention(
     dims = max(_power_of_two(head_dim), 16)
     # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
-    options = {"enable_fp_fusion": False, "num_warps": 4 if dims <= 128 else 8}
+    options: dict[str, Any] = {
+        "enable_fp_fusion": False,
+        "num_warps": 4 if dims <= 128 else 8,
+        **overlap_options(overlaps),
+    }
     triton_kernels.attend[(num_tiles, num_kv_heads, programs_per_tile if is_split else 1)](
         queries,
         cached_keys,

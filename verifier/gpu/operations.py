@@ -100,11 +100,14 @@ def operations_for(device: torch.device, *, is_strict: bool = False) -> Operatio
         ValueError: there are no strict ones for that device.
     """
     if device.type == "cuda":
+        from verifier.attention.overlapping_kernels import can_overlap
         from verifier.gpu.kernels.operations import TritonOperations
 
         properties = torch.cuda.get_device_properties(device)
         return TritonOperations(
-            is_strict=is_strict, shared_memory=properties.shared_memory_per_multiprocessor
+            is_strict=is_strict,
+            shared_memory=properties.shared_memory_per_multiprocessor,
+            overlaps=can_overlap(device),
         )
     if is_strict:
         raise ValueError(f"no strict operations for {device}")

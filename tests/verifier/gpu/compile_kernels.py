@@ -23,6 +23,7 @@ from verifier.gpu.kernels.rotary import rotate_and_store_kernel
 
 BLOCK_K = {"fp32": 32, "fp16": 64, "bf16": 64}
 FIRST_WITH_FP8 = 89
+FIRST_THAT_OVERLAPS = 90
 
 
 def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants: Any) -> None:
@@ -37,20 +38,22 @@ def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants
 def compile_layers(capability: int, element: str) -> None:
     """Kernels of every layer, for activations of a type."""
     rows, floats = f"*{element}", "*fp32"
+    overlap = {"OVERLAPS": capability >= FIRST_THAT_OVERLAPS}
     gate = {"gate_up": rows, "gated": rows, "size": "i32"}
     for is_silu in (True, False):
-        compile_for(capability, gate_kernel, gate, IS_SILU=is_silu, BLOCK=1024)
+        compile_for(capability, gate_kernel, gate, IS_SILU=is_silu, BLOCK=1024, **overlap)
     norm = {"residual": floats, "update": rows, "update_norm": floats, "weight": floats}
     norm |= {"normed": rows, "size": "i32", "eps": "fp32"}
     for has_norm in (True, False):
-        flags = {"HAS_UPDATE": True, "HAS_UPDATE_NORM": has_norm}
+        flags = {"HAS_UPDATE": True, "HAS_UPDATE_NORM": has_norm, **overlap}
         compile_for(capability, add_norm_kernel, norm, BLOCK=4096, **flags)
     heads = {"qkv": rows, "rotated": rows, "turns": floats, "head_norms": floats}
     heads |= {"slot_mapping": "*i64", "keys": rows, "values": rows, "is_bad": "*i32"}
     heads |= {"eps": "fp32"}
     heads |= dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "num_pairs"), "i32")
     for has_norms in (True, False):
-        compile_for(capability, rotate_and_store_kernel, heads, HAS_NORMS=has_norms, BLOCK=128)
+        flags = {"HAS_NORMS": has_norms, **overlap}
+        compile_for(capability, rotate_and_store_kernel, heads, BLOCK=128, **flags)
 
 
 def compile_experts(capability: int, element: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from verifier.attention.overlapping_kernels import can_overlap
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.plain import PlainOperations
@@ -26,7 +27,7 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float16: {"rtol": 2e-3, "atol": 1e-3},
     torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
 }
-TRITON, PLAIN = TritonOperations(), PlainOperations()
+TRITON, PLAIN = TritonOperations(overlaps=can_overlap(DEVICE)), PlainOperations()
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -18,6 +18,7 @@ from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
+from verifier.attention.overlapping_kernels import can_overlap
 from verifier.attention.triton_paged import Splitting, TritonBackend
 from verifier.gpu import experts
 from verifier.gpu.kernels.mixture import mix
@@ -64,7 +65,8 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         # Of the interpreter's two layers, one has a window or experts, the other has not.
         save(Path(folder), name, dtype, is_smaller=not HAS_GPU)
-        weights = load(Path(folder), device=DEVICE, operations=TritonOperations(is_strict=True))
+        operations = TritonOperations(is_strict=True, overlaps=can_overlap(DEVICE))
+        weights = load(Path(folder), device=DEVICE, operations=operations)
         logits = running(weights).run_in_chunks(TEXT, [NUM_TOKENS], BLOCKS)
         if dtype is torch.float32:
             exact = transformers_logits(Path(folder), TEXT)

@@ -3,6 +3,7 @@ makes constants and alignments. And no later step waits for the compiler. No ker
 needs to be here; tests/gpu/ runs them.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.test_triton_compilation import (
+    FIRST_THAT_OVERLAPS,
     META,
     SMALLEST_SHARED_MEMORY,
     Compiled,
+    before_waiting,
     compile_for,
     compiled,
 )
@@ -33,6 +36,7 @@ TEXT = some_tokens(60, 97)
 OF_EVERY_STEP = {"add_norm_kernel", "rotate_and_store_kernel", "attend", "combine"}
 # Of few rows, and those of the logits in FP8, too.
 OF_EVERY_STEP |= {"product_kernel"}
+THAT_OVERLAP = {*OF_EVERY_STEP, "gate_kernel"}
 OF_FP8 = {"quantise_rows_kernel", "rescale_kernel"}
 OF_EXPERTS = {"find_tiles_kernel", "gate_up_kernel", "down_kernel", "add_experts_kernel"}
 
@@ -54,6 +58,18 @@ def check(launched: Compiled, names: set[str]) -> None:
     assert launched.kernels.keys() == names
     assert all(kernel.asm["cubin"] for kernel in launched.kernels.values())
     assert all(k.metadata.shared <= SMALLEST_SHARED_MEMORY for k in launched.kernels.values())
+
+
+def check_that_programs_wait(launched: Compiled) -> None:
+    """Each program, whatever it does then; before that, it reads weights alone."""
+    for name, kernel in launched.kernels.items():
+        if name not in THAT_OVERLAP:
+            assert "griddepcontrol" not in kernel.asm["ptx"]
+            continue
+        before = before_waiting(kernel)
+        assert not re.search(r"\b(ret|bra|atom|red|st)\b", before), name
+        assert ("ld.global" in before) == (name == "add_norm_kernel"), name
+        assert ("prefetch.global" in before) == (name == "product_kernel"), name
 
 
 @pytest.mark.parametrize(
@@ -81,9 +97,10 @@ def test_a_decoders_steps_compile(
 
     save(tmp_path, name, torch.bfloat16)
     compile_for(capability)
-    operations = TritonOperations(is_strict=is_strict)
+    overlaps = capability >= FIRST_THAT_OVERLAPS
+    operations = TritonOperations(is_strict=is_strict, overlaps=overlaps)
     weights = load(tmp_path, device=META, operations=operations, quantization=quantization)
-    running = RunningGpuDecoder(weights, backend=TritonBackend(device=META))
+    running = RunningGpuDecoder(weights, backend=TritonBackend(device=META, overlaps=overlaps))
 
     def run(*sizes: int) -> None:
         """A step of sequences, with a row of logits for each token."""
@@ -97,6 +114,10 @@ def test_a_decoders_steps_compile(
     for size in (40, 20, 1):
         run(size)
     check(launched, OF_EVERY_STEP | kernels)
+    if overlaps:
+        check_that_programs_wait(launched)
+    else:
+        assert not any("griddepcontrol" in k.asm["ptx"] for k in launched.kernels.values())
     num_different = len(launched.different)
     for sizes in ((2,), (1, 1), (16,), (17,), (3, 1, 40)):
         run(*sizes)

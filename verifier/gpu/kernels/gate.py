@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from verifier.attention.overlapping_kernels import wait_for_kernel_before
+
 
 @triton.jit
 def activated(gate, IS_SILU: tl.constexpr):
@@ -21,8 +23,10 @@ def gate_kernel(
     gated,  # [T, size], written
     size,
     IS_SILU: tl.constexpr,  # else GELU, approximated by tanh
+    OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_kernel_before(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

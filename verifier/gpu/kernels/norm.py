@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from verifier.attention.overlapping_kernels import wait_for_kernel_before
+
 
 @triton.jit
 def add_norm_kernel(
@@ -15,6 +17,7 @@ def add_norm_kernel(
     eps,
     HAS_UPDATE: tl.constexpr,
     HAS_UPDATE_NORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least size
 ):
     start = tl.program_id(0).to(tl.int64) * size
@@ -22,6 +25,7 @@ def add_norm_kernel(
     inside = at < size
     # All loads come before the sums, for which threads wait: so they are under way at once.
     factors = tl.load(weight + at, mask=inside, other=0.0)
+    wait_for_kernel_before(OVERLAPS)
     total = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_UPDATE:
         added = tl.load(update + start + at, mask=inside, other=0.0).to(tl.float32)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional
 import triton
 
+from verifier.attention.overlapping_kernels import overlap_options
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
@@ -27,16 +28,22 @@ class TritonOperations:
     """
 
     def __init__(
-        self, *, is_strict: bool = False, shared_memory: int = SMALLEST_SHARED_MEMORY
+        self,
+        *,
+        is_strict: bool = False,
+        shared_memory: int = SMALLEST_SHARED_MEMORY,
+        overlaps: bool = False,
     ) -> None:
         """Chooses kernels; launches none.
 
         Args:
             is_strict: all products by a kernel, else those of many rows by torch.
             shared_memory: bytes of one multiprocessor of the GPU.
+            overlaps: kernels begin as `overlapping_kernels.py` says, which the GPU must be able to.
         """
         self.is_strict = is_strict
         self._is_roomy = shared_memory >= ROOMY_SHARED_MEMORY
+        self._overlap = overlap_options(overlaps)
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -66,6 +73,7 @@ class TritonOperations:
                 TILE_INPUTS=tile.inputs,
                 num_warps=tile.num_warps,
                 num_stages=num_stages,
+                **self._overlap,
             )
         return product
 
@@ -96,6 +104,7 @@ class TritonOperations:
                 HAS_UPDATE_NORM=update_norm is not None,
                 BLOCK=block,
                 num_warps=min(max(block // 256, 1), 16),
+                **self._overlap,
             )
         return normed
 
@@ -132,6 +141,7 @@ class TritonOperations:
                 HAS_NORMS=head_norms is not None,
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,
+                **self._overlap,
             )
         return rotated
 
@@ -145,5 +155,6 @@ class TritonOperations:
                 size,
                 IS_SILU=activation is Activation.SILU,
                 BLOCK=_GATE_BLOCK,
+                **self._overlap,
             )
         return gated

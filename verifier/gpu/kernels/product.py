@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from verifier.attention.overlapping_kernels import prefetch, wait_for_kernel_before
+
 # Bytes of a multiprocessor that GPUs from Ampere on have, of which a program gets all but a KiB:
 # every one, and those for data centers.
 SMALLEST_SHARED_MEMORY = 100 << 10
@@ -63,6 +65,11 @@ PRODUCT_TILES = {
 }
 
 
+# While the kernel before is under way, a program has the L2 cache read so many inputs' weights of
+# its outputs. With more of them, that kernel's own reads waited.
+PREFETCHED_INPUTS = tl.constexpr(512)
+LINE_BITS = tl.constexpr(8 * 128)
+
 # Up to so many rows of these types, this kernel is faster than torch's libraries.
 FEW_ROWS = 16
 FAST_FOR_FEW_ROWS = (torch.float16, torch.bfloat16)
@@ -88,11 +95,15 @@ def product_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_OUTPUTS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     outputs = tl.program_id(1).to(tl.int64) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_row = at < num_rows
     is_output = outputs < num_outputs
+    if OVERLAPS:
+        _prefetch_first(weight, outputs, num_inputs, num_outputs)
+    wait_for_kernel_before(OVERLAPS)
     sums = sum_products(
         rows + at * num_inputs,
         is_row,
@@ -108,6 +119,16 @@ def product_kernel(
     places = product + at[None, :] * num_outputs + outputs[:, None]
     is_stored = is_row[None, :] & is_output[:, None]
     tl.store(places, sums.to(product.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def _prefetch_first(weight, outputs, num_inputs, num_outputs):
+    """Of each output, the first PREFETCHED_INPUTS."""
+    LINE: tl.constexpr = LINE_BITS // weight.dtype.element_ty.primitive_bitwidth
+    inputs = tl.arange(0, PREFETCHED_INPUTS // LINE) * LINE
+    # All lie within the weight, which may end before a tile does.
+    starts = tl.minimum(outputs, num_outputs - 1) * num_inputs
+    prefetch(weight + starts[:, None] + tl.minimum(inputs, num_inputs - 1)[None, :])
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from verifier.attention.overlapping_kernels import wait_for_kernel_before
+
 
 @triton.jit
 def rotate_and_store_kernel(
@@ -20,8 +22,10 @@ def rotate_and_store_kernel(
     head_dim,
     num_pairs,
     HAS_NORMS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least head_dim
 ):
+    wait_for_kernel_before(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
