@@ -12,7 +12,6 @@ that one writes:
 Every program must wait, whatever it does then: else its kernel could end before the one before it,
 and the next one, which waits for this one alone, could read what that one has not written yet.
 Before it waits, a program reads only what no kernel of a step writes, and writes nothing.
-docs/decisions/gpu-step.md says what it gains.
 """
 
 import torch
@@ -21,14 +20,25 @@ import triton.language as tl
 
 _LEAST_CAPABILITY = (9, 0)
 
+MOST_OVERLAPPING_ROWS = 128
+"""Kernels of steps of more rows begin one after the other: they have many programs, of which each
+takes a moment to wait (docs/decisions/gpu-step.md).
+"""
+
 
 def can_overlap(device: torch.device) -> bool:
     """Whether this device's kernels can begin so."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
-def overlap_options(overlaps: bool) -> dict[str, bool]:
-    """Arguments of the launch of a kernel that has the constant OVERLAPS."""
+def overlap_options(overlaps: bool, num_rows: int) -> dict[str, bool]:
+    """Arguments of the launch of a kernel that has the constant OVERLAPS.
+
+    Args:
+        overlaps: whether the device's kernels can, and may.
+        num_rows: of the step.
+    """
+    overlaps = overlaps and num_rows <= MOST_OVERLAPPING_ROWS
     return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
 
 

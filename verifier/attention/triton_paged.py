@@ -7,6 +7,7 @@ depend on its own sequence alone, as long as the tiles are of one shape.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import sys
 from dataclasses import dataclass
@@ -168,8 +169,8 @@ class TritonBackend:
         has_softcap: bool,
     ) -> None:
         """At the first step, which is the check of the model when it is loaded, runs the kernels of
-        one program per sequence and those of several, for one token, in tiles of each shape. So no
-        request waits for the compiler.
+        one program per sequence and those of several, for one token, in tiles of each shape, as
+        steps of few rows launch them and of many. So no request waits for the compiler.
         """
         if (sliding_window, has_softcap) in self._compiled:
             return
@@ -184,20 +185,24 @@ class TritonBackend:
             slot_mapping=torch.zeros_like(one),
             longest_k=max(tiles.split_tokens for tiles in (LARGE_TILES, SMALL_TILES)) + 1,
         )
-        for tiles in tiles_of_all_steps(queries.dtype, is_strict=self.is_strict):
-            for enough_programs in (0, sys.maxsize):
-                paged_attention(
-                    queries[:, :1],
-                    cached_keys,
-                    cached_values,
-                    tables,
-                    tiles=tiles,
-                    scaling=1.0,
-                    sliding_window=sliding_window,
-                    softcap=1.0 if has_softcap else 0.0,
-                    splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
-                    overlaps=self.overlaps,
-                )
+        all_tiles = tiles_of_all_steps(queries.dtype, is_strict=self.is_strict)
+        for tiles, overlaps, enough_programs in itertools.product(
+            all_tiles, {False, self.overlaps}, (0, sys.maxsize)
+        ):
+            if tiles is SMALL_TILES and overlaps is not self.overlaps:
+                continue  # of so few rows that kernels always overlap where they can
+            paged_attention(
+                queries[:, :1],
+                cached_keys,
+                cached_values,
+                tables,
+                tiles=tiles,
+                scaling=1.0,
+                sliding_window=sliding_window,
+                softcap=1.0 if has_softcap else 0.0,
+                splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
+                overlaps=overlaps,
+            )
         self._compiled.add((sliding_window, has_softcap))
 
 
@@ -377,7 +382,7 @@ def paged_attention(
     options: dict[str, Any] = {
         "enable_fp_fusion": False,
         "num_warps": 4 if dims <= 128 else 8,
-        **overlap_options(overlaps),
+        **overlap_options(overlaps, num_rows),
     }
     triton_kernels.attend[(num_tiles, num_kv_heads, programs_per_tile if is_split else 1)](
         queries,

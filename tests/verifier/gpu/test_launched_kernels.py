@@ -67,7 +67,7 @@ def check_that_programs_wait(launched: Compiled) -> None:
             assert "griddepcontrol" not in kernel.asm["ptx"]
             continue
         before = before_waiting(kernel)
-        assert not re.search(r"\b(ret|bra|atom|red|st)\b", before), name
+        assert not re.search(r"\b(ret|bra|atom|red|st|cp)\b", before), name
         assert ("ld.global" in before) == (name == "add_norm_kernel"), name
         assert ("prefetch.global" in before) == (name == "product_kernel"), name
 
@@ -110,16 +110,16 @@ def test_a_decoders_steps_compile(
         ]
         running.decoder.forward_on_device(running.lay_out(*chunks))
 
-    # Of strict products, each tile that so short a text has.
-    for size in (40, 20, 1):
-        run(size)
+    # More rows than those of kernels that overlap; and of strict products, each tile.
+    for sizes in ((50, 50, 50), (50, 50), (40,), (20,), (1,)):
+        run(*sizes)
     check(launched, OF_EVERY_STEP | kernels)
     if overlaps:
         check_that_programs_wait(launched)
     else:
         assert not any("griddepcontrol" in k.asm["ptx"] for k in launched.kernels.values())
     num_different = len(launched.different)
-    for sizes in ((2,), (1, 1), (16,), (17,), (3, 1, 40)):
+    for sizes in ((2,), (1, 1), (16,), (17,), (3, 1, 40), (43, 43, 43)):
         run(*sizes)
     assert len(launched.different) == num_different
 

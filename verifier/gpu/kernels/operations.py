@@ -43,7 +43,7 @@ class TritonOperations:
         """
         self.is_strict = is_strict
         self._is_roomy = shared_memory >= ROOMY_SHARED_MEMORY
-        self._overlap = overlap_options(overlaps)
+        self._overlaps = overlaps
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -73,7 +73,7 @@ class TritonOperations:
                 TILE_INPUTS=tile.inputs,
                 num_warps=tile.num_warps,
                 num_stages=num_stages,
-                **self._overlap,
+                **overlap_options(self._overlaps, num_rows),
             )
         return product
 
@@ -104,7 +104,7 @@ class TritonOperations:
                 HAS_UPDATE_NORM=update_norm is not None,
                 BLOCK=block,
                 num_warps=min(max(block // 256, 1), 16),
-                **self._overlap,
+                **overlap_options(self._overlaps, num_rows),
             )
         return normed
 
@@ -141,7 +141,7 @@ class TritonOperations:
                 HAS_NORMS=head_norms is not None,
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,
-                **self._overlap,
+                **overlap_options(self._overlaps, num_tokens),
             )
         return rotated
 
@@ -155,6 +155,6 @@ class TritonOperations:
                 size,
                 IS_SILU=activation is Activation.SILU,
                 BLOCK=_GATE_BLOCK,
-                **self._overlap,
+                **overlap_options(self._overlaps, num_rows),
             )
         return gated
