@@ -1,5 +1,6 @@
 """The table, the JSON and the picture of a run."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -70,7 +71,7 @@ def draw(measures: Sequence[Measure], heading: str, path: Path) -> None:
     parts = [[measure for measure in drawn if measure.row == row] for row in rows]
     heights = [8.0 if mine[0].point else len(mine) + 1.2 for mine in parts]
     figure = plt.figure(figsize=(9, 0.3 * sum(heights) + 0.8), layout="constrained")
-    figure.suptitle(heading, fontsize=9)
+    figure.suptitle(textwrap.fill(heading, 110), fontsize=9)
     panels = figure.subfigures(len(rows), height_ratios=heights, squeeze=False)[:, 0]
     for panel, mine in zip(panels, parts, strict=True):
         title = f"{mine[0].row} ({mine[0].unit or 'ratio'})"

@@ -7,6 +7,7 @@ depend on its own sequence alone, as long as the tiles are of one shape.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import sys
@@ -145,11 +146,16 @@ class TritonBackend:
         overlaps: kernels begin as `overlapping_kernels.py` says; None: if the device's can.
         """
         self.device = device
-        self.overlaps = can_overlap(device) if overlaps is None else overlaps
+        self._overlaps = overlaps
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
         # For which layers all kernels are compiled: by window, and with a softcap or without.
         self._compiled: set[tuple[int | None, bool]] = set()
+
+    @functools.cached_property
+    def overlaps(self) -> bool:
+        """Whether kernels begin so. Asks the device's driver, if nobody said it."""
+        return can_overlap(self.device) if self._overlaps is None else self._overlaps
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
