@@ -1,5 +1,7 @@
 """Whether this project's decoder for GPUs serves a model, and loads it then."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,7 +96,7 @@ def load_on_gpu(
     digest = begin_digest(config.model)
     is_fp8 = config.quantization == "fp8"
     exact, rounding, fp8_distance = reference_on(config.model, dtype, is_fp8, device)
-    try:
+    with _memory_for("--model", "its weights do not fit on the GPU"):
         weights = load_weights(
             described,
             dtype=config.dtype,
@@ -102,8 +104,6 @@ def load_on_gpu(
             operations=operations,
             quantization=config.quantization,
         )
-    except torch.OutOfMemoryError as error:
-        raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
     check_decoder(
         weights,
         backend,
@@ -116,11 +116,9 @@ def load_on_gpu(
     longest = min(
         config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings
     )
-    try:
+    with _memory_for("--max-num-seqs", "its sampler does not fit"):
         # Before the memory is measured, so that it counts.
         sampler = sampler_for(config, vocab_size=shape.vocab_size, device=device)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError("--max-num-seqs", f"its sampler does not fit: {error}") from error
     graphs = _graphs_for(backend, device)
 
     def assembled(num_blocks: int, longest: int) -> GpuDecoder:
@@ -152,21 +150,10 @@ def load_on_gpu(
         room=num_kv_blocks * attention.block_size,
     )
     logger.info("gpu_decoder", device=str(device))
-    try:
+    with _memory_for("--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU"):
         model = assembled(num_kv_blocks, max_model_len)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU: {error}"
-        ) from error
-    try:
-        model.warm_up()
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "--num-kv-blocks", f"{num_kv_blocks} blocks leave no memory for a step: {error}"
-        ) from error
-    except Exception as error:
-        # Kernels of the sampler are compiled here, and graphs captured.
-        raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error
+    with _memory_for("--num-kv-blocks", f"{num_kv_blocks} blocks leave no memory for a step"):
+        _warm_up(model)
     if config.num_kv_blocks is not None:
         check_largest_steps(
             config,
@@ -199,6 +186,25 @@ def load_on_gpu(
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
     )
+
+
+@contextlib.contextmanager
+def _memory_for(flag: str, lack: str) -> Iterator[None]:
+    """Raises a ConfigError that names the flag where the GPU's memory is short."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(flag, f"{lack}: {error}") from error
+
+
+def _warm_up(model: GpuDecoder) -> None:
+    """Compiles the sampler's kernels, and captures graphs."""
+    try:
+        model.warm_up()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error
 
 
 def _lacks(
