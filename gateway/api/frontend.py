@@ -240,7 +240,8 @@ class Frontend:
 
     def _model_of(self, request: GenerateRequest) -> Model:
         models = self._fleet.models()
-        if not models:
+        model_id = request.model_id
+        if not models or (model_id not in models and self._fleet.is_missing(model_id)):
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
         if expected := request.expected_model_digest:
@@ -250,7 +251,7 @@ class Frontend:
                 raise PreconditionError(
                     f"no verifier serves the model {expected}", field="expected_model_digest"
                 )
-        return acceptance.find_model(request.model_id, models)
+        return acceptance.find_model(model_id, models)
 
     @contextlib.contextmanager
     def _count_expiry(
