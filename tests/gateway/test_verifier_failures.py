@@ -79,6 +79,17 @@ async def test_a_message_of_very_many_events_ends_the_session(
     assert "16385 events in one message" in str(lost)
 
 
+async def test_a_verifier_shuts_down_once(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    """Each time, all models of the fleet are counted anew."""
+    running = await start_gateway(verifiers=[verifier.address])
+    verifier.send(*[verifier.draining()] * 3)
+    await until(lambda: not running.gateway.frontend.is_serving)
+    ignored = "tandem_peer_messages_ignored_total"
+    assert running.sample(ignored, peer="verifier", reason="odd_event") == 2
+
+
 async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     start_gateway: StartGateway,
 ) -> None:
