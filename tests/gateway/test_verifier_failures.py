@@ -264,6 +264,19 @@ async def test_a_peer_without_a_welcome_gets_no_requests(
     assert not running.gateway.frontend.is_serving
 
 
+@pytest.mark.parametrize("field", ["model_id", "model_digest"])
+async def test_a_model_that_no_request_can_name_is_not_served(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, field: str
+) -> None:
+    setattr(verifier, field, "m" * 257)
+    running = await start_gateway(verifiers=[verifier.address], is_serving=False)
+    await until(lambda: verifier.num_ended_sessions > 0)
+    await until(lambda: bool(running.log))
+    assert f"257 bytes of {field}" in str(running.log[0]["reason"])
+    setattr(verifier, field, "m" * 256)
+    await until(lambda: running.gateway.frontend.is_serving)
+
+
 async def test_a_client_that_reads_late_gets_all_its_logprobs(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
