@@ -246,8 +246,8 @@ class Frontend:
             raise no_verifier()
         if expected := request.expected_model_digest:
             # Also one that others outvote: it is there for what it has begun.
-            models = self._fleet.models(expected)
-            if not models:
+            served, models = models, self._fleet.models(expected)
+            if not models or (model_id in served and model_id not in models):
                 raise PreconditionError(
                     f"no verifier serves the model {expected}", field="expected_model_digest"
                 )

@@ -112,6 +112,8 @@ async def test_a_model_whose_verifiers_are_gone_is_unavailable_and_not_unknown(
     verifiers[0].play(lambda opened: [5, 0])
     await until(lambda: links[0].is_available)
     assert (await running.generate(1, model_id="first")).token_ids == [5, 0]
+    error = await error_of(running.call(1, model_id="second", expected_model_digest="first"))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION, "it is another model's digest"
 
 
 async def test_a_verifier_that_serves_another_model_refuses_by_field(
