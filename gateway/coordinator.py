@@ -115,7 +115,7 @@ class Coordinator:
             if sequence is None or sequence.verifier is not verifier:
                 if isinstance(event, DrafterStatus):
                     self._on_drafter_status(verifier, event)
-                elif isinstance(event, Draining):
+                elif isinstance(event, Draining) and not verifier.is_draining:
                     self._on_draining(verifier)
                 else:
                     self._ignore(verifier, event, is_foreign=sequence is not None)

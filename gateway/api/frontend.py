@@ -240,17 +240,18 @@ class Frontend:
 
     def _model_of(self, request: GenerateRequest) -> Model:
         models = self._fleet.models()
-        if not models:
+        model_id = request.model_id
+        if not models or (model_id not in models and self._fleet.is_missing(model_id)):
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
         if expected := request.expected_model_digest:
             # Also one that others outvote: it is there for what it has begun.
-            models = self._fleet.models(expected)
-            if not models:
+            served, models = models, self._fleet.models(expected)
+            if not models or (model_id in served and model_id not in models):
                 raise PreconditionError(
                     f"no verifier serves the model {expected}", field="expected_model_digest"
                 )
-        return acceptance.find_model(request.model_id, models)
+        return acceptance.find_model(model_id, models)
 
     @contextlib.contextmanager
     def _count_expiry(

@@ -42,6 +42,9 @@ _MAX_OPENS_BYTES = MAX_SESSION_REQUEST_BYTES // 4
 # In one message of a verifier, which splits larger answers long before. Millions of empty ones fit.
 _MAX_EVENTS = 1 << 14
 
+# No request can name a longer one (gateway.proto), and each series of its metrics would hold it.
+_MAX_NAME_BYTES = 256
+
 _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
 
@@ -198,6 +201,7 @@ class VerifierLink:
             welcome = wire.welcome_from_proto(answer)
         if welcome is None:
             raise PeerError(f"no Welcome of protocol version {wire.PROTOCOL_VERSION}")
+        _check_names(welcome[0])
         self.welcome, self._first_events = welcome
 
     def on_up(self) -> None:
@@ -285,6 +289,12 @@ class VerifierLink:
         self.load.prompts.clear()
         self._listener.on_verifier_down(self)
         self.is_draining = False
+
+
+def _check_names(welcome: Welcome) -> None:
+    for field, name in (("model_id", welcome.model_id), ("model_digest", welcome.model_digest)):
+        if (num_bytes := len(name.encode())) > _MAX_NAME_BYTES:
+            raise PeerError(f"{num_bytes} bytes of {field} are over the limit of {_MAX_NAME_BYTES}")
 
 
 def _check_size(response: verifier_pb2.SessionResponse) -> None:

@@ -18,6 +18,10 @@ from gateway.routing.models import models_of
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 
+# For so long a model without verifiers is taken to come back: after that it was removed or renamed.
+_MISSING_S = 600.0
+_MAX_MISSING = 1024
+
 
 class Fleet:
     """All peers. `routing/membership.py` keeps `verifiers`."""
@@ -30,6 +34,9 @@ class Fleet:
         self.drafters = Drafters()
         # Verifiers without requests, because others serve another model by the same name.
         self._outvoted: list[VerifierLink] = []
+        # Ids of the models that are served, and since when those are missing that were.
+        self._served: frozenset[str] = frozenset()
+        self._missing_since_s: dict[str, float] = {}
 
     @property
     def is_serving(self) -> bool:
@@ -51,6 +58,11 @@ class Fleet:
             and model_digest in ("", each.welcome.model_digest)
         )
 
+    def is_missing(self, model_id: str) -> bool:
+        """Whether the model has lost its last verifier, a short time ago, and not got another."""
+        since_s = self._missing_since_s.get(model_id)
+        return since_s is not None and time.monotonic() < since_s + _MISSING_S
+
     def report_connected(self) -> None:
         """Exports how many peers are connected, after a change."""
         self._metrics.set_connected(
@@ -59,8 +71,17 @@ class Fleet:
         )
 
     def check_models(self) -> None:
-        """Reports the verifiers whose model is outvoted, after one came or went."""
+        """Notes the models that are missing, and reports the verifiers whose model is outvoted,
+        after one came or went.
+        """
         models = self.models()
+        for model_id in self._served.difference(models):
+            self._missing_since_s[model_id] = time.monotonic()
+        for model_id in models:
+            self._missing_since_s.pop(model_id, None)
+        if len(self._missing_since_s) > _MAX_MISSING:
+            del self._missing_since_s[next(iter(self._missing_since_s))]
+        self._served = frozenset(models)
         outvoted = []
         for verifier in self.verifiers:
             welcome = verifier.welcome

@@ -343,8 +343,11 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
             retry=None,
         )
         async with client:
-            await client.list_models(timeout_s=server.timeout_s)
-            yield GrpcEndpoint(client, model_id=server.model_id, timeout_s=server.timeout_s)
+            served = await client.list_models(timeout_s=server.timeout_s)
+            if not served:
+                raise OSError(f"{connection.target}: serves no model")
+            model_id = server.model_id or served[0].model_id
+            yield GrpcEndpoint(client, model_id=model_id, timeout_s=server.timeout_s)
         return
     import openai
 

@@ -11,10 +11,12 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
@@ -23,6 +25,7 @@ from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
 from tandem.load.run import Amount, poisson_arrivals_s, run_turn
 from tandem.load.workloads import Prompt, WorkloadError, read_workload
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 
 
 @pytest.mark.parametrize(
@@ -311,6 +314,44 @@ def test_another_server_gets_no_token_but_that_of_the_flag(
         with serving({"completion_tokens": 1}, keys=keys) as url:
             assert main(["bench", "--url", url, "--requests", "1", *flags]) == 0
     assert keys == ["Bearer none"] * 2 + ["Bearer its own"] * 2
+
+
+class TwoModels(gateway_pb2_grpc.GenerationServiceServicer):
+    """Notes which of its models requests name."""
+
+    def __init__(self) -> None:
+        self.named: set[str] = set()
+
+    def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[gateway_pb2.GenerateResponse]:
+        self.named.add(request.model_id)
+        yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started(seed=1))
+        yield gateway_pb2.GenerateResponse(
+            finished=gateway_pb2.Finished(finish_reason=sampling_pb2.FINISH_REASON_STOP)
+        )
+
+    def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
+    ) -> gateway_pb2.ListModelsResponse:
+        models = [gateway_pb2.Model(model_id=each) for each in ("first", "second")]
+        return gateway_pb2.ListModelsResponse(models=models)
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(("flags", "named"), [([], "first"), (["--model-id", "second"], "second")])
+def test_a_gateway_of_several_models_is_asked_for_the_first_or_for_that_of_the_flag(
+    flags: list[str], named: str
+) -> None:
+    server, servicer = grpc.server(ThreadPoolExecutor(2)), TwoModels()
+    gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        assert main(["bench", "--target", address, "--requests", "2", *flags]) == 0
+    finally:
+        server.stop(0).wait()
+    assert servicer.named == {named}
 
 
 @pytest.mark.stand_in

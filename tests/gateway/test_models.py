@@ -6,9 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from servicekit.errors import field_violation
+from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2
 from tests.gateway.conftest import StartVerifier
+from tests.gateway.openai.clients import post
 from tests.gateway.running_gateway import RunningGateway, StartGateway, error_of, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
@@ -84,6 +85,35 @@ async def test_a_request_that_expects_a_model_gets_that_one_or_none(
         "expected_model_digest",
         "no verifier serves the model older",
     )
+
+
+async def test_a_model_whose_verifiers_are_gone_is_unavailable_and_not_unknown(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier() for _ in range(2)]
+    for verifier, model_id in zip(verifiers, ("first", "second"), strict=True):
+        verifier.model_id = verifier.model_digest = model_id
+    running = await start_gateway(
+        verifiers=[verifier.address for verifier in verifiers], http_listen="127.0.0.1:0"
+    )
+    links = running.gateway.fleet.verifiers
+    await until(lambda: all(link.welcome for link in links))
+    verifiers[0].send(verifiers[0].draining())
+    await until(lambda: links[0].is_draining)
+    for fields in ({}, {"expected_model_digest": "first"}):
+        error = await error_of(running.call(1, model_id="first", **fields))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert retry_after_ms(error)
+    answer = await post(running, "/v1/completions", {"model": "first", "prompt": [1]})
+    assert answer.status == 503
+    error = await error_of(running.call(1, model_id="third"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    verifiers[0].end_session()
+    verifiers[0].play(lambda opened: [5, 0])
+    await until(lambda: links[0].is_available)
+    assert (await running.generate(1, model_id="first")).token_ids == [5, 0]
+    error = await error_of(running.call(1, model_id="second", expected_model_digest="first"))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION, "it is another model's digest"
 
 
 async def test_a_verifier_that_serves_another_model_refuses_by_field(

@@ -79,6 +79,17 @@ async def test_a_message_of_very_many_events_ends_the_session(
     assert "16385 events in one message" in str(lost)
 
 
+async def test_a_verifier_shuts_down_once(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    """Each time, all models of the fleet are counted anew."""
+    running = await start_gateway(verifiers=[verifier.address])
+    verifier.send(*[verifier.draining()] * 3)
+    await until(lambda: not running.gateway.frontend.is_serving)
+    ignored = "tandem_peer_messages_ignored_total"
+    assert running.sample(ignored, peer="verifier", reason="odd_event") == 2
+
+
 async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     start_gateway: StartGateway,
 ) -> None:
@@ -251,6 +262,19 @@ async def test_a_peer_without_a_welcome_gets_no_requests(
     running = await start_gateway(verifiers=[verifier.address], is_serving=False)
     await until(lambda: verifier.num_ended_sessions >= 2)
     assert not running.gateway.frontend.is_serving
+
+
+@pytest.mark.parametrize("field", ["model_id", "model_digest"])
+async def test_a_model_that_no_request_can_name_is_not_served(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, field: str
+) -> None:
+    setattr(verifier, field, "m" * 257)
+    running = await start_gateway(verifiers=[verifier.address], is_serving=False)
+    await until(lambda: verifier.num_ended_sessions > 0)
+    await until(lambda: bool(running.log))
+    assert f"257 bytes of {field}" in str(running.log[0]["reason"])
+    setattr(verifier, field, "m" * 256)
+    await until(lambda: running.gateway.frontend.is_serving)
 
 
 async def test_a_client_that_reads_late_gets_all_its_logprobs(

@@ -14,8 +14,8 @@ from gateway.messages.response import EncodedLogprob
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.tokenizer import Tokenizer
 
-# JSON has no infinity; OpenAI's API writes this for impossible tokens.
-_MIN_LOGPROB = -9999.0
+# JSON has no infinity; OpenAI's API writes the first of these for impossible tokens.
+_MIN_LOGPROB, _MAX_LOGPROB = -9999.0, 9999.0
 
 _CACHED_TOKENS = 1 << 16
 
@@ -137,4 +137,4 @@ class TextOffsets:
 
 def _number(logprob: float) -> str:
     # Of a number and a NaN, `max` gives the first; JSON has no NaN.
-    return repr(max(_MIN_LOGPROB, logprob))
+    return repr(min(max(_MIN_LOGPROB, logprob), _MAX_LOGPROB))

@@ -200,12 +200,14 @@ def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest()
     assert float(shown.logprob) == pytest.approx(top["A"])
 
 
-@pytest.mark.parametrize("logprob", [-math.inf, math.nan])
-def test_an_impossible_token_has_a_number_that_json_knows(
-    tokenizer: Tokenizer, logprob: float
+@pytest.mark.parametrize(
+    ("logprob", "shown"), [(-math.inf, -9999.0), (math.nan, -9999.0), (math.inf, 9999.0)]
+)
+def test_an_impossible_logprob_is_shown_as_a_number_that_json_knows(
+    tokenizer: Tokenizer, logprob: float, shown: float
 ) -> None:
-    shown = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=logprob))
-    assert json.loads(shown)["logprob"] == -9999.0
+    entry = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=logprob))
+    assert json.loads(entry)["logprob"] == shown
 
 
 def test_without_a_tokenizer_tokens_are_numbers() -> None:
