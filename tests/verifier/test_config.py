@@ -9,10 +9,10 @@ import pytest
 from verifier.config import VerifierConfig
 
 
-def refusal(*, model: Path = Path("somewhere"), **options: object) -> str:
+def refusal(**options: object) -> str:
     """The error message for these options."""
     with pytest.raises(pydantic.ValidationError) as caught:
-        VerifierConfig(model=model, **options)  # type: ignore[arg-type]
+        VerifierConfig(**{"model": Path("somewhere"), **options})  # type: ignore[arg-type]
     [error] = caught.value.errors()
     return error["msg"]
 
