@@ -21,7 +21,8 @@ Knows nothing of what the services do: it could be its own project.
     errors          domain exceptions to gRPC statuses and back
     shares          how much of a room one of several parties may take
     cores           how many this process may use; control_groups finds the groups that limit it
-    address, limits, logs; progress_log has log lines that say how far a long start is
+    address, limits, logs; listening_socket is a TCP port that serves both families, as gRPC's do;
+                    progress_log has log lines that say how far a long start is
 """
 
 import os

@@ -13,7 +13,6 @@ server lets silent connections hold their threads forever.
 import http
 import re
 import socket
-import socketserver
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from servicekit.address import Address, parse_address
+from servicekit.listening_socket import listening_socket
 from servicekit.logs import Logger, get_logger
 
 PATH = "/metrics"
@@ -93,13 +93,14 @@ class Exposition(Collector):
 class _Server(ThreadingHTTPServer):
     """The base class prints tracebacks, of clients that go away too."""
 
-    logger: Logger
-
-    def server_bind(self) -> None:
-        """Binds; `HTTPServer` would also look up the host's name in DNS, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name = str(self.server_address[0])
-        self.server_port = self.server_address[1]
+    def __init__(
+        self, listener: socket.socket, handler: type[MetricsHandler], logger: Logger
+    ) -> None:
+        super().__init__(listener.getsockname(), handler, bind_and_activate=False)
+        # In place of the base class's own, which is of one family of addresses.
+        self.socket.close()
+        self.socket = listener
+        self.logger = logger
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accepts a connection; the base class tries again at once after an error."""
@@ -131,10 +132,9 @@ class MetricsServer:
     ) -> None:
         address = parse_address(listen)
         handler = _Handler.factory(Exposition(registry, logger))
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        attributes = {"address_family": family, "logger": logger or get_logger(__name__)}
-        server_class = type("Server", (_Server,), attributes)
-        self._server = server_class((address.host, address.port), handler)
+        listener = listening_socket(address, backlog=_Server.request_queue_size)
+        port = listener.getsockname()[1]
+        self._server = _Server(listener, handler, logger or get_logger(__name__))
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_POLL_INTERVAL_S,),
@@ -142,7 +142,7 @@ class MetricsServer:
             daemon=True,
         )
         self._thread.start()
-        self.address = str(Address(host=address.host, port=self._server.server_port))
+        self.address = str(Address(host=address.host, port=port))
 
     def stop(self) -> None:
         """Closes the endpoint; returns within a fraction of a second. May be called again."""

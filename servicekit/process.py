@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -138,7 +139,7 @@ def end(status: int) -> NoReturn:
 
 async def _cancel_at_sigterm(main: Callable[[], Awaitable[None]]) -> None:
     # The first SIGTERM cancels main, which can clean up. The second ends the process at once, even
-    # if the loop is blocked or the interpreter waits for a thread that never ends.
+    # if the loop is blocked.
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     is_first = True
@@ -151,7 +152,13 @@ async def _cancel_at_sigterm(main: Callable[[], Awaitable[None]]) -> None:
         loop.call_soon_threadsafe(task.cancel)
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    await main()
+    try:
+        await main()
+    except asyncio.CancelledError:
+        # A thread that loads a model may go on for minutes. The loop waits for those of its pool
+        # when it closes: this one has none.
+        loop.set_default_executor(ThreadPoolExecutor())
+        raise
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

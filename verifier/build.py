@@ -63,7 +63,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
             ready = load_fallback(config, leader)
             warm_up_engine()
     served = ServedModel(
-        model_id=config.model_id or config.model.resolve().name,
+        model_id=config.served_model_id(),
         model_digest=ready.model_digest,
         numerics_digest=_with_end_tokens(ready.numerics_digest, ready.eos_token_ids),
         instance_id=secrets.token_hex(16),

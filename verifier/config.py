@@ -183,6 +183,21 @@ class VerifierConfig(
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _the_models_name_is_text(self) -> "VerifierConfig":
+        # Names of files, and flags, may hold any bytes. Messages to gateways may not.
+        try:
+            self.served_model_id().encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"--model-id: the name {self.served_model_id()!r} is not text in UTF-8"
+            ) from None
+        return self
+
+    def served_model_id(self) -> str:
+        """The name that clients ask for."""
+        return self.model_id or self.model.resolve().name
+
     def num_threads(self) -> int:
         """Threads for the model; more threads than free cores would stall each other."""
         free_cores = available_cores() - 1

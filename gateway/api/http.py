@@ -31,6 +31,7 @@ from servicekit.address import Address, parse_address
 from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.interceptors.request_id import valid_request_id
+from servicekit.listening_socket import listening_socket
 from servicekit.metrics import Exposition
 from servicekit.tls import ServerCertificate, check_plaintext, server_context
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
@@ -272,19 +273,14 @@ class _TlsServer(_Server):
 
 
 def _bind(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Its connections inherit these.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if (option := getattr(socket, name, None)) is not None:  # systems differ
-                listener.setsockopt(socket.IPPROTO_TCP, option, value)
-        listener.bind((address.host, address.port))
-        listener.listen(_BACKLOG)
+        listener = listening_socket(address, backlog=_BACKLOG)
     except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
-        listener.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError("--http-listen", f"cannot listen on {address}: {reason}") from None
+    # Its connections inherit these.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # systems differ
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
     return listener

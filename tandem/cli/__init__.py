@@ -7,6 +7,7 @@ usage, 130 interrupted.
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A model's text may have characters that the locale's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Of a refused handshake, gRPC logs lines beside the error that it returns.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     import typer

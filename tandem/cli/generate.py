@@ -241,7 +241,8 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
         result = _as_json(generation)
         if shown.trace:
             result["trace"] = [dataclasses.asdict(step) for step in steps]
-        text = json.dumps(result, ensure_ascii=False)
+        # Python's own escapes, for what the encoding lacks, are no JSON.
+        text = json.dumps(result, ensure_ascii=getattr(sys.stdout, "encoding", None) != "utf-8")
         if in_terminal:
             # JSON escapes most control characters by itself, but not these.
             text = _LATE_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -418,6 +418,15 @@ def test_wrong_usage_exits_with_2(options: list[str], capsys: pytest.CaptureFixt
     assert caught.value.code == 2
 
 
+async def test_characters_that_stdouts_encoding_lacks_are_escaped(gateway: StandInGateway) -> None:
+    process = await started(gateway, "ren", PYTHONIOENCODING="ascii")
+    assert await process.communicate() == (b"n\\xe9w\nname\n", b"")
+    assert process.returncode == 0
+    process = await started(gateway, "ren", "--json", PYTHONIOENCODING="ascii")
+    found, _ = await process.communicate()
+    assert json.loads(found)["text"] == "néw\nname"
+
+
 async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) -> None:
     gateway.hang = True
     process = await started(gateway, "ren")
@@ -451,9 +460,12 @@ async def test_a_closed_stdout_ends_the_call_without_an_error(
     await gateway.cancelled.wait()
 
 
-async def started(gateway: StandInGateway, *options: str) -> asyncio.subprocess.Process:
+async def started(
+    gateway: StandInGateway, *options: str, **environ: str
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tandem", "generate", "--target", gateway.address, *options),
+        env={**os.environ, **environ},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

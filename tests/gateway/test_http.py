@@ -144,11 +144,11 @@ async def test_a_target_may_be_absolute(
     assert (await get(running, path))[0] == status
 
 
-def make_listener() -> HttpListener:
+def make_listener(listen: str = "127.0.0.1:0") -> HttpListener:
     """One that does not run, so that nothing is accepted."""
     return HttpListener(
-        listen="127.0.0.1:0",
-        options=ServerOptions(listen="127.0.0.1:0"),
+        listen=listen,
+        options=ServerOptions(listen=listen, allow_plaintext=True),
         certificate=None,
         registry=CollectorRegistry(),
         routes=(),
@@ -156,6 +156,15 @@ def make_listener() -> HttpListener:
         is_ready=lambda: True,
         client_waits=ClientWaits(unread_timeout_s=1.0, make_unread_error=lambda: UnreadError("")),
     )
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_a_wildcard_address_is_reached_over_ipv4_and_ipv6_as_at_the_grpc_port() -> None:
+    listener = make_listener("0.0.0.0:0")
+    port = int(listener.address.rpartition(":")[2])
+    for loopback in ("127.0.0.1", "::1"):
+        socket.create_connection((loopback, port), timeout=20).close()
+    listener.close()
 
 
 async def test_a_burst_of_connections_waits_to_be_accepted() -> None:

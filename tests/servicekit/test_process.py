@@ -92,9 +92,9 @@ async def main(options):
         if options.mode == "blocked":
             print("starting", flush=True)
             time.sleep(60)
-        if options.mode == "threaded":  # which asyncio waits for when it closes
+        if options.mode == "threaded":  # which asyncio waits for when it closes, by default
             print("starting", flush=True)
-            await asyncio.to_thread(time.sleep, 60)
+            await asyncio.to_thread(time.sleep, 600)
         await serve_until_signalled(server, drain=drain, failed=failed)
 
 
@@ -238,19 +238,22 @@ def test_a_drain_that_hangs_ends_at_its_timeout(start: Any) -> None:
 
 
 @on_both_loops
-def test_a_sigterm_before_it_serves_ends_it_at_once(start: Any) -> None:
-    script = start("--mode", "starting")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("mode", ["starting", "threaded"])
+def test_a_signal_before_it_serves_ends_it_at_once(
+    start: Any, mode: str, number: signal.Signals
+) -> None:
+    script = start("--mode", mode)
     assert script.read_line() == "starting\n"
-    script.process.send_signal(signal.SIGTERM)
+    script.process.send_signal(number)
     code, _, log = script.end()
-    assert code == 128 + signal.SIGTERM
+    assert code == 128 + number
     assert events(log) == ["loop"]
 
 
 @on_both_loops
-@pytest.mark.parametrize("mode", ["blocked", "threaded"])
-def test_a_second_sigterm_ends_even_a_process_that_is_stuck(start: Any, mode: str) -> None:
-    script = start("--mode", mode)
+def test_a_second_sigterm_ends_even_a_process_that_is_stuck(start: Any) -> None:
+    script = start("--mode", "blocked")
     assert script.read_line() == "starting\n"
     for _ in range(400):  # signals that are pending at the same time are one
         script.process.send_signal(signal.SIGTERM)

@@ -42,6 +42,20 @@ async def test_the_address_has_the_real_port() -> None:
         assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+async def test_every_port_of_a_wildcard_address_serves_ipv4_and_ipv6(host: str) -> None:
+    async with started(
+        listen=f"{host}:0", metrics_listen=f"{host}:0", health_listen=f"{host}:0",
+        allow_plaintext=True,
+    ) as server:  # fmt: skip
+        for address in (server.address, server.metrics_address, server.health_address):
+            assert address is not None
+            port = int(address.rpartition(":")[2])
+            for loopback in ("127.0.0.1", "::1"):
+                socket.create_connection((loopback, port), timeout=20).close()
+
+
 async def test_a_host_name_is_served_under_its_name() -> None:
     async with started(listen="localhost:0") as server:
         assert server.address.startswith("localhost:")

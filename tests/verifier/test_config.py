@@ -1,5 +1,6 @@
 """Combinations of flags that are refused."""
 
+import os
 from pathlib import Path
 
 import pydantic
@@ -11,7 +12,7 @@ from verifier.config import VerifierConfig
 def refusal(**options: object) -> str:
     """The error message for these options."""
     with pytest.raises(pydantic.ValidationError) as caught:
-        VerifierConfig(model=Path("somewhere"), **options)  # type: ignore[arg-type]
+        VerifierConfig(**{"model": Path("somewhere"), **options})  # type: ignore[arg-type]
     [error] = caught.value.errors()
     return error["msg"]
 
@@ -40,3 +41,12 @@ def test_strict_numerics_are_for_one_process() -> None:
 def test_int8_weights_are_for_one_process() -> None:
     message = refusal(quantization="int8", tensor_parallel_size=2)
     assert "--quantization int8 is not offered with --tensor-parallel-size 2" in message
+
+
+def test_a_models_name_that_no_message_can_hold_is_refused() -> None:
+    """A session would fail at its first message, again and again."""
+    folder = Path(os.fsdecode(b"m\xf6del"))
+    expected = r"--model-id: the name 'm\udcf6del' is not text in UTF-8"
+    assert expected in refusal(model=folder)
+    assert expected in refusal(model_id=folder.name)
+    assert VerifierConfig(model=folder, model_id="model").served_model_id() == "model"

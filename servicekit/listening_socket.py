@@ -1,0 +1,44 @@
+"""A TCP socket that listens on an address, for servers that are given one.
+
+Of a wildcard address, 0.0.0.0 or [::], gRPC's ports serve IPv4 and IPv6. So do these: a service is
+reached by the same addresses at all of its ports, also in a cluster that has only IPv6.
+"""
+
+import ipaddress
+import socket
+
+from servicekit.address import Address
+
+
+def listening_socket(address: Address, *, backlog: int) -> socket.socket:
+    """Binds and listens; the caller closes it.
+
+    Args:
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        OSError: the address cannot be bound.
+        UnicodeError: the host is a name that cannot be encoded.
+    """
+    host, is_wildcard = address.host, _is_wildcard(address.host)
+    if is_wildcard:
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_wildcard and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, address.port))
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
