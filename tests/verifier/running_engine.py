@@ -33,6 +33,7 @@ from verifier.engine.messages import (
 from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
+from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import ScoringMethod
@@ -279,6 +280,7 @@ def start_engine_with(
     draft_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
     verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
+    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH,
     observer: RecordingObserver | None = None,
     depth_policy: DepthPolicy | None = None,
     open_link: Callable[[str], Link] = no_link,
@@ -305,6 +307,7 @@ def start_engine_with(
             max_waiting_tokens=max_waiting_tokens,
             draft_timeout_s=draft_timeout_s,
             verification=verification,
+            acceptance_rule=acceptance_rule,
         ),
         drafters=Drafters(
             open_link=open_link,

@@ -131,8 +131,8 @@ def test_the_prompts_of_a_step_are_told_as_far_as_they_fit(
     scheduler.admit()
     sequence.num_computed_tokens = 3
     sequence.draft_buffer.offer(4, [1] * NUM_DRAFTS, 2, sequence.token_ids)
-    for _ in range(3):
-        scheduler.add(make_sequence(40))
+    for i in range(3):
+        scheduler.add(make_sequence(token_ids=[i] * 40))
     scheduler.admit()
     items = scheduler.schedule()
     (told,) = shapes

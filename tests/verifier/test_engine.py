@@ -820,7 +820,7 @@ class TestReporting:
         running = start_engine(max_num_seqs=2, num_blocks=40)
         session = running.attach()
         with running.held():
-            opened = [session.open([1] * 8, max_new_tokens=20, draft_wait=ALWAYS) for _ in range(3)]
+            opened = [session.open([i] * 8, max_new_tokens=20, draft_wait=ALWAYS) for i in range(3)]
         session.wait_decided(opened[1], 1)
         running.sync()
         load = running.engine.load

@@ -15,7 +15,7 @@ from verifier.engine.messages import Opened
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 
-TEXT = [random.Random(1).randrange(3) for _ in range(60)]
+TEXT = random.Random(1).choices(range(3), k=60)
 
 
 def digests_of(token_ids: list[int], *, block_size: int = 4, cache_salt: str = "") -> list[bytes]:
@@ -104,6 +104,42 @@ class TestFinding:
         world.check()
         world.run_to_end()
         assert world.reported[second.sequence_id] == continue_by(hashed, TEXT[:13], 20)
+
+    def test_equal_prompts_that_come_together_are_computed_once(self) -> None:
+        world = ScheduledWorld(num_blocks=60)
+        opened = [world.open(TEXT[:30], 4) for _ in range(3)]
+        opened.append(world.open([*TEXT[:21], *TEXT], 4))
+        num_computed = [sum(item.num_new_tokens for item in world.step()) for _ in range(2)]
+        assert num_computed == [16, 14], "the others wait for the first"
+        world.step()
+        assert [sequence.num_cached_tokens for sequence in opened] == [0, 28, 28, 20]
+        assert all(s.block_table[:7] == opened[0].block_table[:7] for s in opened[:3])
+        world.check()
+        world.run_to_end()
+        for sequence in opened:
+            prompt = sequence.token_ids[: sequence.prompt_length]
+            assert world.reported[sequence.sequence_id] == continue_by(hashed, prompt, 4)
+
+    def test_a_prompt_is_computed_on_where_its_first_sequence_ended(self) -> None:
+        world = ScheduledWorld(num_blocks=60)
+        first, second = world.open(TEXT[:50], 4), world.open(TEXT[:50], 4)
+        world.step()
+        assert world.scheduler.waiting == [second]
+        world.scheduler.finish(first)
+        [item] = world.step()
+        assert (item.sequence, second.num_cached_tokens) == (second, 16)
+        world.run_to_end()
+        assert world.reported[second.sequence_id] == continue_by(hashed, TEXT[:50], 4)
+
+    def test_no_sequence_waits_for_one_after_it_or_for_one_that_is_scored(self) -> None:
+        world = ScheduledWorld(num_blocks=60, max_scored_rows=4)
+        scored = world.open(TEXT[:50], 4, rows_to_score=range(49))
+        behind_it = world.open(TEXT[:49], 4)
+        world.step()
+        before_it = world.open(TEXT[:48], 4, priority=1)
+        world.step()
+        assert world.scheduler.running == [before_it, scored, behind_it]
+        world.run_to_end()
 
     def test_other_salts_find_nothing(self) -> None:
         world = ScheduledWorld(num_blocks=20)

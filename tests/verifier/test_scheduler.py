@@ -103,7 +103,7 @@ def test_a_sequence_that_is_only_scored_is_not_sampled() -> None:
 
 def test_prompts_are_served_in_order_of_arrival() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
-    first, second, third = make_sequence(8), make_sequence(8), make_sequence(8)
+    first, second, third = (make_sequence(token_ids=[i] * 8) for i in range(3))
     for sequence in (first, second, third):
         scheduler.add(sequence)
     assert scheduler.admit() == [first, second, third]
@@ -113,8 +113,8 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
 
 def test_prompts_share_the_blocks_that_are_left() -> None:
     scheduler = make_scheduler(num_blocks=16)
-    for _ in range(2):
-        scheduler.add(make_sequence(16))
+    for i in range(2):
+        scheduler.add(make_sequence(token_ids=[i] * 16))
     scheduler.admit()
     # By so much have others grown since.
     scheduler.block_pool.extend([], 11)

@@ -4,10 +4,11 @@ One token budget per step covers decodes, drafts and prefill chunks alike. Decod
 that a long prompt never stops a running stream; prompts are cut into chunks to fit the rest. All
 sequences stand in one order: priority, then arrival. A sequence is admitted when there are blocks
 for its next chunk beside the blocks that running sequences need now; nothing is reserved for later
-growth. When blocks run short, idle cached blocks are evicted, then drafts are cut, then the last
-running sequence in order is preempted: it frees its blocks, keeps its tokens, and computes them
-again when there is room for them and for all running sequences to grow (`growth_tokens`). So it is
-preempted again only after it, or one before it in order, has grown by about as much.
+growth. While one before it computes the same prompt, it waits, to share the blocks. When blocks run
+short, idle cached blocks are evicted, then drafts are cut, then the last running sequence in order
+is preempted: it frees its blocks, keeps its tokens, and computes them again when there is room for
+them and for all running sequences to grow (`growth_tokens`). So it is preempted again only after
+it, or one before it in order, has grown by about as much.
 
 Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
 blocks than the pool has (`add` asserts it), so:
@@ -68,12 +69,14 @@ class _FirstWaiting:
     Attributes:
         num_found: the cached blocks of its prefix.
         num_idle: those of them that no sequence holds.
+        leader: the running sequence that computes its prefix for it. None: there is none.
         num_calls: of `admit` since they were looked up.
     """
 
     sequence: Sequence
     num_found: int
     num_idle: int
+    leader: Sequence | None
     num_calls: int = 0
 
 
@@ -162,9 +165,12 @@ class Scheduler:
                 break
             found = self._find_cached(sequence)
             first = _FirstWaiting(
-                sequence, len(found), sum(map(self.block_pool.cache.is_idle, found))
+                sequence,
+                len(found),
+                sum(map(self.block_pool.cache.is_idle, found)),
+                self._find_leader(sequence, len(found)),
             )
-            if not self._has_room(first):
+            if first.leader is not None or not self._has_room(first):
                 self._blocked = first
                 break
             self._blocked = None
@@ -278,13 +284,39 @@ class Scheduler:
             found += cache.find(digests[len(found) :])
         return found
 
+    def _find_leader(self, sequence: Sequence, num_found: int) -> Sequence | None:
+        """The running sequence before a waiting one in order that will compute the first block of
+        its prefix that is not cached. What both have in common would otherwise be computed twice,
+        and take twice the blocks.
+
+        Prompts are computed in order, so the waiting one loses a part of a step at most. A sequence
+        with rows to score is no leader: it may leave budget to those behind it in every step.
+        """
+        if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
+            return None
+        digest = sequence.block_digests[num_found]
+        for running in self.running:
+            if _place(running) > _place(sequence):
+                break
+            if not running.is_prefilling or running.rows_to_score:
+                continue
+            digests = running.block_digests
+            if len(digests) == num_found < len(running.token_ids) // self.block_size:
+                self._extend_digests(running, num_found + 1)
+            is_ahead = running.num_entered_blocks <= num_found < len(digests)
+            if is_ahead and digests[num_found] == digest:
+                return running
+        return None
+
     def _is_known_blocked(self, sequence: Sequence) -> bool:
         """Whether the first waiting sequence has no room by what was found in the cache last; that
-        is found anew now and then.
+        is found anew now and then. Or whether its leader still computes its prompt.
         """
         blocked = self._blocked
         if blocked is None or blocked.sequence is not sequence:
             return False
+        if blocked.leader is not None:
+            return blocked.leader.is_running and blocked.leader.is_prefilling
         blocked.num_calls += 1
         return blocked.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(blocked)
 
