@@ -158,6 +158,19 @@ def test_graphs_of_one_model_share_memory_and_each_counts_what_it_has_taken(
     assert pools[1] is not pools[2]
 
 
+def test_memory_that_another_program_takes_meanwhile_is_none_of_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in_for_cuda(monkeypatch)
+    free_bytes = iter((60 << 30, 20 << 30, 20 << 30, 40 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free_bytes), 80 << 30))
+    torchs_bytes = iter((1000, 1500, 1500, 1600))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(torchs_bytes))
+    capture = CudaCapture(torch.device("cuda", 0))
+    assert 500 <= capture(lambda: 1).num_bytes <= 500 + (64 << 20)
+    assert capture(lambda: 1).num_bytes == 100, "another program gave memory back"
+
+
 def test_a_capture_lets_other_threads_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = stand_in_for_cuda(monkeypatch)
     CudaCapture(torch.device("cuda", 0))(lambda: 1)
