@@ -178,11 +178,16 @@ class Frontend:
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
-        admitted = self._admission.admit(request.num_choices or 1, principal)
+        model = self._model_of(request)
+        admitted = self._admission.admit(
+            request.num_choices or 1,
+            principal,
+            model_id=model.model_id,
+            has_other_models=self._fleet.num_models > 1,
+        )
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                model = self._model_of(request)
                 text = self._texts.find(model.tokenizer_digest)
                 accepted = await self._accept(
                     request, model, text, principal, admitted, record.trace_parent
