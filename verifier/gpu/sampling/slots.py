@@ -155,13 +155,6 @@ class Slots:
         self.counts.clear(slot)
         self._free.append(slot)
 
-    def rewind(self, slot: int, num_tokens: int) -> None:
-        """Takes back tokens of the output: the sequence has its first `num_tokens` left."""
-        opened = self._of(slot)
-        if num_tokens < opened.prompt_length:
-            raise ValueError(f"{num_tokens} tokens are fewer than the prompt has")
-        self.counts.rewind(slot, num_tokens - opened.prompt_length)
-
     def take_in(self, slot: int, token_ids: SequenceOf[int]) -> int:
         """Counts the tokens that are new; returns how many further ones must not be a stop token,
         0 or less: none.
@@ -169,12 +162,8 @@ class Slots:
         Args:
             token_ids: all of the sequence, drafts excluded.
         """
-        opened = self._of(slot)
+        opened = self._open[slot]
+        assert opened is not None, f"slot {slot} is not open"
         if opened.counts_tokens:
             self.counts.count(slot, token_ids, prompt_length=opened.prompt_length)
         return opened.sampling.min_new_tokens - (len(token_ids) - opened.prompt_length)
-
-    def _of(self, slot: int) -> _Open:
-        opened = self._open[slot]
-        assert opened is not None, f"slot {slot} is not open"
-        return opened
