@@ -74,7 +74,7 @@ class RetryBudget:
             self._left = max(0.0, self._left - 1)
             return self._left > self._capacity / 2
 
-    def give_back(self, num_taken: int = 0) -> None:
+    def give_back(self, num_taken: int) -> None:
         """Counts a call that brought output; also returns what these failures took."""
         with self._lock:
             self._left = min(self._capacity, self._left + self._refill + num_taken)

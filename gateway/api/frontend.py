@@ -51,7 +51,7 @@ class Frontend:
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
         logger: Logger,
-        spans: "Spans | None" = None,
+        spans: "Spans | None",
     ) -> None:
         """Begins open.
 
