@@ -49,7 +49,7 @@ _IDLE_TIMEOUT_S = 75
 # without a byte the kernel asks for a sign of it, every so many seconds, so often.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
-# Of an answer, handed to a connection at a time.
+# The most bytes of an answer that a connection is given at a time.
 _PART_BYTES = 64 * 1024
 
 # Connections that may wait to be accepted. The kernel drops those beyond: their clients try again
@@ -61,7 +61,7 @@ _MAX_HEAD_BYTES = 32 * 1024
 
 _TRACE_PARENT = TRACE_PARENT_KEY.encode()
 
-#: The answer to a request of one who may not see what was asked for; None: it may.
+#: The answer to a client that may not see the metrics; None: it may.
 RefuseMetrics = Callable[[Scope], Response | None]
 
 

@@ -102,7 +102,7 @@ class Window:
         return lower
 
 
-# In which a window is divided.
+# Kept of one window, about.
 _MOST_SNAPSHOTS = 60
 
 
