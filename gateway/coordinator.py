@@ -382,7 +382,8 @@ class Coordinator:
         """
         verifier, generation = sequence.verifier, sequence.generation
         if isinstance(error, OverloadedError | UnavailableError):
-            # One that names a field has no room for that, as for grammars, and has for others.
+            # A verifier that names a field lacks room for what the field asks for, such as a
+            # grammar: it may have room for other requests.
             if not error.field:
                 wait_s = (error.retry_after_ms or RETRY_AFTER_MS) / 1000
                 verifier.load.full_until_s = time.monotonic() + wait_s

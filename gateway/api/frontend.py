@@ -51,7 +51,7 @@ class Frontend:
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
         logger: Logger,
-        spans: "Spans | None" = None,
+        spans: "Spans | None",
     ) -> None:
         """Begins open.
 
@@ -250,7 +250,8 @@ class Frontend:
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
         if expected := request.expected_model_digest:
-            # Also one that others outvote: it is there for what it has begun.
+            # Also a model that more verifiers of another one outvote: requests that began on it
+            # may go on there.
             served, models = models, self._fleet.models(expected)
             if not models or (model_id in served and model_id not in models):
                 raise PreconditionError(
