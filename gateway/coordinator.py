@@ -385,8 +385,10 @@ class Coordinator:
             # A verifier that names a field lacks room for what the field asks for, such as a
             # grammar: it may have room for other requests.
             if not error.field:
-                wait_s = (error.retry_after_ms or RETRY_AFTER_MS) / 1000
-                verifier.load.full_until_s = time.monotonic() + wait_s
+                until_s = time.monotonic() + (error.retry_after_ms or RETRY_AFTER_MS) / 1000
+                verifier.load.full_until_s = until_s
+                if generation.goes_on:
+                    verifier.load.overfull_until_s = until_s
             reason = "full" if isinstance(error, OverloadedError) else "draining"
         elif sequence.displaced is not None and generation.admitted_at_s is not None:
             # Another one ran it: this one is of another version, or configured otherwise.
@@ -462,16 +464,19 @@ class Coordinator:
         return True
 
     def _find_taker(self, displaced: Displaced) -> VerifierLink | None:
+        generation = displaced.generation
         try:
             verifier = self._fleet.find_verifier(
-                displaced.generation.request,
+                generation.request,
                 num_choices=1,
                 refused_by=displaced.refused_by,
-                numerics_digest=displaced.generation.numerics_digest,
+                numerics_digest=generation.numerics_digest,
             )
         except UnavailableError:
             return None
-        return None if verifier.load.full_until_s > time.monotonic() else verifier
+        load = verifier.load
+        full_until_s = load.overfull_until_s if generation.goes_on else load.full_until_s
+        return None if full_until_s > time.monotonic() else verifier
 
     def _fail_displaced(self, displaced: Displaced) -> None:
         """No verifier took the choice in time; its client has what was decided."""

@@ -80,7 +80,9 @@ class VerifierConfig(
     """Largest number of sequences in a step; further ones wait."""
 
     max_num_waiting: int = pydantic.Field(default=1024, ge=1)
-    """Largest number of waiting sequences; further ones are refused with RESOURCE_EXHAUSTED."""
+    """Largest number of waiting sequences; further ones are refused with RESOURCE_EXHAUSTED. Those
+    that go on with output that a verifier decided before are refused at twice this, and at twice
+    --max-waiting-tokens."""
 
     max_waiting_tokens: int = pydantic.Field(default=1 << 22, ge=1)
     """Largest number of tokens of all waiting sequences, unless only one waits; a token takes some

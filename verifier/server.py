@@ -176,7 +176,9 @@ class VerifierServer:
         ).run(stopped)
 
     def _on_liveness(self, is_alive: bool) -> None:
-        if not is_alive:
+        assert self.engine is not None, "the verifier has not started"
+        # Why an engine has ended, its error says.
+        if not is_alive and not self.engine.stopped.done():
             self._logger.warning("engine_stalled", timeout_s=self._config.stall_timeout_s)
         self.server.set_alive(is_alive)
 

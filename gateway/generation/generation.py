@@ -137,6 +137,11 @@ class Generation:
         return len(self.token_ids) > self._num_given
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has output, decided here or brought along by its client."""
+        return len(self.token_ids) > self.prompt_length
+
+    @property
     def has_started(self) -> bool:
         """Whether a token was shown."""
         return self._usage.num_steps > 0

@@ -24,6 +24,7 @@ class VerifierLoad:
         last_progress_s: when its engine was last seen to step, or to have nothing to do.
         begun_s: when it last got a sequence of this gateway while it had none.
         full_until_s: when it may have room again, after it refused a sequence for lack of it.
+        overfull_until_s: the same of a sequence with output, for which it keeps more room.
         is_unresponsive: whether it has not answered, or not made a step, for too long.
     """
 
@@ -36,6 +37,7 @@ class VerifierLoad:
         self.last_progress_s = 0.0
         self.begun_s = 0.0
         self.full_until_s = -math.inf
+        self.overfull_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
         # Steps known to have begun; the tokens of the longest one; the most of any, and about the
@@ -62,7 +64,7 @@ class VerifierLoad:
             self._most_s = 0.0
             self._num_steps = 0
             self.last_progress_s = now_s
-            self.full_until_s = -math.inf
+            self.full_until_s = self.overfull_until_s = -math.inf
             self.is_unresponsive = False
 
     def begin(self, now_s: float) -> None:

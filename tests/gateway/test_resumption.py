@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.router import affinity_of, best
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
@@ -587,6 +588,36 @@ async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
     full, opened = await fleet.owner(2)
     full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_verifiers_that_refuse_new_requests_are_asked_to_go_on_with_a_choice(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(2)
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    await read(call)
+    await read(call)
+    (full,) = fleet.others(lost)
+    addresses = [each.address for each in fleet.verifiers]
+    key = next(
+        key
+        for key in map(str, itertools.count())
+        if best(affinity_of(key, ()), addresses) == full.address
+    )
+    refused = fleet.running.call(2, affinity_key=key)
+    opened = await full.nth("open", 0)
+    full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
+    await lost.nth("open", 1)
+    refused.cancel()
+    await lost.stop()
+    opened = await full.nth("open", 1)
+    assert list(opened.token_ids) == [1, 5]
+    full.send(
+        full.opened(opened.sequence_id), full.decided(opened.sequence_id, 2, [6], finish=STOP)
+    )
+    assert (await collect(call)).token_ids == [6]
 
 
 async def test_verifiers_without_room_for_its_grammar_end_a_choice_in_time(

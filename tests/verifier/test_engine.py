@@ -702,6 +702,21 @@ class TestAdmission:
         ends = [session.wait_end(sequence_id) for sequence_id in taken]
         assert all(isinstance(end, Decided) for end in ends)
 
+    def test_a_sequence_that_goes_on_finds_room_where_new_ones_do_not(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_seqs=1, max_num_waiting=1)
+        session = running.attach()
+        with running.held():
+            taken = [session.open([1], max_new_tokens=3) for _ in range(2)]
+            new = session.open([1], max_new_tokens=3)
+            taken.append(session.open([1, 2], prompt_length=1, max_new_tokens=3))
+            one_more = session.open([1, 2], prompt_length=1, max_new_tokens=3)
+        for sequence_id in (new, one_more):
+            assert isinstance(session.wait_end(sequence_id), Rejected)
+        for sequence_id in taken:
+            assert isinstance(session.wait_end(sequence_id), Decided)
+
     def test_a_burst_fills_the_batch_before_it_fills_the_queue(
         self, start_engine: StartEngine
     ) -> None:

@@ -208,6 +208,7 @@ async def test_a_killed_rank_ends_the_replica(
     log = await asyncio.to_thread(survivor.log)
     assert '"event": "rank_lost"' in log
     assert f"rank {lost} is gone" in log
+    assert "engine_stalled" not in log, "it has not stalled for --stall-timeout-s"
 
 
 async def test_of_more_than_two_ranks_all_learn_which_one_is_lost() -> None:

@@ -33,6 +33,10 @@ from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence
 
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
+# Times as much room in the queue for what goes on as for what is new: a client has read the
+# beginning, and a refusal would end it.
+_ROOM_TO_GO_ON = 2
+
 
 class SequenceTable:
     """Owned by the engine thread.
@@ -70,8 +74,9 @@ class SequenceTable:
         """Whether the queue has no room for a further sequence, by number or by tokens."""
         num_waiting = len(self._scheduler.waiting)
         num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
-        return num_waiting >= self._max_num_waiting or (
-            num_waiting > 0 and num_tokens > self._max_waiting_tokens
+        room = _ROOM_TO_GO_ON if opened.goes_on else 1
+        return num_waiting >= room * self._max_num_waiting or (
+            num_waiting > 0 and num_tokens > room * self._max_waiting_tokens
         )
 
     def attach(self, session_id: int, sink: EventSink) -> None:

@@ -87,6 +87,11 @@ class OpenSequence:
     grammar: GrammarState | None = None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has output, which another verifier decided, or this one, earlier."""
+        return self.scoring is None and len(self.token_ids) > self.prompt_length
+
+    @property
     def rows_to_score(self) -> range:
         """Positions of the tokens whose rows are scored. Logprobs of the first output token are
         not among them: they come with that token.
