@@ -168,7 +168,7 @@ def _request(
         conversation=prompt if isinstance(prompt, Conversation) else None,
         sampling=SamplingParams(
             temperature=1.0 if parsed.temperature is None else parsed.temperature,
-            top_k=parsed.top_k or 0,
+            top_k=max(parsed.top_k or 0, 0),
             top_p=parsed.top_p,
             min_p=parsed.min_p or 0.0,
             repetition_penalty=parsed.repetition_penalty,

@@ -240,8 +240,8 @@ class _Request(_Part):
 
     structured_outputs: StructuredOutputs | None = None
 
-    top_k: _Uint32 | None = None
-    """Extension: sample from the k most likely tokens; 0: from all."""
+    top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
+    """Extension: sample from the k most likely tokens; 0 or -1: from all."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Extension: sample from tokens at least so likely, relative to the likeliest."""
@@ -266,12 +266,21 @@ class _Request(_Part):
 
     speculation: Speculation | None = None
 
+    # What OpenAI's own service keeps account of: it changes no output.
+
+    metadata: dict[str, Any] | None = None
+    """Not looked at."""
+
+    safety_identifier: str | None = None
+    """Not looked at."""
+
+    prompt_cache_retention: str | None = None
+    """Not looked at: K/V stays in the prefix cache while there is room."""
+
     # What is not supported.
 
     store: Annotated[Literal[False] | None, UNSUPPORTED] = None
-    metadata: Annotated[dict[str, str] | None, Field(max_length=0), UNSUPPORTED] = None
     service_tier: Annotated[Literal["auto", "default"] | None, UNSUPPORTED] = None
-    safety_identifier: Annotated[None, UNSUPPORTED] = None
 
 
 class CompletionRequest(_Request):
@@ -353,6 +362,8 @@ class Message(_Part):
     # In messages that OpenAI's clients send back as they came.
     parsed: Any = None
     """Not looked at: what OpenAI's clients made of `content`."""
+    provider_specific_fields: Any = None
+    """Not looked at: LiteLLM keeps there what it does not know of an answer."""
     refusal: Annotated[None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None
     function_call: Annotated[None, UNSUPPORTED] = None
@@ -486,6 +497,6 @@ class ChatCompletionRequest(_Request):
     @pydantic.field_validator("top_logprobs")
     @classmethod
     def _need_logprobs(cls, value: int | None, info: pydantic.ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise PydanticCustomError("needs_logprobs", "it needs logprobs: true")
         return value

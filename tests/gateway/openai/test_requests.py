@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.openai import chat, requests, schema
+from gateway.messages.request import GenerateRequest
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import (
@@ -212,8 +213,7 @@ MESSAGES = [
     ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
      "string as an integer"),
     ({"best_of": 2}, "best_of is not supported with this value: Input should be 1"),
-    ({"metadata": {"a": "b"}}, "metadata is not supported"),
-    ({"safety_identifier": "x"}, "safety_identifier is not supported"),
+    ({"store": True}, "store is not supported with this value: Input should be False"),
 ]  # fmt: skip
 
 
@@ -326,7 +326,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused_in_the_words_that_clients
 async def test_values_that_ask_for_nothing_are_accepted(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
-    await opened_by(
+    opened = await opened_by(
         start_api,
         verifier,
         "/v1/chat/completions",
@@ -338,11 +338,29 @@ async def test_values_that_ask_for_nothing_are_accepted(
             "modalities": ["text"],
             "service_tier": "auto",
             "store": False,
-            "metadata": {},
             "audio": None,
             "max_tokens": None,
+            "top_logprobs": 0,
+            # As vLLM's clients write it.
+            "top_k": -1,
         },
     )
+    assert not opened.sampling.HasField("logprobs")
+    assert opened.sampling.top_k == 0
+
+
+def test_what_only_accounts_need_changes_no_request() -> None:
+    def made(**fields: Any) -> GenerateRequest:
+        body = {"model": "scripted", "prompt": "x", "seed": 1, **fields}
+        parsed = requests.parse(schema.CompletionRequest, json.dumps(body).encode())
+        [request] = requests.completion_requests(
+            parsed, requests.prompts_of(parsed), trace=False, report_tokens=False
+        )
+        return request
+
+    accounts = {"job": "7"}, "s", "24h"
+    names = "metadata", "safety_identifier", "prompt_cache_retention"
+    assert made(**dict(zip(names, accounts, strict=True))) == made()
 
 
 @pytest.mark.parametrize(
@@ -372,6 +390,8 @@ async def test_the_chat_template_makes_the_prompt(
                     "role": "assistant",
                     "content": None,
                     "refusal": None,
+                    # LiteLLM sends this back with each answer.
+                    "provider_specific_fields": {"refusal": None},
                     "tool_calls": [
                         {
                             "id": "1",
