@@ -51,12 +51,12 @@ SLOW = (
     "verifier/gpu/test_kernels.py",
     "verifier/test_checkpoint.py",
     "verifier/test_event_loop.py",
+    "verifier/test_in_the_interpreter.py",
     "verifier/test_not_finite_kv.py",
     "verifier/test_process.py",
     "verifier/test_soak.py",
     "verifier/test_tensor_parallel.py",
     "verifier/test_transformers_model.py",
-    "verifier/test_triton_attention.py",
     "verifier/test_triton_compilation.py",
 )
 

@@ -71,7 +71,7 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
     )
     running: dict[int, Case] = {}
     num_rewound = 0
-    num_steps = interpreted_cases(20, 40)
+    num_steps = interpreted_cases(12, 40)
     for _ in range(num_steps):
         if running and draw.random() < 0.3:
             slot = int(draw.choice(list(running)))
