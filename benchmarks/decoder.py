@@ -188,19 +188,13 @@ def measure_products(rounds: int) -> list[dict[str, Any]]:
                 "torch.mm float32": functools.partial(torch.mm, x_torch, weight.t()),
                 "torch.mm bfloat16": functools.partial(torch.mm, x_half, stored.t()),
             }
-            times: dict[str, list[float]] = {name: [] for name in variants}
-            for number in range(rounds + 1):
-                for name, call in variants.items():
-                    seconds = _seconds(call, count)
-                    if number:  # the first round warms up
-                        times[name].append(seconds * 1e6)
-            medians = {name: statistics.median(each) for name, each in times.items()}
+            medians = _medians(variants, rounds, count)
             base = medians["torch.mm float32"]
             rows.append(
                 {
                     "K x N": f"{depth} x {outputs}",
                     "rows": num_rows,
-                    **{f"{name}, us": round(us, 1) for name, us in medians.items()},
+                    **{f"{name}, us": round(s * 1e6, 1) for name, s in medians.items()},
                     "float32 over torch": round(base / medians["float32"], 2),
                     "bfloat16 over torch float32": round(base / medians["bfloat16 weights"], 2),
                     "bfloat16 over torch bfloat16": round(
@@ -221,13 +215,7 @@ def measure_attention(rounds: int) -> list[dict[str, Any]]:
             **{name: _attention(context, num_tokens, kind) for name, kind in TYPES.items()},
             "torch float32": _torch_attention(context, num_tokens),
         }
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for number in range(rounds + 1):
-            for name, call in variants.items():
-                seconds = _seconds(call)
-                if number:  # the first round warms up
-                    times[name].append(seconds)
-        medians = {name: statistics.median(each) for name, each in times.items()}
+        medians = _medians(variants, rounds)
         pairs = shape.num_heads * num_tokens * (context - num_tokens / 2)
         rows.append(
             {
@@ -409,6 +397,19 @@ def _seconds(call: Callable[[], object], count: int = 1) -> float:
     for _ in range(count):
         call()
     return (time.perf_counter() - started_s) / count
+
+
+def _medians(
+    variants: dict[str, Callable[[], object]], rounds: int, count: int = 1
+) -> dict[str, float]:
+    """Seconds of one call of each variant."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds + 1):
+        for name, call in variants.items():
+            seconds = _seconds(call, count)
+            if number:  # the first round warms up
+                times[name].append(seconds)
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

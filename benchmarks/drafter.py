@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -48,7 +48,7 @@ from benchmarks.drafter_wire import (
     measure_round_trips,
     measure_throughput,
 )
-from benchmarks.held_out_texts import form_texts, held_out_texts
+from benchmarks.held_out_texts import Continuation, form_texts, held_out_texts
 from benchmarks.machine import processor
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
@@ -137,17 +137,12 @@ def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     texts, notes = held_out_texts(tokenizer)
     print("\nHeld-out text as the model's output: tokens per step / drafted per accepted token\n")
-    print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
+    _print_kinds(texts)
     figures = []
     for policy in policies():
         for measure in (measure_policy, measure_pooled_policy):
             row = [measure(policy, kind, found) for kind, found in texts.items()]
-            print(
-                f"{row[0].policy:38}"
-                + "".join(
-                    f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
-                )
-            )
+            _print_figures(row)
             figures += row
     for note in notes:
         print(f"not measured: {note}")
@@ -164,21 +159,27 @@ def measure_feeding() -> list[PolicyFigure]:
         "\nSeveral texts at a time, n 2..5 longest, x 2, k 31: tokens per step / drafted per"
         " accepted token\n"
     )
-    print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
+    _print_kinds(texts)
     figures = []
     for num_running, policy in itertools.product(RUNNING_AT_A_TIME, feeding_policies()):
         row = [
             measure_running_together(policy, kind, found, num_running=num_running)
             for kind, found in texts.items()
         ]
-        print(
-            f"{row[0].policy:38}"
-            + "".join(
-                f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
-            )
-        )
+        _print_figures(row)
         figures += row
     return figures
+
+
+def _print_kinds(texts: Mapping[str, Sequence[Continuation]]) -> None:
+    """The head of a table: how many texts of each kind."""
+    print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
+
+
+def _print_figures(row: Sequence[PolicyFigure]) -> None:
+    """One policy's, by kind of text."""
+    cells = [f"{each.tokens_per_step:.2f} / {each.drafted_per_accepted:.2f}" for each in row]
+    print(f"{row[0].policy:38}" + "".join(f"{cell:>18}" for cell in cells))
 
 
 async def _measure_wire(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tandem.cli import death_with_parent
+from tandem.cli.death_with_parent import dying_with_parent
 from tandem.free_ports import free_port
+from tandem.ready_line import parse_ready_line
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_TIMEOUT_S = 30.0
@@ -156,13 +157,12 @@ def running_process(
     ):
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("ready "):
+            addresses = parse_ready_line(process.stdout.readline())
+            if addresses is None:
                 told = "" if log is None else f": {log.read_text()[-4000:]}"
                 raise ServiceError(
                     f"{module} ended before it was ready (status {process.wait()}){told}"
                 )
-            addresses = dict(part.split("=", 1) for part in line.split()[1:])
             yield Service(
                 address=addresses["grpc"],
                 metrics=metrics,
@@ -181,12 +181,9 @@ def _start(
     command: Sequence[str], *, stderr: TextIO | None, variables: Mapping[str, str]
 ) -> "subprocess.Popen[str]":
     """Starts a command that the kernel kills when this process has ended."""
-    if sys.platform == "linux":
-        wrapper = (sys.executable, "-I", "-S", death_with_parent.__file__, str(os.getpid()))
-        command = [*wrapper, *command]
     return _starter.submit(
         subprocess.Popen,
-        command,
+        dying_with_parent(command),
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
         stdout=subprocess.PIPE,

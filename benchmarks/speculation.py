@@ -41,6 +41,7 @@ from benchmarks.held_out_texts import Continuation, held_out_texts
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import Interval, median_interval, ratios
+from benchmarks.whole_file import write_whole
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from servicekit.logs import configure_logs
 from verifier.batch.host_step import ComputesLogits
@@ -148,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows[cell] = {"dtype": dtype, "text": text, "streams": streams, **row}
             print(_line(rows[cell]), file=sys.stderr, flush=True)
             if arguments.json:
-                _keep(arguments.json, {**result, "rows": list(rows.values())})
+                kept = json.dumps({**result, "rows": list(rows.values())}, indent=1) + "\n"
+                write_whole(arguments.json, kept.encode())
     measured = [rows[cell] for cell in cells]
     print(f"{arguments.threads} model threads, {processor()}\n")
     print(
@@ -173,13 +175,6 @@ def _kept_rows(path: Path | None, about: dict[str, Any]) -> dict[_Cell, dict[str
         if kept.get(name) != value:
             raise ValueError(f"{path} has {name} {kept.get(name)!r}, this run {value!r}")
     return {(row["dtype"], row["text"], row["streams"]): row for row in kept["rows"]}
-
-
-def _keep(path: Path, result: dict[str, Any]) -> None:
-    """Writes the file whole: a run that is killed leaves the last one."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(result, indent=1) + "\n")
-    unfinished.replace(path)
 
 
 def _misses(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -112,7 +112,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 
     max_concurrent_requests: int = pydantic.Field(default=1024, ge=1)
     """Most requests at a time, counting each choice as one; further ones are refused. With
-    --clients, one tenant gets four fifths at most."""
+    --clients, one tenant gets four fifths at most, and where several models are served, one
+    model."""
 
     max_waiting_tokens: int = pydantic.Field(default=2_097_152, ge=1)
     """Most prompt tokens that wait for their first output token at a time, counted for each choice;

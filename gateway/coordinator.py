@@ -55,7 +55,7 @@ from gateway.routing.drafter_moves import DrafterMoves
 from gateway.routing.fleet import Fleet
 from gateway.routing.live_sequences import LiveSequence, LiveSequences
 from gateway.routing.resumption import Displaced, Resumption
-from gateway.routing.retry_budget import RetryBudget
+from gateway.routing.retry_budget import RetryBudgets
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 
@@ -98,7 +98,7 @@ class Coordinator:
             interval_s=stream_interval_s,
             num_streams=lambda: self._sequences.num_running,
         )
-        self._retries = RetryBudget()
+        self._retries = RetryBudgets()
         self._resumption = Resumption(
             timeout_s=resume_timeout_s,
             place=self._place,
@@ -169,7 +169,7 @@ class Coordinator:
         """
         verifier = self._fleet.find_verifier(generations[0].request, num_choices=len(generations))
         for generation in generations:
-            self._retries.add_request()
+            self._retries.add_request(generation.request.model_id)
             self._start(generation, verifier)
 
     def _start(
@@ -382,7 +382,8 @@ class Coordinator:
         """
         verifier, generation = sequence.verifier, sequence.generation
         if isinstance(error, OverloadedError | UnavailableError):
-            # One that names a field has no room for that, as for grammars, and has for others.
+            # A verifier that names a field lacks room for what the field asks for, such as a
+            # grammar: it may have room for other requests.
             if not error.field:
                 wait_s = (error.retry_after_ms or RETRY_AFTER_MS) / 1000
                 verifier.load.full_until_s = time.monotonic() + wait_s
@@ -411,7 +412,7 @@ class Coordinator:
         except UnavailableError:
             self._fail(sequence, error)
             return
-        if not self._retries.take():
+        if not self._retries.take(generation.request.model_id):
             self._fail(sequence, error)
             return
         self._metrics.count_retry(reason)

@@ -21,6 +21,8 @@ _HOP_BUCKETS_S = (
 _SHED_REASONS = (
     "concurrency",
     "waiting_tokens",
+    "model_concurrency",
+    "model_waiting_tokens",
     "tenant_concurrency",
     "tenant_waiting_tokens",
     "bodies",

@@ -10,15 +10,14 @@ PROC = Path("/proc")
 ROOT = Path("/sys/fs/cgroup")
 
 
-def limiting_groups(
-    controller: str, *, proc: Path = PROC, root: Path = ROOT
-) -> Iterator[tuple[int, Path]]:
+def limiting_groups(controller: str, *, proc: Path, root: Path) -> Iterator[tuple[int, Path]]:
     """The version and the folder of each group that this process is in and of those around it.
 
     A folder may be absent: within a container the root may be the container's own group.
 
     Args:
         controller: "cpu", "memory"; in version 2 all share one group.
+        proc, root: `PROC` and `ROOT`, except in tests.
     """
     for membership in _lines(proc / "self/cgroup"):
         _, controllers, path = membership.split(":", 2)

@@ -8,6 +8,7 @@ import ipaddress
 import socket
 
 from servicekit.address import Address
+from servicekit.config_keys import ConfigError
 
 
 def listening_socket(address: Address, *, backlog: int) -> socket.socket:
@@ -35,6 +36,12 @@ def listening_socket(address: Address, *, backlog: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def cannot_listen(flag: str, listen: str, error: Exception) -> ConfigError:
+    """What the user is told of an address, given by the flag, that could not be bound."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ConfigError(flag, f"cannot listen on {listen}: {reason}")
 
 
 def _is_wildcard(host: str) -> bool:

@@ -23,7 +23,8 @@ Logger = structlog.typing.FilteringBoundLogger
 LEVELS = ("debug", "info", "warning", "error")
 
 
-# How long a line waits for the reader of a pipe that is full; the next ones then do not.
+# How long a line waits for the reader of a pipe that is full. The lines after it do not wait, until
+# the reader reads again.
 _PATIENCE_S = 0.1
 
 

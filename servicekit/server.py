@@ -34,6 +34,7 @@ from servicekit.interceptors.error_mapping import ErrorInterceptor
 from servicekit.interceptors.request_id import RequestIdInterceptor
 from servicekit.interceptors.rpc_metrics import MetricsInterceptor
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
+from servicekit.listening_socket import cannot_listen
 from servicekit.logs import Logger
 from servicekit.message_limits import LimitOptions, limits_of_methods
 from servicekit.metrics import MetricsServer
@@ -252,9 +253,7 @@ class Server:
                         self._registry, options.metrics_listen, self.logger
                     )
                 except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
-                    raise _cannot_listen(
-                        "--metrics-listen", options.metrics_listen, error
-                    ) from None
+                    raise cannot_listen("--metrics-listen", options.metrics_listen, error) from None
             await _start(self.grpc)
             if self._probes is not None:
                 await _start(self._probes)
@@ -360,7 +359,7 @@ def _bind(
         else:
             port = server.add_secure_port(str(address), credentials)
     except (OSError, RuntimeError, UnicodeError) as error:
-        raise _cannot_listen(flag, listen, error) from None
+        raise cannot_listen(flag, listen, error) from None
     return str(Address(host=address.host, port=port))
 
 
@@ -383,8 +382,3 @@ def _check_free(address: Address) -> None:
             absent.append(error)
     if len(absent) == len(found):
         raise absent[0]
-
-
-def _cannot_listen(flag: str, listen: str, error: Exception) -> ConfigError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ConfigError(flag, f"cannot listen on {listen}: {reason}")

@@ -162,7 +162,8 @@ class TandemClient:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
         resumes = retry is not None and may_have_several(targets)
-        # Those of patient attempts are the last ones; there may be no others.
+        # First those with the short keepalive, if any; last, for each target, one with the long
+        # keepalive (`Attempts.is_patient`).
         self._channels = [
             open_channel(target, tls, round_robin=True, resumes=is_short)
             for is_short in ((True, False) if resumes else (False,))
@@ -311,7 +312,8 @@ class AsyncTandemClient:
         targets = parse_targets(targets)
         self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
         resumes = retry is not None and may_have_several(targets)
-        # Those of patient attempts are the last ones; there may be no others.
+        # First those with the short keepalive, if any; last, for each target, one with the long
+        # keepalive (`Attempts.is_patient`).
         self._channels = [
             open_async_channel(target, tls, round_robin=True, resumes=is_short)
             for is_short in ((True, False) if resumes else (False,))

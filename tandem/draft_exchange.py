@@ -107,7 +107,7 @@ def exchange(queries: Sequence[DraftQuery]) -> Exchange:
 
 
 def release_requests(
-    sequences: Iterable[DraftedSequence], *, keep: Keep = Keep.NOTHING, feed_id: str = ""
+    sequences: Iterable[DraftedSequence], *, keep: Keep, feed_id: str
 ) -> Iterator[drafter_pb2.ReleaseRequest]:
     """The messages that release these sequences."""
     releases = [

@@ -5,17 +5,18 @@ import random
 import socket
 from collections.abc import Collection
 
-# Below those that Linux gives out, from 32,768 on; each once, and not those of another process.
+# Below those that Linux gives out for port 0, from 32,768 on. In random order, so that two
+# processes hardly ever try the same one.
 _ports = iter(random.sample(range(10_000, 32_000), 22_000))
 
 
 def free_port(*, besides: Collection[int] = ()) -> int:
-    """A port of the loopback interface that nobody listens on now.
+    """A port of the loopback interface that nobody listens on now; never the same one again.
 
-    None of those that systems give to whoever asks for any: it stays free while its owner is down.
+    The system gives it to nobody who asks for port 0: it stays free while its owner is down.
 
     Args:
-        besides: ports that are free yet, and promised to others.
+        besides: ports to leave out, since others will listen there.
 
     Raises:
         OSError: this process has had all ports.

@@ -74,7 +74,7 @@ class RetryBudget:
             self._left = max(0.0, self._left - 1)
             return self._left > self._capacity / 2
 
-    def give_back(self, num_taken: int = 0) -> None:
+    def give_back(self, num_taken: int) -> None:
         """Counts a call that brought output; also returns what these failures took."""
         with self._lock:
             self._left = min(self._capacity, self._left + self._refill + num_taken)
@@ -132,8 +132,8 @@ class Attempts:
         self._has_output = False
         self._num_impatient = 0
 
-        #: Whether the next call goes over a channel with the long keepalive, as every one does
-        #: after the short one has ended one: the link may be slow, and its gateway well.
+        #: Whether the next call goes over a channel with the long keepalive. So do all calls after
+        #: one that the short keepalive has ended: the link may be slow, and its gateway well.
         self.is_patient = False
 
     @property
@@ -155,7 +155,8 @@ class Attempts:
             self._has_output = True
             self._num_fruitless = 0
             if self._budget is not None:
-                # What impatience lost was no outage: each request over a slow link would take one.
+                # The short keepalive ended those calls, and no server failed: each request over a
+                # slow link would use up a retry.
                 self._budget.give_back(self._num_impatient)
                 self._num_impatient = 0
 

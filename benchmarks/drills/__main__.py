@@ -27,6 +27,7 @@ from benchmarks.drills.fleet import Fleet, running_fleet
 from benchmarks.drills.requests import Losses
 from benchmarks.drills.run import Outcome, Undisturbed
 from benchmarks.termination import clear_up_on_sigterm
+from benchmarks.whole_file import write_whole
 
 _COLUMNS = (
     "drill", "runs", "requests", "tokens lost", "repeated", "changed", "other problems",
@@ -58,9 +59,7 @@ class Record:
         if self._file is None:
             return
         figures = {name: dataclasses.asdict(each) for name, each in self.outcomes.items()}
-        beside = self._file.with_name(f"{self._file.name}.new")
-        beside.write_text(json.dumps(figures, indent=2))
-        beside.replace(self._file)
+        write_whole(self._file, json.dumps(figures, indent=2).encode())
 
     def next_drill(self, drills: Sequence[Drill], num_runs: int) -> Drill | None:
         """The drill with the fewest runs, the first of equals; None if all have enough."""

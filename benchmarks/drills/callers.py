@@ -13,6 +13,7 @@ import yaml
 
 from benchmarks.drills.requests import Record, generate, mixed_requests
 from benchmarks.drills.run import OK, Run, until
+from benchmarks.whole_file import write_whole
 from servicekit.errors import retry_after_ms
 from tandem.v1 import gateway_pb2
 
@@ -183,7 +184,7 @@ def _write_clients(
         }
         for tenant, its in tokens.items()
     }
-    _replace(path, yaml.safe_dump({"tenants": tenants}).encode())
+    write_whole(path, yaml.safe_dump({"tenants": tenants}).encode())
 
 
 def _write_certificate(
@@ -191,16 +192,9 @@ def _write_certificate(
 ) -> None:
     """The gateway's certificate, its key, and whose clients it admits."""
     certificate = authority.issue_cert("127.0.0.1")
-    _replace(folder / "ca.pem", b"".join(each.cert_pem.bytes() for each in authorities))
-    _replace(folder / "tls.pem", certificate.cert_chain_pems[0].bytes())
-    _replace(folder / "tls.key", certificate.private_key_pem.bytes())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whoever reads the file meanwhile gets the old content or the new."""
-    beside = path.with_suffix(".new")
-    beside.write_bytes(content)
-    beside.replace(path)
+    write_whole(folder / "ca.pem", b"".join(each.cert_pem.bytes() for each in authorities))
+    write_whole(folder / "tls.pem", certificate.cert_chain_pems[0].bytes())
+    write_whole(folder / "tls.key", certificate.private_key_pem.bytes())
 
 
 def _digest(token: str) -> str:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drills.link import Link, running_link
-from benchmarks.metrics import Metrics, read_metrics
+from benchmarks.metrics import read_metrics
 from benchmarks.services import STOP_TIMEOUT_S, Service, running_process
 from benchmarks.workloads import BUNDLED_MODEL
+from tandem.cli.scraping import Snapshot
 from tandem.free_ports import free_port
 
 #: K/V blocks of a verifier: 5,120 tokens.
@@ -109,7 +110,7 @@ class Member:
         """Asks it to end, and does not wait."""
         self._signal(signal.SIGTERM)
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Snapshot:
         """What it exports now.
 
         Raises:

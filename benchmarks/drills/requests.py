@@ -65,8 +65,9 @@ class Record:
     Attributes:
         started_at_s: when the first call began, in Unix seconds.
         usages: of the choices that finished.
-            codes: how each call ended.
-        ends: when that was, in Unix seconds, and how many pieces had come.
+        codes: how each call ended.
+        ends: of each call, when that was, in Unix seconds, and how many pieces had come.
+        error: of the last call that failed.
     """
 
     request: gateway_pb2.GenerateRequest

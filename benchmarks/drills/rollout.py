@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 
@@ -12,6 +11,7 @@ from benchmarks.drills.fleet import Member
 from benchmarks.drills.link import running_link
 from benchmarks.drills.requests import Record, mixed_requests
 from benchmarks.drills.run import Run, until
+from benchmarks.whole_file import write_whole
 from tandem.free_ports import free_port
 
 _NUM_STREAMS, _NUM_TOKENS = 6, 200
@@ -53,10 +53,10 @@ async def scaled(run: Run) -> None:
             _steady_load(run, [[channel]]) as records,
         ):
             await _streaming(records)
-            _replace(hosts_file, " ".join(hosts))
+            write_whole(hosts_file, " ".join(hosts).encode())
             await _expect(run, _has_verifiers(gateway, 2), "a verifier that came is not used")
             await _expect(run, _is_busy(run, second), "a verifier that came gets no request")
-            _replace(hosts_file, hosts[1])
+            write_whole(hosts_file, hosts[1].encode())
             await _expect(run, _has_verifiers(gateway, 1), "a verifier that went is kept")
             await _streaming(records)
 
@@ -125,10 +125,3 @@ def _is_busy(run: Run, verifier: Member) -> Callable[[], Awaitable[bool]]:
         return await run.num_running(verifier) > 0
 
     return is_busy
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whoever reads the file meanwhile gets the old text or the new."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)

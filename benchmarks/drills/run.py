@@ -17,6 +17,7 @@ import grpc
 from benchmarks.drills.fleet import Fleet, Member
 from benchmarks.drills.requests import Losses, Record, generate, generate_anywhere
 from servicekit.limits import KEEPALIVE
+from tandem.cli.scraping import Window
 from tandem.v1 import gateway_pb2, verifier_pb2, verifier_pb2_grpc
 
 OK = grpc.StatusCode.OK
@@ -192,9 +193,8 @@ class Run:
 
         A process that was started again counts from zero.
         """
-        now = member.metrics().total(name, **labels)
-        before = self._before[member.name].total(name, **labels)
-        return now - before if now >= before else now
+        window = Window(old=self._before[member.name], new=member.metrics())
+        return window.increase(name, **labels)
 
     def expect_moved(self, member: Member, name: str, **labels: str) -> None:
         self.expect(

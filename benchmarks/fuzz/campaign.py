@@ -236,8 +236,9 @@ async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None
 
 def _unclean_statuses(service: FuzzedService) -> list[str]:
     """The service's counters of calls that ended with a status of `_UNCLEAN`."""
+    samples = read_metrics(service.metrics).samples
     return [
-        f"{sample.labels} {sample.value:g}"
-        for sample in read_metrics(service.metrics).matching("tandem_rpc_requests_total")
-        if sample.labels["code"] in _UNCLEAN and sample.value
+        f"{labels} {value:g}"
+        for labels, value in samples.get("tandem_rpc_requests_total", ())
+        if labels["code"] in _UNCLEAN and value
     ]

@@ -7,11 +7,12 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.drafter_wire import Steps
-from benchmarks.metrics import Metrics, quantile, read_metrics
+from benchmarks.metrics import read_metrics
 from benchmarks.ratios import median_interval, ratios
 from benchmarks.services import REPOSITORY
 from benchmarks.serving.setting import Setting, pinned
 from benchmarks.serving.turns import Goal, Measure, RowResult, Variant, by_turns
+from tandem.cli.scraping import Snapshot, Window
 from tandem.v1 import drafter_pb2 as pb
 from verifier.drafts.draft_wait import HOPS_KEPT
 
@@ -32,31 +33,29 @@ class Hop:
     mean_step_s: float
 
 
-def hop_between(before: Metrics, after: Metrics) -> Hop:
+def hop_between(before: Snapshot, after: Snapshot) -> Hop:
     """The awaited hop, as the verifier exports it.
 
     From its gauges where all hops that they are of came in between, else from the histogram, as
     exact as its buckets.
     """
-
-    def gained(name: str, **labels: str) -> float:
-        return after.total(name, **labels) - before.total(name, **labels)
-
+    window = Window(old=before, new=after)
     gauges = {
-        sample.labels["quantile"]: sample.value
-        for sample in after.matching("tandem_draft_hop_quantile_seconds")
+        labels["quantile"]: value
+        for labels, value in after.samples.get("tandem_draft_hop_quantile_seconds", ())
     }
-    if not gauges or gained("tandem_draft_hop_seconds_count") < HOPS_KEPT:
-        old, new = (each.buckets("tandem_draft_hop_seconds") for each in (before, after))
-        gauges = {"0.5": quantile(old, new, 0.5), "0.99": quantile(old, new, 0.99)}
-    paid = gained("tandem_draft_waits_total", outcome="paid")
-    waits = gained("tandem_draft_waits_total")
-    num_steps = gained("tandem_step_tokens_count")
+    if not gauges or window.increase("tandem_draft_hop_seconds_count") < HOPS_KEPT:
+        gauges = {
+            q: window.quantile(float(q), "tandem_draft_hop_seconds") or 0.0 for q in ("0.5", "0.99")
+        }
+    paid = window.increase("tandem_draft_waits_total", outcome="paid")
+    waits = window.increase("tandem_draft_waits_total")
+    num_steps = window.increase("tandem_step_tokens_count")
     return Hop(
         p50_s=gauges["0.5"],
         p99_s=gauges["0.99"],
         paid_share=paid / waits if waits else None,
-        mean_step_s=gained("tandem_step_duration_seconds_sum") / max(1.0, num_steps),
+        mean_step_s=window.increase("tandem_step_duration_seconds_sum") / max(1.0, num_steps),
     )
 
 
@@ -76,8 +75,8 @@ async def measure(setting: Setting) -> RowResult:
             for _ in range(setting.amount.most_hop_loads):
                 await load.turn()
                 after = await asyncio.to_thread(read_metrics, verifier)
-                count = "tandem_draft_hop_seconds_count"
-                if after.total(count) - before.total(count) >= HOPS_KEPT:
+                window = Window(old=before, new=after)
+                if window.increase("tandem_draft_hop_seconds_count") >= HOPS_KEPT:
                     break
             hops.append(hop_between(before, after))
             return hops[-1].p50_s * 1e3

@@ -29,11 +29,11 @@ class Amount:
     """How much each row measures."""
 
     rounds: int
-    # Renames per turn of one stream and of 16; with more streams there is one for each.
+    # Renames per turn; one for each stream if there are more streams.
     prompts: int
     # Most output tokens of a rename.
     max_new_tokens: int
-    # Output tokens of a random text, and texts per stream and turn.
+    # Output tokens of a random text.
     random_tokens: int
     # The most rounds of random text, and the half width of the interval that is narrow enough.
     random_rounds: int
@@ -147,7 +147,7 @@ class Setting:
 
     def renames(self, streams: int) -> list[Task]:
         """The tasks of a turn."""
-        count = max(self.amount.prompts, streams if streams > 1 else 1)
+        count = max(self.amount.prompts, streams)
         return [
             Task(
                 prompt_token_ids=task.prompt_token_ids,

@@ -25,11 +25,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from benchmarks.client_load import run_tasks
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from deploy.grafana.generate import DASHBOARDS
 from deploy.grafana.panels import Panel, without_variables
-from deploy.prometheus.live_tandem import generate, live_tandem
+from deploy.prometheus.live_tandem import live_tandem
 from deploy.prometheus.local_prometheus import Prometheus, Series, running_prometheus
+from tandem.client import AsyncTandemClient, SpeculationParams
 
 KEY_PANELS = {
     "tandem-overview": [
@@ -92,24 +94,27 @@ async def load(address: str, phase_s: float) -> list[tuple[float, str]]:
     edits = rename_tasks(BUNDLED_MODEL, 32)
     novel = random_tasks(1024, 16)
     began = []
-    for title, tasks, streams in (
-        ("edits, 1 stream", edits, 1),
-        ("edits, 8 streams", edits, 8),
-        ("text that does not repeat, 8 streams", novel, 8),
-        ("both, 16 streams", [*edits, *novel], 16),
-    ):
-        began.append((time.time(), title))
-        await _load_for(address, tasks, streams, phase_s)
+    async with AsyncTandemClient(address) as client:
+        for title, tasks, streams in (
+            ("edits, 1 stream", edits, 1),
+            ("edits, 8 streams", edits, 8),
+            ("text that does not repeat, 8 streams", novel, 8),
+            ("both, 16 streams", [*edits, *novel], 16),
+        ):
+            began.append((time.time(), title))
+            await _load_for(client, tasks, streams, phase_s)
     return began
 
 
-async def _load_for(address: str, tasks: Sequence[Task], streams: int, duration_s: float) -> None:
+async def _load_for(
+    client: AsyncTandemClient, tasks: Sequence[Task], streams: int, duration_s: float
+) -> None:
     deadline_s = time.monotonic() + duration_s
 
     async def stream(first: int) -> None:
         index = first
         while time.monotonic() < deadline_s:
-            await generate(address, [tasks[index % len(tasks)]], streams=1)
+            await run_tasks(client, [tasks[index % len(tasks)]], 1, SpeculationParams())
             index += streams
 
     await asyncio.gather(*(stream(first) for first in range(streams)))

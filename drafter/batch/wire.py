@@ -1,9 +1,9 @@
 """The wire's messages as the drafter's own types, where kernels do not read them.
 
 Owns what a well-formed request is, and which fields this server does not offer (those are refused
-by name). `drafter.proto` says how much a request may hold; here is what becomes of a batch that
-holds more: a delta or a release that does is refused alone, else the batch is. Unary requests over
-their limits do not come here.
+by name). `drafter.proto` says how much a request may hold. A batch is refused as a whole if it has
+too many deltas or releases, or a delta without a proper id; a delta with too many tokens, and a
+release that holds too much, are refused alone. Unary requests over their limits do not come here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +88,7 @@ def normalize(payload: bytes) -> bytes:
 def check_propose_request(request: drafter_pb2.ProposeRequest) -> None:
     """Returns if the batch as a whole may be applied.
 
-    Its releases may be too, but for those that `named_releases` leaves out.
+    So may its releases, except those that `named_releases` leaves out.
 
     Raises:
         MessageLimitError: there are too many of them, or of its releases.

@@ -41,7 +41,7 @@ def propose_all(
     draft_lengths: npt.NDArray[np.int64],
     match_lengths: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
-) -> int:
+) -> None:
     """Drafts for the texts whose index is up to date, or nearly so; indexes the others.
 
     Args:
@@ -61,9 +61,6 @@ def propose_all(
         draft_lengths: receives the drafts' lengths; 0: nothing matched, [num_texts].
         match_lengths: receives the lengths of the drafts' matches, [num_texts].
         statuses: receives the texts' statuses, see `index.py`, [num_texts].
-
-    Returns:
-        How much of the budget was used.
     """
     spent = 0
     mixed = np.empty((_GROUP, MAX_NGRAM_TOKENS + 1), dtype=np.uint64)
@@ -126,4 +123,3 @@ def propose_all(
                     headers[t], base, rooms[t], draft, pattern, candidates
                 )
                 spent += cost
-    return spent

@@ -98,7 +98,6 @@ def propose_from_pools(
             load_i64(header + 8 * MIN_NGRAM),
             load_i64(header + 8 * MAX_NGRAM),
             tie,
-            MAX_MATCH_LENGTH,
             own_tag_of(header),
         )
         if position == 0 or match_length <= own_length:
@@ -137,7 +136,6 @@ def find_in_pool(
     min_ngram: int,
     max_ngram: int,
     tie: int,
-    max_length: int,
     own_tag: int,
 ) -> tuple[int, int]:
     """Finds the place in a pool's texts that a context may be continued from.
@@ -152,7 +150,6 @@ def find_in_pool(
         max_ngram: longest that is looked up; the longest that is found wins.
         tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if
             they are equal.
-        max_length: how far back the match is followed, >= max_ngram.
         own_tag: tag of the asking sequence: occurrences in text that it fed itself are skipped; 0:
             it fed none. If the earliest is its own, the latest foreign one is used for both.
 
@@ -185,9 +182,9 @@ def find_in_pool(
     if latest == 0:
         return 0, 0
     position = earliest if tie == EARLIEST else latest
-    match_length = _measure_match(arena, position, buffer, num_tokens, max_length)
+    match_length = _measure_match(arena, position, buffer, num_tokens, MAX_MATCH_LENGTH)
     if tie == LONGEST and earliest != latest:
-        length_of_earliest = _measure_match(arena, earliest, buffer, num_tokens, max_length)
+        length_of_earliest = _measure_match(arena, earliest, buffer, num_tokens, MAX_MATCH_LENGTH)
         if length_of_earliest > match_length:
             return earliest, length_of_earliest
     return position, match_length

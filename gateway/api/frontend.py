@@ -51,7 +51,7 @@ class Frontend:
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
         logger: Logger,
-        spans: "Spans | None" = None,
+        spans: "Spans | None",
     ) -> None:
         """Begins open.
 
@@ -178,11 +178,16 @@ class Frontend:
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
-        admitted = self._admission.admit(request.num_choices or 1, principal)
+        model = self._model_of(request)
+        admitted = self._admission.admit(
+            request.num_choices or 1,
+            principal,
+            model_id=model.model_id,
+            has_other_models=self._fleet.num_models > 1,
+        )
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                model = self._model_of(request)
                 text = self._texts.find(model.tokenizer_digest)
                 accepted = await self._accept(
                     request, model, text, principal, admitted, record.trace_parent
@@ -245,7 +250,8 @@ class Frontend:
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
         if expected := request.expected_model_digest:
-            # Also one that others outvote: it is there for what it has begun.
+            # Also a model that more verifiers of another one outvote: requests that began on it
+            # may go on there.
             served, models = models, self._fleet.models(expected)
             if not models or (model_id in served and model_id not in models):
                 raise PreconditionError(

@@ -29,9 +29,9 @@ from gateway.api.tls_acceptor import TlsAcceptor
 from gateway.errors import UnreadError
 from servicekit.address import Address, parse_address
 from servicekit.client_waits import ClientWaits
-from servicekit.config import ConfigError, ServerOptions
+from servicekit.config import ServerOptions
 from servicekit.interceptors.request_id import valid_request_id
-from servicekit.listening_socket import listening_socket
+from servicekit.listening_socket import cannot_listen, listening_socket
 from servicekit.metrics import Exposition
 from servicekit.tls import ServerCertificate, check_plaintext, server_context
 from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
@@ -49,7 +49,7 @@ _IDLE_TIMEOUT_S = 75
 # without a byte the kernel asks for a sign of it, every so many seconds, so often.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
-# Of an answer, handed to a connection at a time.
+# The most bytes of an answer that a connection is given at a time.
 _PART_BYTES = 64 * 1024
 
 # Connections that may wait to be accepted. The kernel drops those beyond: their clients try again
@@ -61,7 +61,7 @@ _MAX_HEAD_BYTES = 32 * 1024
 
 _TRACE_PARENT = TRACE_PARENT_KEY.encode()
 
-#: The answer to a request of one who may not see what was asked for; None: it may.
+#: The answer to a client that may not see the metrics; None: it may.
 RefuseMetrics = Callable[[Scope], Response | None]
 
 
@@ -276,8 +276,7 @@ def _bind(address: Address) -> socket.socket:
     try:
         listener = listening_socket(address, backlog=_BACKLOG)
     except (OSError, TypeError, UnicodeError) as error:  # a name may not be encodable
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError("--http-listen", f"cannot listen on {address}: {reason}") from None
+        raise cannot_listen("--http-listen", str(address), error) from None
     # Its connections inherit these.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

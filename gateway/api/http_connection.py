@@ -22,12 +22,13 @@ from servicekit.logs import get_logger
 
 logger = get_logger(__name__)
 
-# Of a body in chunks: after so many, they must have so many bytes on average. Each chunk costs some
-# 10 us of the event loop, whatever it holds, and a connection may bring 100,000 at a time.
+# After so many chunks of one body, its chunks must have so many bytes on average. Each chunk costs
+# some 10 us of the event loop, whatever it holds, and a connection may bring 100,000 at a time.
 _MAX_SMALL_CHUNKS = 1_024
 _SMALL_CHUNK_BYTES = 1_024
 
-# Of requests that follow the one that is answered: beyond it, nothing more is read until then.
+# Of requests that come while an earlier one is answered: beyond it, nothing more is read until that
+# answer is done.
 _MAX_PIPELINED_BYTES = 32 * 1024
 
 # What h11 quotes of a request in an error. It may be a token of the client's.
@@ -219,7 +220,8 @@ class BoundedConnection(H11Protocol):
 
     def give_up(self) -> None:
         """Closes it at once."""
-        # It is lost in a later iteration; the next one of a burst must find another.
+        # The event loop reports it as lost only later. Until then, the next connection of a burst
+        # must find another one to close.
         self._stop_waiting()
         self.transport.abort()
 

@@ -1,16 +1,18 @@
 """How many requests are admitted: choices at a time, and prompt tokens that wait.
 
-Owns both counts, in all and by tenant. A choice waits until its first output comes: until then a
-verifier has its prompt to compute, and how long that takes depends on the sum of prompts, not on
-their number. On the event loop. Knows no request.
+Owns both counts, in all, by tenant and by model. A choice waits until its first output comes: until
+then a verifier has its prompt to compute, and how long that takes depends on the sum of prompts,
+not on their number. On the event loop. Knows no request.
 
-A tenant is refused more than its quotas, and more than its share (`servicekit.shares`). Where
-clients are not authenticated there are no shares.
+A tenant is refused more than its quotas. A tenant and a model are refused more than their shares
+(`servicekit.shares`): a model whose verifiers are overloaded leaves room for the others. There are
+no shares where clients are not authenticated, and where there is one model.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gateway.errors import InvalidRequestError, OverloadedError, shutting_down
 from gateway.requests.principal import ANONYMOUS, Principal
@@ -20,11 +22,23 @@ from servicekit.shares import leaves_room
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    """What the admitted requests of a tenant hold."""
+    """What admitted requests hold: all of them, or those of a tenant or a model."""
 
     num_requests: int = 0
     num_choices: int = 0
     num_waiting_tokens: int = 0
+
+
+class _Party(NamedTuple):
+    """A tenant or a model, which may have a share of the room."""
+
+    kind: str  # "tenant" or "model", as in the reasons of refusals
+    name: str
+
+    @property
+    def title(self) -> str:
+        """As in messages, which do not tell a client its tenant."""
+        return "client" if self.kind == "tenant" else "model"
 
 
 class Admission:
@@ -52,53 +66,62 @@ class Admission:
         self._on_shed = on_shed
         self._retry_hint = RetryHint(clock)
         self._all = _Held()
-        self._by_tenant: dict[str, _Held] = {}  # only those that hold something
+        self._by_party: dict[_Party, _Held] = {}  # only those that hold something
         self.is_draining = False
         self._emptied = asyncio.Event()
 
-    def admit(self, num_choices: int, principal: Principal = ANONYMOUS) -> "AdmittedRequest":
+    def admit(
+        self,
+        num_choices: int,
+        principal: Principal = ANONYMOUS,
+        *,
+        model_id: str = "",
+        has_other_models: bool = False,
+    ) -> "AdmittedRequest":
         """Admits one request, which must `leave`.
 
         Args:
             principal: whose tenant is charged.
+            model_id: the model that is charged.
+            has_other_models: whether others are served, which it must leave room for.
 
         Raises:
             UnavailableError: draining.
             InvalidRequestError: it has more choices than may ever be generated at a time.
-            OverloadedError: there are too many choices, in all or of its tenant.
+            OverloadedError: there are too many choices, in all, of its tenant or of its model.
         """
         if self.is_draining:
             self._on_shed("draining")
             raise shutting_down()
         self.check_size(num_choices, principal, field="n")
+        tenant, model = _Party("tenant", principal.tenant), _Party("model", model_id)
         quota = principal.max_choices
-        held = self._by_tenant.get(principal.tenant, _Held())
+        held = self._held_by(tenant).num_choices
         num_others = self._all.num_choices
         if num_others + num_choices > self._max_choices:
             raise self._shed(
                 "concurrency",
                 f"{num_others} of at most {self._max_choices} choices are being generated",
             )
-        if quota is not None and held.num_choices + num_choices > quota:
+        if quota is not None and held + num_choices > quota:
             raise self._shed(
                 "tenant_concurrency",
-                f"{held.num_choices} of this client's at most {quota} choices are being generated",
+                f"{held} of this client's at most {quota} choices are being generated",
             )
-        if not _leaves_room(
-            principal,
-            held=held.num_choices,
-            added=num_choices,
-            num_free=self._max_choices - num_others,
-        ):
-            raise self._shed(
-                "tenant_concurrency",
-                f"{held.num_choices} choices of this client are being generated, its share",
-            )
-        self._by_tenant[principal.tenant] = held
-        for each in (self._all, held):
+        sharing = [tenant] * bool(principal.tenant) + [model] * has_other_models
+        for party in sharing:
+            held = self._held_by(party).num_choices
+            num_free = self._max_choices - num_others
+            if not leaves_room(held=held, added=num_choices, num_free=num_free):
+                raise self._shed(
+                    f"{party.kind}_concurrency",
+                    f"{held} choices of this {party.title} are being generated, its share",
+                )
+        request = AdmittedRequest(self, num_choices, principal, (tenant, model), sharing)
+        for each in self._all_held(request.parties):
             each.num_requests += 1
             each.num_choices += num_choices
-        return AdmittedRequest(self, num_choices, principal)
+        return request
 
     def check_size(self, num_choices: int, principal: Principal, *, field: str) -> None:
         """Refuses more choices than could be admitted even if there were no others.
@@ -130,10 +153,9 @@ class Admission:
             AssertionError: one is; it shows what is held.
         """
         assert self._all == _Held(), f"admitted: {self._all}"
-        assert not self._by_tenant, f"admitted by tenant: {self._by_tenant}"
+        assert not self._by_party, f"admitted by tenant and model: {self._by_party}"
 
-    def _wait(self, principal: Principal, num_tokens: int, *, instead_of: int) -> None:
-        held = self._by_tenant[principal.tenant]
+    def _wait(self, request: "AdmittedRequest", num_tokens: int, *, instead_of: int) -> None:
         others = self._all.num_waiting_tokens - instead_of
         if others > 0 and others + num_tokens > self._max_waiting_tokens:
             raise self._shed(
@@ -141,59 +163,77 @@ class Admission:
                 f"{others} prompt tokens are waiting; {num_tokens} more would exceed the limit of "
                 f"{self._max_waiting_tokens}",
             )
-        own = held.num_waiting_tokens - instead_of
-        quota = principal.max_waiting_tokens
+        tenant = _Party("tenant", request.principal.tenant)
+        own = self._held_by(tenant).num_waiting_tokens - instead_of
+        quota = request.principal.max_waiting_tokens
         if own > 0 and quota is not None and own + num_tokens > quota:
             raise self._shed(
                 "tenant_waiting_tokens",
                 f"{own} prompt tokens of this client are waiting; {num_tokens} more would exceed "
                 f"its limit of {quota}",
             )
-        if not _leaves_room(
-            principal, held=own, added=num_tokens, num_free=self._max_waiting_tokens - others
-        ):
-            raise self._shed(
-                "tenant_waiting_tokens",
-                f"{own} prompt tokens of this client are waiting; {num_tokens} more would exceed "
-                "its share",
-            )
-        self._add_tokens(principal, num_tokens - instead_of)
+        for party in request.sharing:
+            own = self._held_by(party).num_waiting_tokens - instead_of
+            num_free = self._max_waiting_tokens - others
+            if not leaves_room(held=own, added=num_tokens, num_free=num_free):
+                raise self._shed(
+                    f"{party.kind}_waiting_tokens",
+                    f"{own} prompt tokens of this {party.title} are waiting; {num_tokens} more "
+                    "would exceed its share",
+                )
+        self._add_tokens(request, num_tokens - instead_of)
 
-    def _begin(self, principal: Principal, num_tokens: int) -> None:
+    def _begin(self, request: "AdmittedRequest", num_tokens: int) -> None:
         self._retry_hint.count_served()
-        self._add_tokens(principal, -num_tokens)
+        self._add_tokens(request, -num_tokens)
 
-    def _leave(self, principal: Principal, num_choices: int, num_waiting_tokens: int) -> None:
-        held = self._by_tenant[principal.tenant]
-        self._add_tokens(principal, -num_waiting_tokens)
-        for each in (self._all, held):
+    def _leave(self, request: "AdmittedRequest", num_choices: int, num_waiting_tokens: int) -> None:
+        self._add_tokens(request, -num_waiting_tokens)
+        for each in self._all_held(request.parties):
             each.num_requests -= 1
             each.num_choices -= num_choices
-        if not held.num_requests:
-            del self._by_tenant[principal.tenant]
+        for party in request.parties:
+            if not self._by_party[party].num_requests:
+                del self._by_party[party]
         if not self._all.num_requests:
             self._emptied.set()
 
-    def _add_tokens(self, principal: Principal, num_tokens: int) -> None:
-        self._all.num_waiting_tokens += num_tokens
-        self._by_tenant[principal.tenant].num_waiting_tokens += num_tokens
+    def _add_tokens(self, request: "AdmittedRequest", num_tokens: int) -> None:
+        for each in self._all_held(request.parties):
+            each.num_waiting_tokens += num_tokens
+
+    def _held_by(self, party: _Party) -> _Held:
+        return self._by_party.get(party, _Held())
+
+    def _all_held(self, parties: Sequence[_Party]) -> Sequence[_Held]:
+        return [self._all, *(self._by_party.setdefault(party, _Held()) for party in parties)]
 
     def _shed(self, reason: str, message: str) -> OverloadedError:
         self._on_shed(reason)
         return OverloadedError(message, retry_after_ms=self._retry_hint.refuse())
 
 
-def _leaves_room(principal: Principal, *, held: int, added: int, num_free: int) -> bool:
-    """Whether a tenant's share allows it to hold more."""
-    return not principal.tenant or leaves_room(held=held, added=added, num_free=num_free)
-
-
 class AdmittedRequest:
     """What one admitted request holds, from `Admission.admit` to `leave`."""
 
-    def __init__(self, admission: Admission, num_choices: int, principal: Principal) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        num_choices: int,
+        principal: Principal,
+        parties: Sequence[_Party],
+        sharing: Sequence[_Party],
+    ) -> None:
+        """Nothing waits yet.
+
+        Args:
+            parties: its tenant and its model.
+            sharing: those of them that have a share.
+        """
         self._admission = admission
-        self._principal = principal
+        self.principal = principal
+        self.parties = parties
+        self.sharing = sharing
         self._num_choices = num_choices
         self._num_waiting = num_choices
         self._num_tokens = 0
@@ -206,7 +246,7 @@ class AdmittedRequest:
         """
         assert self._num_waiting == self._num_choices
         self._admission._wait(
-            self._principal,
+            self,
             num_tokens * self._num_waiting,
             instead_of=self._num_tokens * self._num_waiting,
         )
@@ -215,10 +255,8 @@ class AdmittedRequest:
     def begin_choice(self) -> None:
         """The first output of one more choice came: it no longer waits."""
         self._num_waiting -= 1
-        self._admission._begin(self._principal, self._num_tokens)
+        self._admission._begin(self, self._num_tokens)
 
     def leave(self) -> None:
         """The request is over."""
-        self._admission._leave(
-            self._principal, self._num_choices, self._num_tokens * self._num_waiting
-        )
+        self._admission._leave(self, self._num_choices, self._num_tokens * self._num_waiting)

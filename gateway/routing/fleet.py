@@ -58,6 +58,11 @@ class Fleet:
             and model_digest in ("", each.welcome.model_digest)
         )
 
+    @property
+    def num_models(self) -> int:
+        """How many models are served, and have been lately: their verifiers may come back."""
+        return len(self._served) + sum(self.is_missing(each) for each in self._missing_since_s)
+
     def is_missing(self, model_id: str) -> bool:
         """Whether the model has lost its last verifier, a short time ago, and not got another."""
         since_s = self._missing_since_s.get(model_id)

@@ -17,8 +17,8 @@ from gateway.routing.fleet import Fleet
 _CHECKS_PER_TIMEOUT = 6
 # A verifier that has sent nothing for so many intervals is polled.
 _SILENT_INTERVALS = 2
-# A step may take so many times as long as is expected of it. One that a freeze made long is among
-# those that say what to expect, for a while.
+# A step may take so many times as long as is expected of it. What is expected may be too long for a
+# while, after a freeze made one step long.
 _STEP_TOLERANCE = 2.0
 # Of a verifier that has made no step yet.
 _FIRST_STEP_TIMEOUT_S = 10.0

@@ -40,7 +40,7 @@ class CallReader:
         has_begun: whether it is a call for certain.
     """
 
-    def __init__(self, names: Collection[str], before: str = "") -> None:
+    def __init__(self, names: Collection[str], before: str) -> None:
         """Args:
         names: of the tools that may be called.
         before: what was read already, and is text if this is no call.

@@ -13,7 +13,7 @@ In both, the arguments are the first object that is called `arguments` or `param
 import enum
 import re
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gateway.text.tool_call_reader import CallDelta, CallReader
 
@@ -46,14 +46,52 @@ class Parsed(NamedTuple):
     calls: list[CallDelta]
 
 
-class ToolCallParser(Protocol):
-    """Finds the calls of one output. How the text is divided does not change what is found."""
+class ToolCallParser:
+    """Finds the calls of one output. How the text is divided does not change what is found.
+
+    A subclass knows what may stand between the calls of its form.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        # Outside of calls: what may yet belong to one.
+        self._held = ""
+        self._reader: CallReader | None = None
+        self._is_after_call = False
 
     def feed(self, text: str) -> Parsed:
         """Appends the text's next piece."""
+        shown: list[str] = []
+        deltas: list[CallDelta] = []
+        place = 0
+        while place < len(text):
+            if self._reader is None:
+                place = self._read_text(text, place, shown)
+                continue
+            place = self._reader.feed(text, place)
+            deltas += self._reader.take()
+            if self._reader.is_over:
+                self._end_call(shown)
+        return Parsed("".join(shown), deltas)
 
     def finish(self) -> Parsed:
         """Ends the text: shows what was held back."""
+        shown: list[str] = []
+        if self._reader is not None:
+            self._end_call(shown)
+        shown.append(self._held)
+        self._held = ""
+        return Parsed("".join(shown), [])
+
+    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+        """Reads up to the next call, if there is one; returns where to go on."""
+        raise NotImplementedError
+
+    def _end_call(self, shown: list[str]) -> None:
+        assert self._reader is not None, "a call ends"
+        self._is_after_call = self._reader.has_begun
+        shown.append(self._reader.rest())
+        self._reader = None
 
 
 def make_parser(form: ToolCallForm, names: Collection[str]) -> ToolCallParser:
@@ -75,45 +113,25 @@ def form_of_template(source: str) -> ToolCallForm | None:
     return None
 
 
-class HermesParser:
+class HermesParser(ToolCallParser):
     """Calls between tags; white space around a call belongs to it."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = frozenset(names)
-        # Outside of calls, what may yet belong to one: white space, and the beginning of a tag.
-        self._held = ""
-        self._reader: CallReader | None = None
-        self._is_after_call = False
+        super().__init__(names)
         self._is_end_tag_due = False
 
     def feed(self, text: str) -> Parsed:
-        shown: list[str] = []
-        deltas: list[CallDelta] = []
-        if self._held:
-            text, self._held = self._held + text, ""
-        place = 0
-        while place < len(text):
-            if self._reader is None:
-                place = self._read_text(text, place, shown)
-                continue
-            place = self._reader.feed(text, place)
-            deltas += self._reader.take()
-            if self._reader.is_over:
-                self._end_call(shown)
-        return Parsed("".join(shown), deltas)
+        # White space, and the beginning of a tag.
+        held, self._held = self._held, ""
+        return super().feed(held + text)
 
     def finish(self) -> Parsed:
-        shown: list[str] = []
-        if self._reader is not None:
-            self._end_call(shown)
-        # An end tag may be cut, or may not come at all.
-        elif not self._is_end_tag_due:
-            shown.append(self._held)
-        self._held = ""
-        return Parsed("".join(shown), [])
+        if self._is_end_tag_due:
+            # It is cut, or does not come at all.
+            self._held = ""
+        return super().finish()
 
     def _read_text(self, text: str, start: int, shown: list[str]) -> int:
-        """Shows text up to the next call; returns where that, or the text, begins or ends."""
         if self._is_after_call:
             start = _end_of_space(text, start)
             if self._is_end_tag_due:
@@ -139,48 +157,18 @@ class HermesParser:
         return begin
 
     def _end_call(self, shown: list[str]) -> None:
-        assert self._reader is not None, "a call ends"
-        self._is_after_call = self._is_end_tag_due = self._reader.has_begun
-        shown.append(self._reader.rest())
-        self._reader = None
+        super()._end_call(shown)
+        self._is_end_tag_due = self._is_after_call
 
 
-class Llama3Parser:
+class Llama3Parser(ToolCallParser):
     """A text that begins with calls, divided by semicolons; behind other text there are none."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = frozenset(names)
-        # White space before the first call.
-        self._held = ""
-        self._reader: CallReader | None = None
-        self._is_after_call = False
+        super().__init__(names)
         self._is_text = False
 
-    def feed(self, text: str) -> Parsed:
-        if self._is_text:
-            return Parsed(text, [])
-        shown: list[str] = []
-        deltas: list[CallDelta] = []
-        place = 0
-        while place < len(text):
-            if self._reader is None:
-                place = self._read_text(text, place, shown)
-                continue
-            place = self._reader.feed(text, place)
-            deltas += self._reader.take()
-            if self._reader.is_over:
-                self._end_call(shown)
-        return Parsed("".join(shown), deltas)
-
-    def finish(self) -> Parsed:
-        shown = [self._held]
-        if self._reader is not None:
-            self._end_call(shown)
-        self._held = ""
-        return Parsed("".join(shown), [])
-
     def _read_text(self, text: str, start: int, shown: list[str]) -> int:
-        """Reads up to the next call, if there is one; returns where to go on."""
         if self._is_text:
             shown.append(text[start:])
             return len(text)
@@ -199,11 +187,8 @@ class Llama3Parser:
         return begin
 
     def _end_call(self, shown: list[str]) -> None:
-        assert self._reader is not None, "a call ends"
-        self._is_after_call = self._reader.has_begun
+        super()._end_call(shown)
         self._is_text = not self._is_after_call
-        shown.append(self._reader.rest())
-        self._reader = None
 
 
 def _end_of_space(text: str, start: int, space: re.Pattern[str] = _SPACE) -> int:

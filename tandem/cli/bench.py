@@ -305,8 +305,9 @@ async def _run(plan: _Plan, connection: ConnectionFlags, server: _Server) -> dic
         _endpoint(connection, server) as endpoint,
     ):
         for index, amount in enumerate(plan.turns):
-            # The later one finds prompts in the prefix cache: each is so in half of the turns. Both
-            # begin with the same prompt, however many the faster one sent in the last turn.
+            # The variant that runs second finds prompts in the prefix cache: each runs second in
+            # half of the turns. Both begin with the same prompt, however many the faster one sent
+            # in the last turn.
             num_taken.update(dict.fromkeys(num_taken, max(num_taken.values())))
             variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
             for name, speculates in variants:

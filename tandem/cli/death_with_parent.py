@@ -2,17 +2,25 @@
 
     python -I -S death_with_parent.py PARENT_PID COMMAND [ARGUMENT ...]
 
-The supervisor starts its processes through this file. To set the signal in a `preexec_fn` instead
-would force Python to fork where it otherwise calls vfork, and the handlers that gRPC runs in a
-forked child start its threads there, which abort once their descriptors are closed.
+`dying_with_parent` makes this command. To set the signal in a `preexec_fn` instead would force
+Python to fork where it otherwise calls vfork, and the handlers that gRPC runs in a forked child
+start its threads there, which abort once their descriptors are closed.
 """
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """The command that runs `command`; on Linux, the kernel kills it once this process is dead."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main() -> None:

@@ -165,12 +165,15 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
 def _gpus(found: dict[str, Any]) -> Iterator[Check]:
     """Each GPU, what works on it, and what does not."""
     yield ok("cpu support", _supported(found["cpu_support"]))
+    if found["gpus"] is None:
+        yield ok("gpu", "none (no driver): the model runs on the CPU")
+        return
     if not found["gpus"]:
-        what = "no driver" if found["gpus"] is None else "a driver, but torch sees no GPU"
-        if found["gpus"] is None:
-            yield ok("gpu", f"none ({what}): the model runs on the CPU")
-        else:
-            yield warn("gpu", what, "install a build of torch for the driver's version of CUDA")
+        yield warn(
+            "gpu",
+            "a driver, but torch sees no GPU",
+            "install a build of torch for the driver's version of CUDA",
+        )
         return
     versions = found["gpu_software"]
     software = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())

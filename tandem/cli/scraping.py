@@ -102,7 +102,7 @@ class Window:
         return lower
 
 
-# In which a window is divided.
+# Kept of one window, about.
 _MOST_SNAPSHOTS = 60
 
 
@@ -131,11 +131,8 @@ class History:
         ):
             kept.pop()
         kept.append(new)
-        while (
-            len(self._snapshots) > 2
-            and new.taken_at_s - self._snapshots[1].taken_at_s >= self._window_s
-        ):
-            self._snapshots.popleft()
+        while len(kept) > 2 and new.taken_at_s - kept[1].taken_at_s >= self._window_s:
+            kept.popleft()
 
     def clear(self) -> None:
         self._snapshots.clear()

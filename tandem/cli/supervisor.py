@@ -20,12 +20,11 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.cli import death_with_parent
+from tandem.cli.death_with_parent import dying_with_parent
 from tandem.ready_line import parse_ready_line
 
 Report = Callable[[str], None]
@@ -248,9 +247,12 @@ class _Process:
             for kind, flag in self._spec.listen_flags.items()
             for part in (flag, self.addresses[kind])
         ]
+        command = self._spec.command
         try:
+            if shutil.which(command[0]) is None:
+                raise FileNotFoundError(f"no command {command[0]!r}")
             self._running = await asyncio.create_subprocess_exec(
-                *_dying_with_parent(self._spec.command),
+                *dying_with_parent(command),
                 *flags,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -314,16 +316,3 @@ def _ended(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name}"
-
-
-def _dying_with_parent(command: Sequence[str]) -> list[str]:
-    """Returns the command that runs `command`, killed by the kernel once this process is dead.
-
-    Raises:
-        FileNotFoundError: there is no such command.
-    """
-    if shutil.which(command[0]) is None:
-        raise FileNotFoundError(f"no command {command[0]!r}")
-    if sys.platform != "linux":
-        return list(command)
-    return [sys.executable, "-I", "-S", death_with_parent.__file__, str(os.getpid()), *command]

@@ -37,7 +37,7 @@ _DRAFTER_PATIENCE_S = 5.0
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-# What says it for all verifiers.
+# The variables that set devices and threads for all verifiers.
 _VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
 
 #: What installs all services, in Tandem's source tree.

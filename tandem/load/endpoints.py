@@ -93,7 +93,7 @@ class OpenAiEndpoint:
         *,
         model_id: str,
         timeout_s: float,
-        is_chat: bool = False,
+        is_chat: bool,
     ) -> None:
         self._client = client
         self._is_chat = is_chat

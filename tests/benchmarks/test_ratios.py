@@ -6,8 +6,9 @@ import statistics
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
-from benchmarks.metrics import quantile, read_metrics
+from benchmarks.metrics import read_metrics
 from benchmarks.ratios import interval, median_interval, median_ratio, ratios
+from tandem.cli.scraping import Window
 
 
 def test_ratios_are_those_of_each_round() -> None:
@@ -61,12 +62,7 @@ def test_a_quantile_counts_what_came_between_two_readings() -> None:
         thread.join()
     cuts = statistics.quantiles(values, n=100)
     for percent in (10, 50, 99):
-        found = quantile(before.buckets("hop"), after.buckets("hop"), percent / 100)
+        found = Window(old=before, new=after).quantile(percent / 100, "hop")
         assert found == pytest.approx(cuts[percent - 1], abs=0.01)
     assert after.total("waits_total", outcome="paid") == 3
     assert after.total("waits_total", outcome="vain") == 0
-
-
-def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
-    assert quantile({}, {0.1: 0.0, float("inf"): 4.0}, 0.5) == 0.1
-    assert quantile({}, {0.1: 0.0, float("inf"): 0.0}, 0.5) == 0.0

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.metrics import Metrics, Sample
 from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
 from benchmarks.peers.environments import InstallError
 from benchmarks.ratios import Interval
@@ -19,6 +18,7 @@ from benchmarks.serving import gateway_cost, host, load, setting, spans, through
 from benchmarks.serving.hop import batch_bytes, hop_between
 from benchmarks.serving.report import table
 from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
+from tandem.cli.scraping import Snapshot
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
@@ -45,28 +45,23 @@ def test_processor_time_is_finer_than_the_kernels_ticks() -> None:
     assert 0.002 <= host.cpu_s(os.getpid()) - before_s < 1.0
 
 
-def reading(hops_s: list[float]) -> Metrics:
+def reading(hops_s: list[float]) -> Snapshot:
     """What a verifier exports after these hops."""
     last = sorted(hops_s[-256:])
-    samples = [
-        Sample(
-            name="tandem_draft_hop_quantile_seconds",
-            labels={"quantile": str(q)},
-            value=last[int(q * len(last))] if last else 0.0,
-        )
-        for q in (0.5, 0.99)
-    ]
-    for bound in (0.001, 0.002, 0.004, float("inf")):
-        count = sum(hop_s <= bound for hop_s in hops_s)
-        label = "+Inf" if bound == float("inf") else str(bound)
-        labels = {"le": label}
-        samples.append(
-            Sample(name="tandem_draft_hop_seconds_bucket", labels=labels, value=float(count))
-        )
-    samples.append(
-        Sample(name="tandem_draft_hop_seconds_count", labels={}, value=float(len(hops_s)))
+    return Snapshot(
+        taken_at_s=0.0,
+        samples={
+            "tandem_draft_hop_quantile_seconds": [
+                ({"quantile": str(q)}, last[int(q * len(last))] if last else 0.0)
+                for q in (0.5, 0.99)
+            ],
+            "tandem_draft_hop_seconds_bucket": [
+                ({"le": le}, float(sum(hop_s <= float(le) for hop_s in hops_s)))
+                for le in ("0.001", "0.002", "0.004", "+Inf")
+            ],
+            "tandem_draft_hop_seconds_count": [({}, float(len(hops_s)))],
+        },
     )
-    return Metrics(samples)
 
 
 def test_hops_of_earlier_turns_do_not_count() -> None:

@@ -35,7 +35,7 @@ def draft_from_pool(
     buffer = np.array(context, dtype=np.uint32)
     tag = owner_tag_of(feed_key_of(own)) if own else 0
     position, match_length = find_in_pool(
-        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, 64, tag
+        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, tag
     )
     if position == 0:
         return None

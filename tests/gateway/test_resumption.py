@@ -530,7 +530,7 @@ async def test_every_fifth_refused_request_goes_to_another_verifier_once_many_we
 ) -> None:
     """Where all are full, each offer only adds to the load."""
     fleet = await start_fleet(2)
-    fleet.running.gateway.coordinator._retries._num_left = -0.1
+    fleet.running.gateway.coordinator._retries._num_left["scripted"] = -0.1
     for count in range(1, 7):
         call = fleet.running.call(1)
         full, opened = await fleet.owner(count)

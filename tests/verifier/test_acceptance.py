@@ -24,9 +24,23 @@ def taught(
     return learn(acceptance.trials, source, match_length, place, num_stood, is_failed, *correction)
 
 
+def probability(
+    acceptance: Acceptance,
+    *,
+    match_length: int = 4,
+    place: int = 0,
+    source: int = 1,
+    log_odds: float = 0.0,
+) -> float:
+    """The probability that a hint's token is right, if those before it were."""
+    out = np.empty(1)
+    survival(acceptance.trials, source, match_length, place, log_odds, out)
+    return float(out[0])
+
+
 @pytest.mark.parametrize(("match_length", "place"), [(1, 0), (2, 0), (3, 2), (9, 9), (0, 1)])
 def test_begins_with_what_so_many_agreeing_tokens_promise(match_length: int, place: int) -> None:
-    found = Acceptance().probability(source=1, match_length=match_length, place=place)
+    found = probability(Acceptance(), match_length=match_length, place=place)
     agreed = max(1, match_length) + place
     assert found == pytest.approx(agreed / (agreed + 2), abs=0.03)
 
@@ -38,9 +52,7 @@ def test_finds_the_share_of_tokens_that_stand(true: float) -> None:
     for _ in range(3000):
         stands = draw.random() < true
         taught(acceptance, num_stood=int(stands), is_failed=not stands)
-    assert acceptance.probability(source=1, match_length=4, place=0) == pytest.approx(
-        true, abs=0.05
-    )
+    assert probability(acceptance) == pytest.approx(true, abs=0.05)
 
 
 def test_sources_lengths_and_places_are_learned_apart() -> None:
@@ -48,13 +60,13 @@ def test_sources_lengths_and_places_are_learned_apart() -> None:
     for _ in range(300):
         taught(acceptance, num_stood=0, is_failed=True, source=1, match_length=4, place=2)
 
-    def probability(of: Acceptance, source: int, match_length: int, place: int) -> float:
-        return of.probability(source=source, match_length=match_length, place=place)
-
-    assert probability(acceptance, 1, 4, 2) < 0.05
+    assert probability(acceptance, source=1, match_length=4, place=2) < 0.05
     for source, match_length, place in ((2, 4, 2), (1, 5, 2), (1, 4, 3)):
-        expected = probability(untaught, source, match_length, place)
-        assert probability(acceptance, source, match_length, place) == expected
+        found, expected = (
+            probability(each, source=source, match_length=match_length, place=place)
+            for each in (acceptance, untaught)
+        )
+        assert found == expected
 
 
 def test_what_was_long_ago_fades() -> None:
@@ -63,7 +75,7 @@ def test_what_was_long_ago_fades() -> None:
         taught(acceptance, num_stood=1, is_failed=False)
     for _ in range(1500):
         taught(acceptance, num_stood=0, is_failed=True)
-    assert acceptance.probability(source=1, match_length=4, place=0) < 0.15
+    assert probability(acceptance) < 0.15
 
 
 @pytest.mark.parametrize(("stands", "low", "high"), [(True, 0.93, 1.0), (False, 0.0, 0.5)])
@@ -74,10 +86,10 @@ def test_a_sequence_is_known_after_few_tokens(stands: bool, low: float, high: fl
         correction = taught(
             acceptance, num_stood=int(stands), is_failed=not stands, correction=correction
         )
-    of_it = acceptance.probability(source=1, match_length=9, place=0, log_odds=correction[0])
+    of_it = probability(acceptance, match_length=9, log_odds=correction[0])
     assert low < of_it < high
     # Of the next sequence more is expected than of this one, or less.
-    of_next = acceptance.probability(source=1, match_length=9, place=0)
+    of_next = probability(acceptance, match_length=9)
     assert (of_it > of_next) is stands
 
 
@@ -86,7 +98,7 @@ def test_the_drafts_of_a_step_stand_together() -> None:
     out = np.empty(5)
     survival(acceptance.trials, 2, 3, 4, 0.5, out)
     each = [
-        acceptance.probability(source=2, match_length=3, place=4 + j, log_odds=0.5)
+        probability(acceptance, source=2, match_length=3, place=4 + j, log_odds=0.5)
         for j in range(5)
     ]
     assert out == pytest.approx(np.cumprod(each))
@@ -113,8 +125,12 @@ def test_whatever_is_claimed_probabilities_are_neither_0_nor_1(
             place=place,
             correction=correction,
         )
-    found = acceptance.probability(
-        source=source, match_length=match_length, place=place, log_odds=correction[0]
+    found = probability(
+        acceptance,
+        source=source,
+        match_length=match_length,
+        place=place,
+        log_odds=correction[0],
     )
     assert 0.0 < found < 1.0
     assert abs(correction[0]) <= 6.0

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from verifier.drafts.step_cost import StepCost, StepShape, cost_of_rows, costs_of_rows
+from verifier.drafts import step_cost
+from verifier.drafts.step_cost import StepShape, cost_of, cost_of_rows, costs_of_rows, observe
 
 CONTEXT = 400
 
@@ -18,6 +19,18 @@ CURVES: dict[str, Callable[[int], float]] = {
     "a staircase": lambda rows: 1e-3 * (1 + (rows - 1) // 12),
     "tiles": lambda rows: 6e-4 + 3e-5 * rows + 3e-4 * ((rows - 1) // 12),
 }
+
+
+class StepCost(step_cost.StepCost):
+    """Learns from one step after another, and says what it expects."""
+
+    def observe(self, shape: StepShape, duration_s: float) -> float:
+        return observe(*self.state, *shape, duration_s)
+
+    def seconds(self, shape: StepShape) -> float:
+        """Before the first step in an unknown unit."""
+        pace = float(self._scalars[0])
+        return pace * cost_of(self.knots, self.coefficients, *shape)
 
 
 def shape(rows: int, sequences: int = 1) -> StepShape:

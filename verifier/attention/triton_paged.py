@@ -37,8 +37,8 @@ MAX_WORKSPACE_BYTES = 256 << 20
 
 EQUAL_SPLITS = 32
 """So many splits of a sequence have the tiles' `split_tokens`, as many after them twice as many
-tokens, and so on. Long sequences have splits enough for all programs without. In 256 equal ones,
-the results of 32 drafts took a quarter of the K/V's memory, and were written and read.
+tokens, and so on: a long sequence has splits enough for all programs. With 256 equal ones, the
+results of 32 drafts took a quarter of the K/V's memory, and had to be written and read.
 """
 
 # As `num_equal`: no text is longer than so many splits.

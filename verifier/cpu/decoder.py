@@ -266,8 +266,7 @@ class _Threads:
     """The threads beside the caller's; each runs every forward pass."""
 
     def __init__(self, count: int, arguments: tuple[npt.NDArray[Any], ...]) -> None:
-        # The number of the round, sleeping threads, and whether to stop.
-        self._control = np.zeros(CONTROL_BYTES // 8 + 8, dtype=np.int64)
+        self._control = np.zeros(CONTROL_BYTES // 8, dtype=np.int64)
         self._address = address_of(self._control)
         self._arguments = arguments
         self._is_stopping = False

@@ -49,7 +49,6 @@ MODEL = np.dtype(
         ("embedding_scale", np.float32),
         ("largest_kv", np.float32),  # that is finite in the cache's type
         ("activation", np.int64),
-        ("intermediate_size", np.int64),  # a multiple of 16
         ("num_experts", np.int64),
         ("num_experts_per_token", np.int64),
         ("normalises_experts", np.int64),
@@ -81,11 +80,11 @@ MODEL = np.dtype(
         ("scratch_bytes", np.int64),
         ("routing", np.int64),  # [T, num_experts / 16 * 16]
         ("routing_row", np.int64),
-        ("chosen", np.int64),  # int64 [T, num_experts_per_token]: experts, then places
+        ("chosen", np.int64),  # int64 [T, num_experts_per_token, 2]: expert, place
         ("chosen_weights", np.int64),  # [T, num_experts_per_token]
         ("expert_starts", np.int64),  # int64 [num_experts + 1]
-        ("expert_rows", np.int64),  # [T * num_experts_per_token, hidden_size], inputs and outputs
-        ("expert_updates", np.int64),
+        ("expert_rows", np.int64),  # [T * num_experts_per_token, hidden_size], by place
+        ("expert_updates", np.int64),  # the same: what the experts make of these
         ("marks", np.int64),
         ("num_threads", np.int64),
     ]

@@ -50,12 +50,12 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def declared(builder: Any, name: str, num_arguments: int, kind: Any = FLOATS) -> Any:
-    """LLVM's intrinsic function `name` from `num_arguments` of `kind` to `kind`."""
+def declared(builder: Any, name: str, num_arguments: int) -> Any:
+    """LLVM's intrinsic function `name` from `num_arguments` vectors to a vector."""
     known = builder.module.globals.get(name)
     if known is not None:
         return known
-    return ir.Function(builder.module, ir.FunctionType(kind, [kind] * num_arguments), name)
+    return ir.Function(builder.module, ir.FunctionType(FLOATS, [FLOATS] * num_arguments), name)
 
 
 def fused(builder: Any, x: Any, y: Any, z: Any) -> Any:

@@ -137,10 +137,10 @@ class DraftFeed:
     """The feed of one drafter; owned by the engine thread.
 
     Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and, unless it is over, in
-    one of them whenever a draft is to be requested; both are within
-    `_histories`, and so is `_waiting`: the sequences that are over, and whose text is to be sent.
-    `num_waiting_tokens` is the length of those texts. `_releases_due_s` is when releases go in a
-    batch of their own, as of the last `next_batch`.
+    one of them whenever a draft is to be requested; both are within `_histories`, and so is
+    `_waiting`: the sequences that are over, and whose text is to be sent. `num_waiting_tokens` is
+    the length of those texts. `_releases_due_s` is when releases go in a batch of their own, as of
+    the last `next_batch`.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ class DrafterDown:
     """The stream has ended, or could not be begun; it will be tried again.
 
     Attributes:
-        fault: whose end it was: what the drafter, or this verifier, did wrong.
+        fault: what the drafter, or this verifier, did wrong. None: nothing that is known.
     """
 
     link: Link

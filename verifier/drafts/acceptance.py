@@ -54,14 +54,6 @@ class Acceptance:
                 agreed = max(1, first_m) + first_h
                 self.trials[:, m, h, 1] = _PRIOR_TRIALS * agreed / (agreed + 2)
 
-    def probability(
-        self, *, source: int, match_length: int, place: int, log_odds: float = 0.0
-    ) -> float:
-        """The probability that a hint's token is right, if those before it were."""
-        out = np.empty(1)
-        survival(self.trials, source, match_length, place, log_odds, out)
-        return float(out[0])
-
 
 @kernel
 def _match_class(match_length: int) -> int:

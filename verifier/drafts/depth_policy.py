@@ -26,7 +26,7 @@ _NO_TOKEN = -1
 # Every so many steps with drafts, one verifies another number than the best; at first more often.
 _PROBE_PERIOD_STEPS = 48
 _FIRST_PROBE_PERIOD_STEPS = 8
-# After so many steps without a draft, one verifies a draft of each sequence, or as many, whatever a
+# After so many steps without a draft, one verifies as many drafts as it has sequences, whatever a
 # row is believed to cost. It takes twice the time of the others at most.
 _NO_DRAFT_PERIOD_STEPS = 64
 # Steps without drafts are alike: of so many, one is learned from.

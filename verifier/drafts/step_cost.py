@@ -98,14 +98,6 @@ class StepCost:
         """For kernels."""
         return self.knots, self.coefficients, self._products, self._targets, self._scalars
 
-    def seconds(self, shape: StepShape) -> float:
-        """The expected duration of a step; before the first step in an unknown unit."""
-        return float(self._scalars[_PACE]) * cost_of(self.knots, self.coefficients, *shape)
-
-    def observe(self, shape: StepShape, duration_s: float) -> float:
-        """Learns from a step; returns what was expected of it, in seconds, just before."""
-        return observe(*self.state, *shape, duration_s)
-
 
 # Knots, coefficients, and what `observe` keeps beside them.
 CostState = tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, FloatArray]
@@ -204,7 +196,11 @@ def observe(
     num_rows: float,
     duration_s: float,
 ) -> float:
-    """`StepCost.observe`."""
+    """Learns from a step; returns what was expected of it, in seconds, just before.
+
+    Args:
+        knots, coefficients, products, targets, scalars: `StepCost.state`, which is changed.
+    """
     duration_s = min(max(duration_s, 1e-9), _LONGEST_S)
     size = len(coefficients)
     features = np.zeros(size)

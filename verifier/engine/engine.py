@@ -181,6 +181,10 @@ class Engine:
         """Commands that the engine has not handled yet."""
         return self._inbox.num_pending
 
+    def hop_quantile_s(self, quantile: float) -> float:
+        """The quantile of the hops that no step delayed; 0 before the first. For any thread."""
+        return self._estimates.hop_quantile_s(quantile)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -352,10 +356,6 @@ class Engine:
             self._faults.record(Fault.PUBLISH, error)
             # Not now: a step may be under way with its sequences.
             self._inbox.put(DetachSession(session_id=session_id))
-
-    def hop_quantile_s(self, quantile: float) -> float:
-        """The quantile of the hops that no step delayed; 0 before the first. For any thread."""
-        return self._estimates.hop_quantile_s(quantile)
 
     def _update_load(self) -> None:
         self.load = EngineLoad(

@@ -34,7 +34,6 @@ from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
 from verifier.gpu.experts import mix_experts
 from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool, buckets_within
-from verifier.gpu.operations import Operations
 from verifier.gpu.weights import Experts, GpuWeights, Layer
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
@@ -99,20 +98,18 @@ class GpuDecoder(DeviceModel):
         limits: BatchLimits,
         sampler: "StepSampler | None" = None,
         graphs: Graphs | None = None,
-        operations: Operations | None = None,
     ) -> None:
         """Args:
         limits: of every step.
         sampler: as the attribute.
         graphs: None: every kernel is launched; so, too, where the backend is none that
             `AttendsToTables`.
-        operations: None: the weights'. `Linear` layers have their own in any case.
         """
         super().__init__(vocab_size=weights.config.vocab_size, device=weights.device)
         self._weights = weights
         self._backend = backend
         self._cache = cache
-        self._operations = operations or weights.operations
+        self._operations = weights.operations
         self.sampler = sampler
         # Layers are queued by `launch` wherever the device samples.
         self.computes_at_launch |= sampler is not None

@@ -213,7 +213,7 @@ class _KnownTable:
 class TableRows:
     """Which row of the device's block tables holds which table, and how much of it. Pure.
 
-    Where there is no free row, the table that was not used for longest loses its own.
+    Where no row is free, the least recently used table loses its own.
     """
 
     def __init__(self, num_rows: int, num_columns: int) -> None:

@@ -76,11 +76,7 @@ class Adjustments:
         self.constraint = constraint
         self._sampling = sampling
         self._num_counted = 0
-        self._counts_tokens = (
-            sampling.repetition_penalty != 1.0
-            or sampling.frequency_penalty != 0.0
-            or sampling.presence_penalty != 0.0
-        )
+        self._counts_tokens = sampling.counts_tokens
         self._seen = np.empty(_LEAST_CAPACITY, dtype=np.int64)
         self._counts = np.empty(_LEAST_CAPACITY, dtype=np.int64)
         self._num_seen = 0

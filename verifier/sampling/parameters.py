@@ -35,12 +35,19 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
-    def adjusts_logits(self) -> bool:
-        """Whether logits change before the temperature is applied."""
+    def counts_tokens(self) -> bool:
+        """Whether penalties depend on the sequence's tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0
+        )
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits change before the temperature is applied."""
+        return (
+            self.counts_tokens
             or bool(self.logit_bias)
             or self.min_new_tokens > 0
             or self.is_constrained

@@ -302,17 +302,6 @@ def update(message: verifier_pb2.Update, session_id: int, *, drafters: NamedDraf
     )
 
 
-def keep_of(keep: int, *, field: str) -> Keep:
-    """What a pool keeps.
-
-    Raises:
-        InvalidRequestError: the number is unknown.
-    """
-    if keep not in _KEEPS:
-        raise InvalidRequestError(f"unknown value {keep}", field=field)
-    return _KEEPS[keep]
-
-
 def keep_of_closed(keep: int) -> Keep:
     """What a pool keeps of a sequence that is closed: nothing, if only a newer gateway knows the
     number. Refused, the sequence would run on for nobody.
@@ -326,6 +315,8 @@ def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedB
         return None
     if address and not drafters.admit(address, field="drafter_address"):
         address = ""
+    if message.keep not in _KEEPS:
+        raise InvalidRequestError(f"unknown value {message.keep}", field="keep")
     # It is sent whole, in one message beside others.
     params = drafter_pb2.NgramParams()
     params.CopyFrom(message.ngram)
@@ -336,7 +327,7 @@ def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedB
         has_pool=bool(message.ngram.pool_id),
         trace_parent=message.trace_parent,
         hint_tokens=message.hint_tokens,
-        keep=keep_of(message.keep, field="keep"),
+        keep=_KEEPS[message.keep],
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 # What the library takes for special, whatever the tokenizer says.
 _TAG = re.compile(r"<.*>", re.DOTALL)
-# Compose characters, so that text whose characters are not composed became another one.
+# They compose characters: a text whose characters are not composed would become another one.
 _COMPOSING = ("NFC", "NFKC")
 
 

@@ -4,12 +4,12 @@ python -m deploy.components.monitoring.generate          writes it
 python -m deploy.components.monitoring.generate --check  fails, with the difference, if out of date
 """
 
-import argparse
-import difflib
 import sys
 from pathlib import Path
 
 import yaml
+
+from deploy.generated_files import write_or_check
 
 FOLDER = Path(__file__).resolve().parent
 RULE_FILES = [FOLDER.parents[1] / "prometheus" / name for name in ("recording.yml", "alerts.yml")]
@@ -40,22 +40,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Generates prometheus-rule.yaml.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
-    wanted = prometheus_rule()
-    if not parser.parse_args().check:
-        TARGET.write_text(wanted)
-        return 0
-    found = TARGET.read_text() if TARGET.exists() else ""
-    sys.stdout.writelines(
-        difflib.unified_diff(
-            found.splitlines(keepends=True),
-            wanted.splitlines(keepends=True),
-            fromfile=TARGET.name,
-            tofile="generated",
-        )
-    )
-    return int(found != wanted)
+    return write_or_check("Generates prometheus-rule.yaml.", {TARGET: prometheus_rule()})
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 # What an answer that is not streamed may hold: it stays in memory to its end.
 _MAX_ANSWER_BYTES = 32 << 20
 
-# A logprob takes as long to format as so many bytes to encode, and a token of a report; a token as
-# long to decode.
+# The tokenizer's threads know work by bytes of text to encode. A logprob, or a token of a report,
+# takes as long to format as so many bytes take to encode; a token takes as long to decode.
 _BYTES_PER_LOGPROB = 8
 _BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4

@@ -194,7 +194,7 @@ class Envelope:
         request_id: str,
         model: str,
         is_stream: bool,
-        includes_usage: bool = False,
+        includes_usage: bool,
     ) -> None:
         """Args:
         form: of the answer.

@@ -15,7 +15,7 @@ from gateway.api.openai.tools import callable_tools
 from gateway.messages.request import Conversation
 from gateway.text.chat_template import RESERVED_VARIABLES
 
-# A number takes so much less time to read and to write than a string.
+# So many numbers take as long to read and to write as one string.
 _NUMBERS_PER_STRING = 2
 
 

@@ -87,9 +87,7 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
-    def __init__(
-        self, wants: Wants, *, parser: ToolCallParser | None, has_one_call: bool = False
-    ) -> None:
+    def __init__(self, wants: Wants, *, parser: ToolCallParser | None, has_one_call: bool) -> None:
         """Args:
         wants: what its parts hold beside the text.
         parser: of its own; None: tool calls stay text.

@@ -60,7 +60,7 @@ class ApiError(Exception):
         status: of HTTP.
         message: for the caller.
         kind: OpenAI's `type`.
-        code: a stable name of the reason.
+        code: a stable name of the reason; None: there is none.
         param: the parameter at fault; None: not one.
         headers: of the answer.
     """
@@ -71,7 +71,7 @@ class ApiError(Exception):
         message: str,
         *,
         kind: str = _INVALID,
-        code: str | None = None,
+        code: str | None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:

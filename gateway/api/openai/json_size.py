@@ -16,7 +16,7 @@ def json_size(text: bytes, *, numbers_per_string: int, enough: int = 0) -> int:
     Args:
         text: UTF-8.
         numbers_per_string: how many numbers cost as much as a string.
-        enough: an estimate that is too high serves, too, if it is not over this.
+        enough: a result that is not over this may be too high, and is found faster.
     """
 
     def size_of(outside: bytes, num_quotes: int) -> int:

@@ -20,7 +20,7 @@ async def merge(streams: Sequence[_Events]) -> AsyncGenerator[tuple[int, Generat
             async for event in events:
                 yield 0, event
         return
-    # Of one element: a client that reads slowly is not read ahead for.
+    # One element only: where a client reads slowly, its events are not read ahead.
     queue: asyncio.Queue[tuple[int, GenerateEvent | Exception | None]] = asyncio.Queue(1)
     tasks: list[asyncio.Task[None]] = []
     num_left = len(streams)

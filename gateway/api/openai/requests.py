@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_COMPLETION_TOKENS = 16
 
-# A token id takes so much less time to parse than a string.
+# So many token ids take as long to parse as one string.
 _NUMBERS_PER_STRING = 10
 
 # Describing an error takes longer than finding it. Of more than so many, no parameter is named.

@@ -32,18 +32,20 @@ UNSUPPORTED = object()
 TAG = "#"
 
 
-def _check_bytes(text: str, info: pydantic.ValidationInfo) -> str:
-    # Of text, .proto files limit bytes, not characters.
-    if len(text.encode()) > 256:
-        raise PydanticCustomError("too_long", "at most 256 bytes of UTF-8")
-    return text
+def _at_most(max_bytes: int) -> pydantic.AfterValidator:
+    """Of text, .proto files limit bytes, not characters."""
+
+    def check(text: str) -> str:
+        if len(text.encode()) > max_bytes:
+            raise PydanticCustomError("too_long", f"at most {max_bytes} bytes of UTF-8")
+        return text
+
+    return pydantic.AfterValidator(check)
 
 
 _Uint32 = Annotated[int, Field(ge=0, le=MAX_UINT32)]
-_ShortText = Annotated[str, Field(max_length=256), pydantic.AfterValidator(_check_bytes)]
-_StopText = Annotated[
-    str, Field(min_length=1, max_length=256), pydantic.AfterValidator(_check_bytes)
-]
+_ShortText = Annotated[str, Field(max_length=256), _at_most(256)]
+_StopText = Annotated[str, Field(min_length=1, max_length=256), _at_most(256)]
 
 
 def _kind(value: Any) -> str | None:
@@ -142,7 +144,7 @@ class Speculation(_Part):
     chained: bool | None = None
     """Whether a draft continues past the end of the known text by matching again."""
 
-    pool: Annotated[str, Field(max_length=128)] | None = None
+    pool: Annotated[str, Field(max_length=128), _at_most(128)] | None = None
     """The tenant's pool to draft from, and to feed."""
 
     pool_min_ngram: _Uint32 | None = None
@@ -171,13 +173,6 @@ class Speculation(_Part):
 
     report: bool | None = None
     """Whether each chunk of a stream says which of its tokens were drafted."""
-
-    @pydantic.field_validator("pool")
-    @classmethod
-    def _is_short(cls, value: str | None) -> str | None:
-        if value is not None and len(value.encode()) > 128:
-            raise PydanticCustomError("too_long", "at most 128 bytes of UTF-8")
-        return value
 
 
 class StructuredOutputs(_Part):

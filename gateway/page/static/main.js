@@ -119,7 +119,7 @@ async function replay(signal) {
 }
 
 function verdict() {
-  const { on, off } = { on: sides.on.tally, off: sides.off.tally };
+  const [on, off] = [sides.on.tally, sides.off.tally];
   const times = `${seconds(on.totalS)} with speculation, ${seconds(off.totalS)} without`;
   const factor = decimals(off.totalS / on.totalS, 1);
   const texts = on.text === off.text ? "the same" : "NOT the same";

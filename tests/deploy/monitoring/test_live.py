@@ -11,18 +11,19 @@ import os
 import shutil
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.client_load import run_tasks
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks, rename_tasks
 from deploy.grafana.generate import DASHBOARDS
 from deploy.grafana.panels import without_variables
-from deploy.prometheus.live_tandem import LiveTandem, generate, live_tandem
+from deploy.prometheus.live_tandem import LiveTandem, live_tandem
 from deploy.prometheus.local_prometheus import Prometheus, running_prometheus
-from tandem.channel import TlsOptions
+from tandem.client import AsyncTandemClient, SpeculationParams, TlsOptions, Usage
 from tests.deploy.monitoring.rules import recorded
 from tests.deploy.monitoring.test_metric_names import make_certificate
 
@@ -95,10 +96,15 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             *random_tasks(1024, 3, max_new_tokens=32),
         ]
         tls = TlsOptions(ca=paths["ca"], certificate=paths["cert"], key=paths["key"])
-        ends = asyncio.run(generate(tandem.gateway.address, tasks, streams=4, tls=tls))
-        assert len(ends) == len(tasks)
-        counted = scrape_totals(tandem.gateway.metrics_address)
-        assert counted[drafted] == sum(end.usage.num_draft_tokens for end in ends) > 0
+
+        async def run() -> Sequence[Usage]:
+            async with AsyncTandemClient(tandem.gateway.address, tls=tls) as client:
+                return (await run_tasks(client, tasks, 4, SpeculationParams()))[1]
+
+        usages = asyncio.run(run())
+        assert len(usages) == len(tasks)
+        counted = scrape_totals(tandem.gateway.metrics)
+        assert counted[drafted] == sum(usage.num_draft_tokens for usage in usages) > 0
         until(lambda: [s.values[0][1] for s in prometheus.query(drafted)] == [counted[drafted]])
         yield Live(tandem, prometheus, counted)
 

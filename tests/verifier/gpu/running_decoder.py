@@ -1,5 +1,6 @@
 """Decoders for GPUs, on any device, run chunk by chunk over block tables."""
 
+import dataclasses
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -61,6 +62,9 @@ class RunningGpuDecoder:
             block_size=block_size,
             device=weights.device,
         )
+        if operations is not None:
+            # `Linear` layers have their own.
+            weights = dataclasses.replace(weights, operations=operations)
         self.decoder = GpuDecoder(
             weights,
             backend=backend,
@@ -69,7 +73,6 @@ class RunningGpuDecoder:
                 max_num_tokens=max_num_tokens, max_num_tables=64, max_table_blocks=max_table_blocks
             ),
             graphs=graphs,
-            operations=operations,
         )
 
     def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:

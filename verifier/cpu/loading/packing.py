@@ -15,9 +15,9 @@ from verifier.cpu.weights import LANES, BitsArray, FloatArray, WeightType
 
 _PIECE_BYTES = 8 << 20
 
-# FP8 (e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448) of a channel whose
-# largest weight is zero gets a scale too.
+# FP8 is e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448.
 _FP8_LARGEST = 448.0
+# A channel of zeros gets a scale, too.
 _FP8_SMALLEST_CHANNEL = 2.0**-80
 _FP8_SMALLEST_NORMAL = 2.0**-6
 # By byte; the two of NaN do not occur.

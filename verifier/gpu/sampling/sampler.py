@@ -27,7 +27,7 @@ from verifier.sampling.rejection_sampler import AcceptanceRule, Verdict
 MaskArray = npt.NDArray[np.int32]
 
 _BLOCK, _CUT_BLOCK = 2048, 8192
-# Rows are computed as many at a time: memory does not grow with a step's rows.
+# So many rows are computed at a time: memory does not grow with a step's rows.
 _CHUNK_ROWS = 64
 
 
@@ -37,7 +37,7 @@ class StagedSequence:
 
     # None: the host samples it, and the verdict on it here has no meaning.
     slot: int | None
-    # All of it, drafts excluded.
+    # All tokens of the sequence, drafts excluded.
     token_ids: SequenceOf[int]
     draft_token_ids: SequenceOf[int]
     # Absolute position of the token that its first row samples.
@@ -49,8 +49,6 @@ class StagedSequence:
 class DeviceSampler:
     """Owned by the thread that verifies. `open` a slot for each sequence; then for each step
     `stage`, `run`, `result`; `close` the slot. A GPU must be the thread's current device.
-
-    A sequence whose tokens were taken back (computed again from an earlier length) must `rewind`.
     """
 
     def __init__(
@@ -125,14 +123,6 @@ class DeviceSampler:
     def close(self, slot: int) -> None:
         """Frees the slot of a sequence that has ended."""
         self._slots.close(slot)
-
-    def rewind(self, slot: int, num_tokens: int) -> None:
-        """Takes back tokens of the output: the sequence has its first `num_tokens` left.
-
-        Raises:
-            ValueError: they are fewer than its prompt.
-        """
-        self._slots.rewind(slot, num_tokens)
 
     def stage(self, sequences: SequenceOf[StagedSequence]) -> None:
         """Copies to the device what the next `run` needs beside logits. The last step's `result`

@@ -2,7 +2,7 @@
 
 A sequence keeps a table's id from its admission on, and gets another one after a preemption; its
 slot is opened when it is first sampled under an id. The engine does not say when a sequence ends:
-where no slot is free, the one that was not used for longest is opened anew.
+where no slot is free, the least recently used one is opened anew.
 """
 
 import weakref

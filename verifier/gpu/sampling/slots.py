@@ -35,7 +35,8 @@ DEVICE_FIELDS = frozenset(
         "is_constrained",
     }
 )
-# They choose no token: of other rows than those that are sampled; without `logprobs`, of none.
+# They choose no token: `prompt_logprobs` is about rows that are not sampled, and without `logprobs`
+# nothing heeds `raw_logprobs`.
 _IRRELEVANT_FIELDS = frozenset({"prompt_logprobs", "raw_logprobs"})
 
 
@@ -67,8 +68,6 @@ def is_sampled_on_device(sampling: Sampling, stop_token_ids: frozenset[int]) -> 
 class _Open:
     sampling: Sampling
     prompt_length: int
-    # Whether penalties depend on the tokens.
-    counts_tokens: bool
 
 
 class Slots:
@@ -109,11 +108,6 @@ class Slots:
         """
         if not is_sampled_on_device(sampling, stop_token_ids):
             raise ValueError(f"the host samples a sequence with {sampling}")
-        counts_tokens = (
-            sampling.repetition_penalty != 1.0
-            or sampling.frequency_penalty != 0.0
-            or sampling.presence_penalty != 0.0
-        )
         parameters = distribution_parameters(sampling)
         integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
         # No vocabulary is larger than that.
@@ -121,7 +115,7 @@ class Slots:
         integers[jit.SEED.value] = np.uint64(sampling.seed).astype(np.int64)
         integers[jit.NUM_BIASES.value] = len(sampling.logit_bias)
         integers[jit.NUM_STOPS.value] = len(stop_token_ids)
-        integers[jit.COUNTS_TOKENS.value] = counts_tokens
+        integers[jit.COUNTS_TOKENS.value] = sampling.counts_tokens
         numbers = np.zeros(jit.NUM_NUMBERS.value, dtype=np.float64)
         numbers[jit.TEMPERATURE.value] = parameters.temperature
         numbers[jit.LOG_MIN_P.value] = parameters.log_min_p
@@ -134,9 +128,7 @@ class Slots:
         stops = np.array(sorted(stop_token_ids), dtype=np.int64)
         # Nothing of the sequence can fail any more.
         slot = self._free.pop()
-        self._open[slot] = _Open(
-            sampling=sampling, prompt_length=prompt_length, counts_tokens=counts_tokens
-        )
+        self._open[slot] = _Open(sampling=sampling, prompt_length=prompt_length)
         for table, values in (
             (self.integers, integers),
             (self.numbers, numbers),
@@ -155,13 +147,6 @@ class Slots:
         self.counts.clear(slot)
         self._free.append(slot)
 
-    def rewind(self, slot: int, num_tokens: int) -> None:
-        """Takes back tokens of the output: the sequence has its first `num_tokens` left."""
-        opened = self._of(slot)
-        if num_tokens < opened.prompt_length:
-            raise ValueError(f"{num_tokens} tokens are fewer than the prompt has")
-        self.counts.rewind(slot, num_tokens - opened.prompt_length)
-
     def take_in(self, slot: int, token_ids: SequenceOf[int]) -> int:
         """Counts the tokens that are new; returns how many further ones must not be a stop token,
         0 or less: none.
@@ -169,12 +154,8 @@ class Slots:
         Args:
             token_ids: all of the sequence, drafts excluded.
         """
-        opened = self._of(slot)
-        if opened.counts_tokens:
-            self.counts.count(slot, token_ids, prompt_length=opened.prompt_length)
-        return opened.sampling.min_new_tokens - (len(token_ids) - opened.prompt_length)
-
-    def _of(self, slot: int) -> _Open:
         opened = self._open[slot]
         assert opened is not None, f"slot {slot} is not open"
-        return opened
+        if opened.sampling.counts_tokens:
+            self.counts.count(slot, token_ids, prompt_length=opened.prompt_length)
+        return opened.sampling.min_new_tokens - (len(token_ids) - opened.prompt_length)

@@ -15,8 +15,8 @@ _OF_OUTPUT, _OF_PROMPT = 2, 1
 class TokenCounts:
     """Owned by the thread that verifies.
 
-    Invariant: a slot's counts, with what is pending, are those of `_outputs` and of the prompt that
-    was counted first.
+    Invariant: a slot's counts, with what is pending, are those of the first `_num_counted` tokens
+    of its sequence.
 
     Attributes:
         table: [num_slots, V] int32: twice the occurrences in the output, and 1 more if the token
@@ -26,8 +26,8 @@ class TokenCounts:
     def __init__(self, *, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.table = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
         self._vocab_size = vocab_size
-        # By slot, the counted tokens of the output; None: not even the prompt is counted.
-        self._outputs: list[list[int] | None] = [None] * num_slots
+        # By slot; None: not even the prompt is counted.
+        self._num_counted: list[int | None] = [None] * num_slots
         # [2, n] each: places in the flattened table, and what is added there.
         self._pending: list[IntArray] = []
 
@@ -38,29 +38,17 @@ class TokenCounts:
             token_ids: all tokens of the sequence, drafts excluded: those counted before, then
                 further ones.
         """
-        output = self._outputs[slot]
-        if output is None:
-            output = self._outputs[slot] = []
+        num_counted, self._num_counted[slot] = self._num_counted[slot], len(token_ids)
+        if num_counted is None:
+            num_counted = prompt_length
             self._add(slot, np.unique(_ids(token_ids[:prompt_length])), _OF_PROMPT)
-        num_counted = prompt_length + len(output)
-        assert num_counted <= len(token_ids), "tokens were taken back without a rewind"
-        if num_counted < len(token_ids):
-            added = list(token_ids[num_counted:])
-            output += added
-            self._add(slot, _ids(added), _OF_OUTPUT)
-
-    def rewind(self, slot: int, num_output_tokens: int) -> None:
-        """Takes back the output tokens after the first `num_output_tokens`, if they are counted."""
-        output = self._outputs[slot]
-        if output is not None:
-            removed = output[num_output_tokens:]
-            del output[num_output_tokens:]
-            self._add(slot, _ids(removed), -_OF_OUTPUT)
+        assert num_counted <= len(token_ids), "tokens were taken back"
+        self._add(slot, _ids(token_ids[num_counted:]), _OF_OUTPUT)
 
     def clear(self, slot: int) -> None:
         """Forgets the slot's sequence."""
-        if self._outputs[slot] is not None:
-            self._outputs[slot] = None
+        if self._num_counted[slot] is not None:
+            self._num_counted[slot] = None
             self.flush()
             self.table[slot].zero_()
 

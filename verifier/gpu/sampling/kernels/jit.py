@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Added to a chain of operations, it would make other bits of it than those of the host.
+# A fused multiply-add rounds once where the host rounds twice: its bits would differ.
 NO_FUSION = {"enable_fp_fusion": False}
 
 # Columns of a step's table, one row per sequence, int64; its drafts follow.

@@ -1,0 +1,112 @@
+"""What an overloaded model leaves to the other models of its gateway."""
+
+import grpc
+import pytest
+
+from gateway.errors import OverloadedError
+from gateway.requests.admission import Admission
+from gateway.requests.principal import Principal
+from gateway.routing.retry_budget import RetryBudgets
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.running_gateway import StartGateway, error_of, until
+
+
+def fill(
+    admission: Admission, model_id: str, *, num_tokens: int = 0, has_other_models: bool = True
+) -> int:
+    """Admits requests for a model until one is refused; returns how many."""
+    num_admitted = 0
+    while True:
+        try:
+            request = admission.admit(
+                1, Principal(), model_id=model_id, has_other_models=has_other_models
+            )
+            request.wait_with(num_tokens)
+        except OverloadedError:
+            return num_admitted
+        num_admitted += 1
+
+
+@pytest.mark.parametrize(("num_tokens", "reason"), [(0, "concurrency"), (100, "waiting_tokens")])
+def test_a_model_leaves_room_for_the_others(num_tokens: int, reason: str) -> None:
+    """Four fifths are its share, of choices and of tokens that wait."""
+    shed: list[str] = []
+    admission = Admission(
+        max_choices=100 if num_tokens else 10,
+        max_waiting_tokens=1000,
+        on_shed=shed.append,
+        clock=lambda: 0.0,
+    )
+    assert fill(admission, "busy", num_tokens=num_tokens) == 8
+    assert fill(admission, "busy", num_tokens=num_tokens, has_other_models=False) == 2
+    assert shed == [f"model_{reason}", reason]
+
+
+def test_the_share_of_a_model_is_free_again_when_its_requests_leave() -> None:
+    shed: list[str] = []
+    admission = Admission(
+        max_choices=10, max_waiting_tokens=1000, on_shed=shed.append, clock=lambda: 0.0
+    )
+    admitted = [
+        admission.admit(2, Principal(), model_id="busy", has_other_models=True) for _ in range(4)
+    ]
+    with pytest.raises(OverloadedError, match=r"8 choices of this model .* its share"):
+        admission.admit(1, Principal(), model_id="busy", has_other_models=True)
+    admission.admit(1, Principal(), model_id="calm", has_other_models=True).leave()
+    admitted.pop().leave()
+    admission.admit(1, Principal(), model_id="busy", has_other_models=True).leave()
+    for request in admitted:
+        request.leave()
+    admission.check_idle()
+
+
+def test_retries_of_one_model_leave_those_of_another() -> None:
+    budgets = RetryBudgets()
+    num_taken = 0
+    while budgets.take("busy"):
+        num_taken += 1
+    assert num_taken == 100
+    assert budgets.take("calm")
+    for _ in range(5):
+        budgets.add_request("busy")
+    assert [budgets.take("busy") for _ in range(2)] == [True, False]
+
+
+@pytest.mark.stand_in
+async def test_requests_for_a_model_find_room_while_another_model_is_overloaded(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier() for _ in range(2)]
+    for verifier, model_id in zip(verifiers, ("busy", "calm"), strict=True):
+        verifier.model_id = verifier.model_digest = model_id
+    verifiers[1].play(lambda opened: [5, 0])
+    running = await start_gateway(
+        verifiers=[verifier.address for verifier in verifiers], max_concurrent_requests=10
+    )
+    links = running.gateway.fleet.verifiers
+    await until(lambda: all(link.welcome for link in links))
+    held = [running.call(1, model_id="busy") for _ in range(8)]
+    await verifiers[0].nth("open", 7)
+    error = await error_of(running.call(1, model_id="busy"))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert running.sample("tandem_requests_shed_total", reason="model_concurrency") == 1
+    assert (await running.generate(1, model_id="calm")).token_ids == [5, 0]
+    # While the other model's verifier restarts, its room is kept.
+    verifiers[1].send(verifiers[1].draining())
+    await until(lambda: links[1].is_draining)
+    error = await error_of(running.call(1, model_id="busy"))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for call in held:
+        call.cancel()
+
+
+@pytest.mark.stand_in
+async def test_a_model_that_is_alone_may_take_all_the_room(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier()
+    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=10)
+    held = [running.call(1) for _ in range(10)]
+    await verifier.nth("open", 9)
+    for call in held:
+        call.cancel()
