@@ -1,6 +1,7 @@
 """What holds for every test: how many cases, and which tests run."""
 
 import collections
+import functools
 import gc
 import os
 import signal
@@ -51,12 +52,12 @@ SLOW = (
     "verifier/gpu/test_kernels.py",
     "verifier/test_checkpoint.py",
     "verifier/test_event_loop.py",
+    "verifier/test_in_the_interpreter.py",
     "verifier/test_not_finite_kv.py",
     "verifier/test_process.py",
     "verifier/test_soak.py",
     "verifier/test_tensor_parallel.py",
     "verifier/test_transformers_model.py",
-    "verifier/test_triton_attention.py",
     "verifier/test_triton_compilation.py",
 )
 
@@ -107,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     file that came last would keep one process busy and the other waiting.
     """
     for item in items:
-        if any(item.path.is_relative_to(TESTS / place) for place in SLOW):
+        if has_slow_tests(item.path):
             item.add_marker("slow")
     if not config.getoption("--long"):
         config.hook.pytest_deselected(items=[item for item in items if is_marked(item, "long")])
@@ -134,6 +135,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
     told = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in longest_first)
     terminalreporter.write_line(f"seconds by folder: {told}")
+
+
+@functools.cache
+def has_slow_tests(path: Path) -> bool:
+    """Whether all tests of a file are slow. Asked for each test, of files that have hundreds."""
+    return any(path.is_relative_to(TESTS / place) for place in SLOW)
 
 
 def is_marked(item: pytest.Item, name: str) -> bool:

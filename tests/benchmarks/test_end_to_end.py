@@ -17,7 +17,7 @@ from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from tandem.client import AsyncTandemClient, SpeculationParams, Usage
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with running_stack(model=BUNDLED_MODEL, verifier_flags=["--threads", "1"]) as running:
         yield running

@@ -14,6 +14,13 @@ from servicekit.cores import available_cores
 from tests.benchmarks.processes import children_of, is_running
 
 
+@pytest.fixture(autouse=True)
+def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others cost each process of pytest most of a second."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
+
+
 async def test_outcomes_are_told_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
     (tmp_path / "test_it.py").write_text(

@@ -20,9 +20,9 @@ from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import HASH_BASE, IndexedText, tokens_that_fit
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
-from tests.drafter.drafter_process import drafter_process, read_line
 from tests.drafter.running_drafter import exchange
 from tests.drafter.texts import MAX_TOKENS, propose_for
+from tests.module_process import drafter_at
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
 """One more than a chunk has slots."""
@@ -135,37 +135,38 @@ async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> Non
     """Against a real process: if it hangs, this test still ends."""
     tokens = tokens_in_even_chunks(None, 8400).tolist()
     params = pb.NgramParams(min_ngram=1, max_ngram=1)
-    async with drafter_process("--listen", "127.0.0.1:0", "--metrics-listen", "") as process:
-        address = (await read_line(process)).rstrip("\n").partition("=")[2]
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = rpc.DrafterServiceStub(channel)
-            stream = stub.ProposeStream()
-            for start in (0, 8192):
+    async with (
+        drafter_at("127.0.0.1:0") as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub = rpc.DrafterServiceStub(channel)
+        stream = stub.ProposeStream()
+        for start in (0, 8192):
+            delta = pb.SequenceDelta(
+                sequence_id="forged",
+                base_length=start,
+                token_ids=tokens[start : start + 8192],
+                params=params,
+            )
+            response = await exchange(stream, pb.ProposeRequest(sequences=[delta]))
+            assert response.proposals[0].status == pb.STATUS_OK
+        length = len(tokens)
+        async with asyncio.timeout(30):
+            other = stub.ProposeStream()
+            for step in range(50):
                 delta = pb.SequenceDelta(
-                    sequence_id="forged",
-                    base_length=start,
-                    token_ids=tokens[start : start + 8192],
-                    params=params,
+                    sequence_id="other",
+                    base_length=3 * step,
+                    token_ids=[1, 2, 3],
+                    max_draft_tokens=3,
                 )
-                response = await exchange(stream, pb.ProposeRequest(sequences=[delta]))
-                assert response.proposals[0].status == pb.STATUS_OK
-            length = len(tokens)
-            async with asyncio.timeout(30):
-                other = stub.ProposeStream()
-                for step in range(50):
-                    delta = pb.SequenceDelta(
-                        sequence_id="other",
-                        base_length=3 * step,
-                        token_ids=[1, 2, 3],
-                        max_draft_tokens=3,
-                    )
-                    response = await exchange(other, pb.ProposeRequest(sequences=[delta]))
-                    forged = pb.SequenceDelta(
-                        sequence_id="forged",
-                        base_length=length,
-                        token_ids=tokens[200:203],
-                        max_draft_tokens=2,
-                    )
-                    length += 3
-                    await exchange(stream, pb.ProposeRequest(sequences=[forged]))
-                assert list(response.proposals[0].token_ids) == [1, 2, 3]
+                response = await exchange(other, pb.ProposeRequest(sequences=[delta]))
+                forged = pb.SequenceDelta(
+                    sequence_id="forged",
+                    base_length=length,
+                    token_ids=tokens[200:203],
+                    max_draft_tokens=2,
+                )
+                length += 3
+                await exchange(stream, pb.ProposeRequest(sequences=[forged]))
+            assert list(response.proposals[0].token_ids) == [1, 2, 3]

@@ -10,12 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
-from tests.drafter.drafter_process import drafter_process, read_line
 from tests.drafter.running_drafter import exchange
+from tests.module_process import module_process, read_line
 
 
 async def test_serves_until_sigterm_and_ends_its_streams() -> None:
-    async with drafter_process("--listen", "127.0.0.1:0", "--metrics-listen", "") as process:
+    flags = ("--listen", "127.0.0.1:0", "--metrics-listen", "")
+    async with module_process("drafter", *flags) as process:
         line = await read_line(process)
         prefix, _, address = line.rstrip("\n").partition("=")
         assert prefix == "ready grpc"
@@ -48,8 +49,10 @@ async def test_exports_its_metrics_and_stops_on_sigint() -> None:
     port = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
-    async with drafter_process(
-        TANDEM_DRAFTER_LISTEN="127.0.0.1:0", TANDEM_DRAFTER_METRICS_LISTEN=f"127.0.0.1:{port}"
+    async with module_process(
+        "drafter",
+        TANDEM_DRAFTER_LISTEN="127.0.0.1:0",
+        TANDEM_DRAFTER_METRICS_LISTEN=f"127.0.0.1:{port}",
     ) as process:
         assert (await read_line(process)).startswith("ready grpc=127.0.0.1:")
         url = f"http://127.0.0.1:{port}/metrics"
@@ -72,7 +75,7 @@ async def test_exports_its_metrics_and_stops_on_sigint() -> None:
 
 
 async def test_a_wrong_flag_is_named_and_nothing_starts() -> None:
-    async with drafter_process("--idle-ttl-s", "soon") as process:
+    async with module_process("drafter", "--idle-ttl-s", "soon") as process:
         out, err = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
         assert out == b""

@@ -25,9 +25,9 @@ from drafter.pools.store import PoolStore
 from servicekit import progress_log
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
-from tests.drafter.drafter_process import drafter_process, read_line
 from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter
+from tests.module_process import module_process, read_line
 
 
 def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> PoolText:
@@ -496,7 +496,7 @@ async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: 
             return list(response.proposals[0].token_ids)
 
     for sequence_id, expected in (("a", []), ("b", [3, 4])):
-        async with drafter_process(*flags) as process:
+        async with module_process("drafter", *flags) as process:
             address = (await read_line(process)).strip().removeprefix("ready grpc=")
             text = [1, 2, 3, 4] if sequence_id == "a" else [1, 2]
             assert await propose(address, sequence_id, text) == expected

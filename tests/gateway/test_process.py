@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,31 +13,11 @@ from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.gateway.openai.clients import read_answer, request_bytes
 from tests.gateway.running_gateway import read
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from tests.module_process import module_process
 
 pytestmark = pytest.mark.stand_in
 
-ROOT = Path(__file__).parents[2]
-
-
-@contextlib.asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The process, killed at the end if it is still there."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway",
-        *arguments,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "TANDEM_GATEWAY_METRICS_LISTEN": ""},
-    )
-    try:
-        yield started
-    finally:
-        if started.returncode is None:
-            started.kill()
-        await started.communicate()
+NO_METRICS = {"TANDEM_GATEWAY_METRICS_LISTEN": ""}
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +29,7 @@ async def short_drain(
         *("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--drain-timeout-s", "0.1"),
         *("--verifiers", verifier.address, "--tokenizer", str(model_folder)),
     )
-    async with process(*arguments) as gateway, asyncio.timeout(60):
+    async with module_process("gateway", *arguments, **NO_METRICS) as gateway, asyncio.timeout(60):
         assert gateway.stdout is not None
         words = (await gateway.stdout.readline()).decode().split()
         target, http = (word.partition("=")[2] for word in words[1:])
@@ -63,8 +41,8 @@ async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
 ) -> None:
     address = verifier.address
     await verifier.stop()
-    arguments = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    async with process(*arguments, "--verifiers", address) as gateway, asyncio.timeout(60):
+    arguments = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--verifiers", address)
+    async with module_process("gateway", *arguments, **NO_METRICS) as gateway, asyncio.timeout(60):
         assert gateway.stdout is not None
         line = asyncio.ensure_future(gateway.stdout.readline())
         await asyncio.wait({line}, timeout=0.5)
@@ -157,7 +135,7 @@ async def test_streams_that_outlive_the_drain_end_with_the_reason(
 async def test_an_invalid_configuration_is_one_line_and_exit_code_2(
     arguments: tuple[str, ...], error: str
 ) -> None:
-    async with process(*arguments) as gateway, asyncio.timeout(60):
+    async with module_process("gateway", *arguments, **NO_METRICS) as gateway, asyncio.timeout(60):
         stdout, stderr = await gateway.communicate()
     assert gateway.returncode == 2
     assert stdout == b""

@@ -1,11 +1,7 @@
 """Drafter loss (docs/acceptance.md): a lost drafter costs no token, and drafts after its return."""
 
-import asyncio
 import contextlib
 import dataclasses
-import os
-import sys
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,27 +9,10 @@ from tandem.client import Chunk, GenerationRequest, SpeculationParams
 from tandem.free_ports import free_port
 from tests.integration.pausable_model import PausableLoad
 from tests.integration.prompts import PLAIN, prompt_of_length
-from tests.integration.stack import EVERY_DRAFT, REPOSITORY, running_stack, wait_until
+from tests.integration.stack import EVERY_DRAFT, running_stack, wait_until
+from tests.module_process import drafter_at
 
 MAX_NEW_TOKENS = 600
-
-
-@contextlib.asynccontextmanager
-async def drafter_process(listen: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drafter", "--listen", listen, "--metrics-listen", ""),
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        yield process, line.strip().removeprefix("ready grpc=")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 # The engine reports a drafter's loss and return between two steps, so the text must not end before:
@@ -49,7 +28,7 @@ async def test_a_killed_drafter_costs_no_token_and_drafts_again_after_its_return
     )
     async with contextlib.AsyncExitStack() as exits:
         listen = f"127.0.0.1:{free_port()}"
-        first, address = await exits.enter_async_context(drafter_process(listen))
+        first, address = await exits.enter_async_context(drafter_at(listen))
         stack = await exits.enter_async_context(
             running_stack(load=load, gateway={"drafters": [address], **EVERY_DRAFT})
         )
@@ -87,7 +66,7 @@ async def test_a_killed_drafter_costs_no_token_and_drafts_again_after_its_return
                 num_plain_steps = 0 if event.num_draft_tokens else num_plain_steps + event.num_steps
                 if num_plain_steps > 10:
                     model.may_run.clear()
-                    await exits.enter_async_context(drafter_process(address))
+                    await exits.enter_async_context(drafter_at(address))
                     model.may_run.set()
                     await wait_for_drafters(1)
                     phase = "after"
@@ -113,7 +92,7 @@ async def test_sequences_draft_from_another_drafter_once_theirs_is_gone() -> Non
     async with contextlib.AsyncExitStack() as exits:
         processes = {}
         for _ in range(2):
-            process, address = await exits.enter_async_context(drafter_process("127.0.0.1:0"))
+            process, address = await exits.enter_async_context(drafter_at("127.0.0.1:0"))
             processes[address] = process
         stack = await exits.enter_async_context(
             running_stack(load=load, gateway={"drafters": list(processes), **EVERY_DRAFT})

@@ -21,7 +21,7 @@ from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.model.checkpoint import checkpoint_of, load_checkpoint
+from verifier.model.checkpoint import checkpoint_of, load_checkpoint, reference_logits
 from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
 CPU = torch.device("cpu")
@@ -111,6 +111,25 @@ class PagedModel:
     ) -> torch.Tensor:
         """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
         return torch.cat(rows_in_chunks(self.run, token_ids, sizes, block_table))
+
+    def check_that_sequences_do_not_mix(
+        self, tables: SequenceOf[list[int]], *, longest: int, is_expanded: bool
+    ) -> None:
+        """A decode at the end of the longest text, drafts and a prefill chunk together, each as if
+        alone; `tables`: of the three.
+        """
+        texts = [some_tokens(n, self.vocab_size, seed=n) for n in (longest, 40, 20)]
+        starts, row_counts = [longest - 1, 35, 0], [1, 5, 1]
+        for text, table, start in zip(texts, tables, starts, strict=True):
+            if start:
+                self.run_in_chunks(text[:start], [start], table)
+        chunks = [
+            Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
+            for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
+        ]
+        for rows, text in zip(self.run(*chunks, is_expanded=is_expanded), texts, strict=True):
+            expected = reference_logits(self.model, text)[-len(rows) :]
+            torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
 
 
 def make_small_model(name: str, dtype: torch.dtype = torch.float32) -> PagedModel:

@@ -9,7 +9,6 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from tests.verifier import flash_attention_stand_in as stand_in
-from tests.verifier.chunks import Chunk
 from tests.verifier.paged_model import CPU, PagedModel, make_small_model, some_tokens
 from verifier.attention.block_table import (
     BlockTableBackend,
@@ -54,25 +53,14 @@ class TestAgainstTransformers:
     def test_sequences_of_a_step_do_not_mix(
         self, backend: BlockTableBackend, is_expanded: bool
     ) -> None:
-        """A decode, drafts and a prefill chunk together, each as if alone."""
         paged = PagedModel(
             make_small_model("mistral").model,
             backend=backend,
             block_size=BLOCK_SIZE,
             num_blocks=8,
         )
-        texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (300, 40, 20)]
-        tables, starts, row_counts = [[7, 0], [3], [1]], [299, 35, 0], [1, 5, 1]
-        for text, table, start in zip(texts, tables, starts, strict=True):
-            if start:
-                paged.run_in_chunks(text[:start], [start], table)
-        chunks = [
-            Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
-            for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
-        ]
-        for rows, text in zip(paged.run(*chunks, is_expanded=is_expanded), texts, strict=True):
-            expected = reference_logits(paged.model, text)[-len(rows) :]
-            torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
+        tables = [[7, 0], [3], [1]]
+        paged.check_that_sequences_do_not_mix(tables, longest=300, is_expanded=is_expanded)
 
 
 def test_tables_are_int32_and_hold_what_the_layout_says() -> None:

@@ -15,21 +15,40 @@ MAX_DEPTH = 4
 KNOTS = np.array([1, 3, 4, 6, 7, 50], dtype=np.int64)
 
 
-def rate(
-    depths: tuple[int, ...],
-    survivals: np.ndarray,
-    coefficients: np.ndarray,
-    num_rows: int,
-    cost: float,
-    cost_per_draft: float,
-) -> float:
-    """Expected tokens over the cost, straight from the definition."""
-    expected = len(survivals) + sum(
-        float(row[:depth].sum()) for row, depth in zip(survivals, depths, strict=True)
-    )
-    drafts = sum(depths)
-    of_rows = cost_of_rows(KNOTS, coefficients, float(num_rows + drafts))
-    return expected / (cost + cost_per_draft * drafts + of_rows)
+class Step:
+    """Straight from the definitions; what allocations have in common is computed once."""
+
+    def __init__(
+        self,
+        survivals: np.ndarray,
+        coefficients: np.ndarray,
+        num_rows: int,
+        cost: float,
+        cost_per_draft: float = 0.0,
+    ) -> None:
+        # By depth.
+        self._sums: list[list[float]] = [
+            [0.0, *itertools.accumulate(row.tolist())] for row in survivals
+        ]
+        # By the number of drafts.
+        self._costs: list[float] = [
+            cost
+            + cost_per_draft * drafts
+            + cost_of_rows(KNOTS, coefficients, float(num_rows + drafts))
+            for drafts in range(MAX_DEPTH * len(survivals) + 1)
+        ]
+
+    def expected(self, depths: tuple[int, ...]) -> float:
+        """Tokens."""
+        sums = [sums[depth] for sums, depth in zip(self._sums, depths, strict=True)]
+        return len(sums) + sum(sums)
+
+    def cost(self, depths: tuple[int, ...]) -> float:
+        return self._costs[sum(depths)]
+
+    def rate(self, depths: tuple[int, ...]) -> float:
+        """Expected tokens over the cost."""
+        return self.expected(depths) / self.cost(depths)
 
 
 def allocated(
@@ -85,12 +104,13 @@ def test_no_other_allocation_gives_more_tokens_per_second(
     found = allocated(survivals, limits, max_drafts, *step)
     assert all(0 <= depth <= limit for depth, limit in zip(found, limits, strict=True))
     assert sum(found) <= max_drafts
+    defined = Step(survivals, *step)
     best = max(
-        rate(depths, survivals, *step)
+        defined.rate(depths)
         for depths in itertools.product(*(range(limit + 1) for limit in limits))
         if sum(depths) <= max_drafts
     )
-    assert rate(found, survivals, *step) == pytest.approx(best, rel=1e-9)
+    assert defined.rate(found) == pytest.approx(best, rel=1e-9)
 
 
 @settings(max_examples=examples(400))
@@ -114,16 +134,12 @@ def test_beside_chunks_no_other_allocation_saves_more_time(
     survivals = np.cumprod(np.array(rows).reshape(-1, MAX_DEPTH), axis=1)
     coefficients, count = np.array(slopes), len(rows)
     all_depths = list(itertools.product(range(MAX_DEPTH + 1), repeat=count))
-    step = (survivals, coefficients, count, cost, 0.0)
-    best_rate = max(rate(depths, *step) for depths in all_depths)
+    alone = Step(survivals, coefficients, count, cost)
+    beside = Step(survivals, coefficients, count + num_chunk_rows, cost + chunk_cost)
+    best_rate = max(map(alone.rate, all_depths))
 
     def saved(depths: tuple[int, ...]) -> float:
-        expected = count + sum(
-            float(row[:depth].sum()) for row, depth in zip(survivals, depths, strict=True)
-        )
-        num_rows = count + num_chunk_rows + sum(depths)
-        of_rows = cost_of_rows(KNOTS, coefficients, float(num_rows))
-        return expected - best_rate * (cost + chunk_cost + of_rows)
+        return beside.expected(depths) - best_rate * beside.cost(depths)
 
     found = allocated(
         survivals,

@@ -3,9 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -13,37 +10,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc
+from tests.module_process import START_PATIENCE_S, module_process, read_line
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import ClientSession
-
-ROOT = Path(__file__).parents[2]
-START_PATIENCE_S = 200
-
-
-@asynccontextmanager
-async def verifier_process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "verifier", *flags, cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def read_line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    async with asyncio.timeout(START_PATIENCE_S):
-        return (await process.stdout.readline()).decode()
 
 
 async def test_serves_and_at_sigterm_finishes_running_sequences_and_exits_with_0() -> None:
     flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
              "--dtype", "float32", "--num-kv-blocks", "128"]  # fmt: skip
-    async with verifier_process(*flags) as process:
+    async with module_process("verifier", *flags) as process:
         line = await read_line(process)
         prefix, _, address = line.rstrip("\n").partition("=")
         assert prefix == "ready grpc"
@@ -86,7 +61,7 @@ async def test_a_drain_that_times_out_during_steps_exits_with_0() -> None:
     flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
              "--dtype", "float32", "--drain-timeout-s", "0", "--num-kv-blocks", "2048",
              "--max-num-batched-tokens", "4096"]  # fmt: skip
-    async with verifier_process(*flags) as process:
+    async with module_process("verifier", *flags) as process:
         address = (await read_line(process)).rstrip("\n").partition("=")[2]
         async with grpc.aio.insecure_channel(address) as channel:
             session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
@@ -107,7 +82,7 @@ async def test_a_model_that_cannot_be_served_is_reported_in_one_line(tmp_path: P
     flags = ["--model", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", ""]
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()
-    async with verifier_process(*flags) as process:
+    async with module_process("verifier", *flags) as process:
         async with asyncio.timeout(START_PATIENCE_S):
             stdout, stderr = await process.communicate()
         assert stdout == b""

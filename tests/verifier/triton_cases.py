@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.verifier.chunks import Chunk
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend, DeviceTables
@@ -599,20 +598,8 @@ def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None
 
 
 def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu") -> None:
-    """A decode, drafts and a prefill chunk together, each as if alone."""
     model = make_small_model("mistral").model.to(device)  # type: ignore[arg-type]
     backend = TritonBackend(device=torch.device(device), splitting=APART)
     paged = PagedModel(model, backend=backend, num_blocks=32)
-    texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (70, 40, 20)]
     tables = [list(range(31, 26, -1)), [3, 7, 1], [12, 0]]
-    starts, row_counts = [69, 35, 0], [1, 5, 1]
-    for text, table, start in zip(texts, tables, starts, strict=True):
-        if start:
-            paged.run_in_chunks(text[:start], [start], table)
-    chunks = [
-        Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
-        for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
-    ]
-    for rows, text in zip(paged.run(*chunks, is_expanded=is_expanded), texts, strict=True):
-        expected = reference_logits(paged.model, text)[-len(rows) :]
-        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
+    paged.check_that_sequences_do_not_mix(tables, longest=70, is_expanded=is_expanded)

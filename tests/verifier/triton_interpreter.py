@@ -9,17 +9,12 @@ does not have, and in BLAS's order of summation, which differs from row to row o
 GPU it does not.
 """
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
 import types
-import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +23,6 @@ import numpy as np
 from tests.volume import Cases, cases
 
 ROOT = Path(__file__).parents[2]
-
-
-@contextlib.contextmanager
-def interpreter() -> Iterator[Callable[..., None]]:
-    """Within the context, calls functions in the process; their exceptions are raised here."""
-    with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn"), initializer=_interpret
-    ) as pool:
-
-        def call(function: str, *arguments: Any) -> None:
-            pool.submit(_call, function, arguments).result()
-
-        yield call
 
 
 def interpreted_cases(chosen: Cases, every: Cases) -> Cases:
@@ -74,13 +56,6 @@ def pytest_collection_finish() -> None:
     """As `tests/conftest.py` has it, which is not read there."""
     gc.collect()
     gc.freeze()
-
-
-def _interpret() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-    _prepare()
-    # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
-    warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
 
 
 def _prepare() -> None:
@@ -170,12 +145,6 @@ def _replace_fp8_conversion(its_module: Any) -> None:
         return converted.view(torch.uint8).numpy()
 
     its_module._convert_float = convert
-
-
-def _call(function: str, arguments: tuple[Any, ...]) -> None:
-    from tests.verifier import triton_cases
-
-    getattr(triton_cases, function)(*arguments)
 
 
 def _create_dot(

@@ -1,6 +1,6 @@
 """Runs a decoder whose arrays end at pages that nobody may touch: what leaves one ends the process.
 
-    python -m tests.verifier.cpu.guarded_decoder NAME:DTYPE:QUANTIZATION:THREADS ...
+    python -m tests.verifier.cpu.guarded_decoder FOLDER:DTYPE:QUANTIZATION:THREADS ...
 
 Every array that kernels get ends right before such a page, without the room that a decoder leaves
 at the ends of rows, and starts after a page that nobody may touch and a margin with a pattern,
@@ -12,6 +12,7 @@ import dataclasses
 import mmap
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import verifier.cpu.decoder as decoder_module
 import verifier.cpu.layout_checks as layout_module
 from servicekit.logs import configure_logs
 from tests.verifier.chunks import Chunk
-from tests.verifier.cpu.running_decoder import Array, RunningDecoder, some_tokens, weights_of
+from tests.verifier.cpu.running_decoder import Array, RunningDecoder, load, some_tokens
 from tests.volume import cases
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Rotary
 
@@ -162,10 +163,10 @@ def some_batches(vocab_size: int, draw: random.Random) -> list[list[Chunk]]:
     return batches
 
 
-def run(name: str, dtype: str, quantization: str, num_threads: str) -> None:
+def run(folder: str, dtype: str, quantization: str, num_threads: str) -> None:
     """Compares each step's logits with those of a decoder without guards."""
     guards = Guards()
-    plain = weights_of(name, dtype, quantization)
+    plain = load(Path(folder), dtype, quantization)
     sizes: dict[str, Any] = {
         "num_blocks": NUM_BLOCKS,
         "block_size": BLOCK_SIZE,

@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER
+from tests.verifier.cpu.test_loader import save
 
 SUBJECTS = [
     "bundled:bfloat16:none:1",
@@ -14,12 +18,15 @@ SUBJECTS = [
 ]
 
 
-def test_full_steps_stay_within_their_arrays() -> None:
-    """A process of its own: what leaves an array ends it."""
+def test_full_steps_stay_within_their_arrays(tmp_path: Path) -> None:
+    """A process of its own: what leaves an array ends it. It need not import transformers."""
+    (tmp_path / "bundled").symlink_to(MODEL_FOLDER)
+    for name in {subject.partition(":")[0] for subject in SUBJECTS} - {"bundled"}:
+        save(tmp_path / name, name)
     result = subprocess.run(
         [
             sys.executable, "-X", "faulthandler", "-m", "tests.verifier.cpu.guarded_decoder",
-            *SUBJECTS,
+            *(f"{tmp_path}/{subject}" for subject in SUBJECTS),
         ],
         capture_output=True,
         text=True,

@@ -81,11 +81,14 @@ def logits_of(weights: DecoderWeights) -> FloatArray:
         decoder.close()
 
 
-def test_a_model_is_checked_once_and_again_when_it_differs(tmp_path: Path) -> None:
+def test_a_model_is_checked_once_and_again_when_it_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, cache = tmp_path / "model", tmp_path / "cache"
     save(model, "qwen2")  # with a sliding window
     weights = load(model)
     with started(subject(model), cache) as check:
+        refer_here(check, monkeypatch)
         with pytest.raises(CheckpointError, match=r"logits differ by"):
             check.verify(with_scaling(weights, 1.02))
         assert not is_known(subject(model), cache), "a failure is no verdict"

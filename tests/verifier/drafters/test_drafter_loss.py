@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tandem.v1 import verifier_pb2 as pb
-from tests.drafter.drafter_process import drafter_process, read_line
+from tests.module_process import drafter_at
 from tests.verifier.drafters.drafted_sessions import (
     make_open,
     num_faults,
@@ -33,12 +32,6 @@ UP, SLOW, DOWN = (
 # Of which the first test needs some 50, since it holds the steps while a drafter starts; the second
 # one decodes for the second after which a drafter is tried again.
 SOME_NEW_TOKENS, NUM_NEW_TOKENS = 800, 1900
-
-
-@contextlib.asynccontextmanager
-async def drafter_at(listen: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    async with drafter_process("--listen", listen, "--metrics-listen", "") as process:
-        yield process, (await read_line(process)).strip().removeprefix("ready grpc=")
 
 
 async def accept_drafts(session: ClientSession, after: int) -> int:

@@ -1,6 +1,7 @@
 """Checks of the Triton kernels against plain torch, on a GPU or in Triton's interpreter.
 
-Run in the interpreter by `test_kernels.py`, on a GPU by `tests/gpu/test_decoder_kernels.py`.
+Run in the interpreter by `test_in_the_interpreter.py`, on a GPU by
+`tests/gpu/test_decoder_kernels.py`.
 """
 
 import math

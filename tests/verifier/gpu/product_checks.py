@@ -1,8 +1,9 @@
 """Checks of the product of `--numerics strict`, on a GPU or in Triton's interpreter.
 
-Run in the interpreter by `test_kernels.py`, on a GPU by `tests/gpu/test_strict.py`. The interpreter
-adds up 16 of a tile's inputs at a time, in their order (`triton_interpreter.py`): which numbers
-meet in a sum, and in how many parts, shows there; how a tensor core adds them, on a GPU only.
+Run in the interpreter by `test_in_the_interpreter.py`, on a GPU by `tests/gpu/test_strict.py`. The
+interpreter adds up 16 of a tile's inputs at a time, in their order (`triton_interpreter.py`): which
+numbers meet in a sum, and in how many parts, shows there; how a tensor core adds them, on a GPU
+only.
 """
 
 import random

@@ -1,6 +1,7 @@
 """Steps sampled on the device against the same steps sampled on the host, in an engine.
 
-Run in Triton's interpreter by `test_device_step.py`, on a GPU by `tests/gpu/test_device_step.py`.
+Run in Triton's interpreter by `test_in_the_interpreter.py`, on a GPU by
+`tests/gpu/test_device_step.py`.
 There, graphs are CUDA's and kernels are Triton's; here, graphs are a stand-in's and layers are
 computed in plain torch.
 """
@@ -372,11 +373,13 @@ def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
     """And by batch expansion. All begin with one block, and need three."""
     requests = [
         {**each, "token_ids": TEXT[nth : nth + 14], "max_new_tokens": 20}
-        for nth, each in enumerate(requests_of(97)[1:6])
+        for nth, each in enumerate(requests_of(97)[1 : interpreted_cases(4, 6)])
     ]
     with running("qwen3") as world:
         plain, _ = serve(world.engine, requests)
-    with running("qwen3", num_blocks=7, verification=ScoringMethod.BATCH_EXPANSION) as world:
+    num_blocks = len(requests) + 2
+    verification = ScoringMethod.BATCH_EXPANSION
+    with running("qwen3", num_blocks=num_blocks, verification=verification) as world:
         drafted, _ = serve(world.engine, requests, spoiled(plain, 97))
     assert world.scheduler.counts.num_preemptions > 0
     assert world.observer.num_drafts_scheduled > 0

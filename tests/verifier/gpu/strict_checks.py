@@ -1,7 +1,7 @@
 """Checks of a decoder with strict operations, on a GPU or in Triton's interpreter.
 
-The reference is one pass over the whole text. Run in the interpreter by `test_kernels.py`, on a GPU
-by `tests/gpu/test_strict.py`.
+The reference is one pass over the whole text. Run in the interpreter by
+`test_in_the_interpreter.py`, on a GPU by `tests/gpu/test_strict.py`.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""Mixtures of experts on a GPU: no launch waits for the device. `test_kernels.py` tests what the
-kernels compute.
+"""Mixtures of experts on a GPU: no launch waits for the device. What the kernels compute is tested
+by `expert_kernel_checks.py`.
 """
 
 from typing import Any

@@ -66,7 +66,7 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
         device=DEVICE, vocab_size=VOCAB_SIZE, max_num_seqs=4, max_num_drafts=3, rule=rule
     )
     running: dict[int, Case] = {}
-    for _ in range(interpreted_cases(20, 40)):
+    for _ in range(interpreted_cases(12, 40)):
         if running and draw.random() < 0.3:
             slot = int(draw.choice(list(running)))
             del running[slot]

@@ -1,0 +1,86 @@
+"""The `triton` backend's kernels in Triton's interpreter (`test_in_the_interpreter.py`);
+tests/gpu/test_attention.py runs the same on a GPU.
+
+bfloat16 is computed here by a product that stands in for the interpreter's own
+(`triton_interpreter.py`), so it checks what surrounds the products only.
+"""
+
+import pytest
+import torch
+
+from tests.verifier import triton_cases
+from tests.volume import cases
+
+# numpy, which computes in the interpreter, warns of infinities; a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+ALL_TYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("seed", cases(range(1, 7), range(10)))
+def test_attention_is_that_of_the_definition(seed: int) -> None:
+    triton_cases.attention_is_that_of_the_definition(seed, ALL_TYPES[seed % 3])
+
+
+@pytest.mark.parametrize("sliding_window", cases([25], [None, 25]))
+def test_attention_is_that_of_sdpa(sliding_window: int | None) -> None:
+    triton_cases.attention_is_that_of_sdpa(sliding_window)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "large_scores_do_not_overflow",
+        "what_is_written_is_that_of_the_cache",
+    ],
+)
+def test_of_every_type(case: str, dtype: torch.dtype) -> None:
+    getattr(triton_cases, case)(dtype)
+
+
+# The interpreter computes all types in float32; tiles of 16-bit ones have more rows.
+@pytest.mark.parametrize("dtype", cases([torch.bfloat16], ALL_TYPES))
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a_softcap_is_that_of_the_definition",
+        "padding_changes_no_bit",
+        "bits_do_not_depend_on_the_batch",
+    ],
+)
+def test_of_one_type(case: str, dtype: torch.dtype) -> None:
+    getattr(triton_cases, case)(dtype)
+
+
+def test_a_sequence_may_end_where_a_split_does() -> None:
+    triton_cases.a_sequence_may_end_where_a_split_does()
+
+
+def test_values_of_a_head_may_lie_apart() -> None:
+    triton_cases.values_of_a_head_may_lie_apart()
+
+
+def test_more_heads_may_share_kv_than_a_tile_has_rows() -> None:
+    triton_cases.more_heads_may_share_kv_than_a_tile_has_rows()
+
+
+def test_the_default_splits_are_right() -> None:
+    triton_cases.the_default_splits_are_right(torch.float16)
+
+
+def test_a_step_reads_its_indices_at_every_launch() -> None:
+    triton_cases.a_step_reads_its_indices_at_every_launch()
+
+
+def test_a_cache_may_have_more_values_than_int32_counts() -> None:
+    triton_cases.a_cache_may_have_more_values_than_int32_counts()
+
+
+@pytest.mark.parametrize("name", cases(["gemma3"], ["mistral", "gemma3"]))
+def test_a_models_logits_are_transformers_own(name: str) -> None:
+    triton_cases.a_models_logits_are_transformers_own(name)
+
+
+@pytest.mark.parametrize("is_expanded", cases([True], [False, True]))
+def test_sequences_of_a_models_step_do_not_mix(is_expanded: bool) -> None:
+    triton_cases.sequences_of_a_models_step_do_not_mix(is_expanded)
