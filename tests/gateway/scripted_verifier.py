@@ -180,6 +180,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         drafts: int = 0,
         accepted: int = 0,
         finish: Any = 0,
+        with_logprobs: bool = False,
     ) -> verifier_pb2.Event:
         return verifier_pb2.Event(
             decided=verifier_pb2.Decided(
@@ -189,6 +190,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
                 num_draft_tokens=drafts,
                 num_accepted_tokens=accepted,
                 finish_reason=finish,
+                logprobs=logprobs_of(token_ids) if with_logprobs else (),
             )
         )
 
@@ -274,6 +276,12 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         )
         self._played[opened.sequence_id] = played
         session.send(self.opened(opened.sequence_id))
+        if opened.sampling.HasField("prompt_logprobs"):
+            prompt = opened.token_ids[: opened.prompt_length or None]
+            scored = verifier_pb2.PromptScored(
+                sequence_id=opened.sequence_id, base_length=1, logprobs=logprobs_of(prompt[1:])
+            )
+            session.send(verifier_pb2.Event(prompt_scored=scored))
         task = asyncio.ensure_future(self._step_to_the_end(played))
         self._playing.add(task)
         task.add_done_callback(self._playing.discard)
@@ -306,8 +314,14 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
                 drafts=len(draft),
                 accepted=accepted,
                 finish=finish,
+                with_logprobs=played.open.sampling.HasField("logprobs"),
             )
         )
+
+
+def logprobs_of(token_ids: Sequence[int]) -> list[sampling_pb2.TokenLogprob]:
+    """Logprobs without alternatives."""
+    return [sampling_pb2.TokenLogprob(token_id=each, logprob=-0.5, rank=2) for each in token_ids]
 
 
 def look_up(tokens: Sequence[int]) -> list[int]:
