@@ -162,12 +162,13 @@ def test_a_head_that_comes_byte_by_byte_is_awaited_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scraping, "_TIMEOUT_S", 0.5)
-    is_over = threading.Event()
+    has_come, is_over = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:
             connection, _ = server.accept()
             server.settimeout(0.0)
+            has_come.set()
             with connection, contextlib.suppress(OSError):
                 while not is_over.wait(0.1):
                     connection.send(b"H")
@@ -178,6 +179,7 @@ def test_a_head_that_comes_byte_by_byte_is_awaited_up_to_a_bound(
             for _ in range(2):
                 with pytest.raises(ScrapeError, match=r"took longer than 0\.5 s"):
                     scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+            assert has_come.wait(60)
             with pytest.raises(BlockingIOError):  # no second connection beside the first
                 server.accept()
         finally:

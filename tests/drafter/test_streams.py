@@ -208,11 +208,11 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
     await busy.write(batch("busy", 100, batch_id=9))
     await slow.has_begun.wait()
 
-    num_known_at_the_end: list[int] = []
-    draining = asyncio.create_task(servicer.drain())
-    draining.add_done_callback(
-        lambda _: num_known_at_the_end.append(running.drafter.store.num_sequences)
-    )
+    async def drain() -> int:
+        await servicer.drain()
+        return running.drafter.store.num_sequences
+
+    draining = asyncio.create_task(drain())
     response = await busy.read()
     assert isinstance(response, pb.ProposeResponse)
     assert response.batch_id == 9
@@ -222,8 +222,8 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
             await stream.read()
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in (error.value.details() or "")
-    await asyncio.wait_for(draining, 10)
-    assert num_known_at_the_end == [101], "drain waits for the answers to requests that were read"
+    num_known = await asyncio.wait_for(draining, 10)
+    assert num_known == 101, "drain waits for the answers to requests that were read"
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.open_stream().read()
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
