@@ -183,7 +183,7 @@ class Frontend:
             request.num_choices or 1,
             principal,
             model_id=model.model_id,
-            has_other_models=self._fleet.num_models > 1,
+            has_other_models=self._fleet.has_several_models,
         )
         try:
             changed = asyncio.Event()

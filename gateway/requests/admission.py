@@ -108,7 +108,9 @@ class Admission:
                 "tenant_concurrency",
                 f"{held} of this client's at most {quota} choices are being generated",
             )
-        sharing = [tenant] * bool(principal.tenant) + [model] * has_other_models
+        sharing = [tenant] if principal.tenant else []
+        if has_other_models:
+            sharing.append(model)
         for party in sharing:
             held = self._held_by(party).num_choices
             num_free = self._max_choices - num_others

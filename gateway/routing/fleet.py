@@ -59,9 +59,11 @@ class Fleet:
         )
 
     @property
-    def num_models(self) -> int:
-        """How many models are served, and have been lately: their verifiers may come back."""
-        return len(self._served) + sum(self.is_missing(each) for each in self._missing_since_s)
+    def has_several_models(self) -> bool:
+        """Whether several models are served, or have been lately: their verifiers may come back."""
+        # The last one that went first: while it is missing, the others need no look.
+        missing = reversed(self._missing_since_s)
+        return len(self._served) > 1 or any(self.is_missing(each) for each in missing)
 
     def is_missing(self, model_id: str) -> bool:
         """Whether the model has lost its last verifier, a short time ago, and not got another."""

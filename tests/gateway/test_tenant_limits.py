@@ -98,7 +98,7 @@ def test_what_a_request_waited_with_before_does_not_stand_in_its_way(principal: 
 
 
 def test_counts_return_to_nothing_whatever_happens() -> None:
-    generator = random.Random(5)
+    generator = random.Random(6)
     principals = [ANONYMOUS, A, B, Principal(tenant="c", max_choices=4, max_waiting_tokens=100)]
     admission = make_admission(max_choices=20, max_waiting_tokens=400)
     admitted: list[tuple[AdmittedRequest, list[bool]]] = []
@@ -112,7 +112,12 @@ def test_counts_return_to_nothing_whatever_happens() -> None:
             continue
         num_choices = generator.randint(1, 4)
         try:
-            request = admission.admit(num_choices, generator.choice(principals))
+            request = admission.admit(
+                num_choices,
+                generator.choice(principals),
+                model_id=generator.choice("xy"),
+                has_other_models=generator.random() < 0.5,
+            )
         except OverloadedError:
             num_refused += 1
             continue
@@ -125,6 +130,7 @@ def test_counts_return_to_nothing_whatever_happens() -> None:
             continue
         admitted.append((request, [True] * num_choices))
     assert num_refused > 100
+    assert admitted
     with pytest.raises(AssertionError):
         admission.check_idle()
     for request, _ in admitted:
