@@ -278,8 +278,7 @@ _HINTS = Row(
             title="Hop",
             description=(
                 "From a verifier's sending tokens to the hint that continues them, of hints that "
-                "travelled while no step was computed; the same as gateways are told of it, one a "
-                "step at most; and the drafters' part of it."
+                "travelled while no step was computed; and the drafters' part of it."
             ),
             unit="s",
             width=12,
@@ -287,7 +286,6 @@ _HINTS = Row(
                 Query(expression=query.expression, legend=f"{name} {query.legend}")
                 for name, histogram in (
                     ("hop", "tandem_draft_hop_seconds"),
-                    ("gateways", "tandem_draft_round_trip_seconds"),
                     ("drafter", "tandem_drafter_proposal_seconds"),
                 )
                 for query in quantiles(histogram, 0.5, 0.99)
