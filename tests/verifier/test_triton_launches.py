@@ -23,10 +23,16 @@ class Launches:
     def __init__(self) -> None:
         self.grids: list[tuple[int, ...]] = []
         self.arguments: list[tuple[Any, ...]] = []
+        # Whether programs may share a tile's splits.
+        self.are_split: list[bool] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.grids.append(grid)
-        return lambda *arguments, **_: self.arguments.append(arguments)
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self.grids.append(grid)
+            self.arguments.append(arguments)
+            self.are_split.append(constants.get("IS_SPLIT", False))
+
+        return launch
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def attend(
         blocks,
         blocks,
         DeviceTables(
-            counts=torch.empty(2, dtype=torch.int32, device=device),
+            counts=torch.empty(3, dtype=torch.int32, device=device),
             cu_seqlens_q=torch.empty(num_tokens + 1, dtype=torch.int32, device=device),
             seq_lens=indices,
             table_rows=indices,
@@ -79,32 +85,33 @@ def test_the_longest_length_does_not_multiply_programs(attends: Launches, longes
     """All but a few of them have nothing to do if sequences are short, or few."""
     for num_tokens in BUCKETS:
         attend(num_tokens, longest_k=longest_k)
-        grid = attends.grids[-1]
-        assert math.prod(grid) <= max(2048, math.prod(grid[:2])), num_tokens
-        assert grid[2] <= -(-longest_k // 256)
+        grid, tokens_per_tile = attends.grids[-1], 4 if num_tokens <= 8 else 16
+        num_tiles = num_tokens // tokens_per_tile + num_tokens
+        assert num_tiles <= grid[0] <= num_tiles * -(-longest_k // 256), num_tokens
+        assert math.prod(grid) <= max(2048, 8 * num_tiles), num_tokens
 
 
 def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None:
     """96 tokens may be 8 sequences with drafts, so 64 programs of this model have work."""
     for num_tokens in (8, 24, 64, 96):
         attend(num_tokens, longest_k=4096)
-        assert attends.grids[-1][2] > 1, num_tokens
+        assert attends.are_split[-1], num_tokens
     attend(512, longest_k=4096)
-    assert attends.grids[-1][2] == 1, "256 have work at least"
+    assert not attends.are_split[-1], "256 have work at least"
 
 
 def test_a_windows_programs_and_results_are_few(attends: Launches) -> None:
     """Whatever the longest length."""
     attend(8, longest_k=131_072, sliding_window=1024)
-    # Of 256 tokens, in small tiles.
-    assert attends.grids[-1][2] == 6
+    # Of 256 tokens, in small tiles of 4 tokens.
+    assert attends.grids[-1] == (6 * (2 + 8), 8)
     assert attends.arguments[-1][9].shape == (8, 32, 6)
 
 
 def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends: Launches) -> None:
     """At a multiple of 16 bytes; for others Triton compiles anew, while requests wait."""
     attend(35, longest_k=1200, num_heads=14, device=torch.device("cpu"))
-    assert attends.grids[-1][2] > 1
+    assert attends.are_split[-1]
     tops, totals, sums = attends.arguments[-1][9:12]
     assert tops.numel() % 4, "the test shows nothing"
     assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
@@ -151,7 +158,7 @@ def test_long_lengths_are_split_where_few_sequences_would_leave_the_gpu_idle(
 ) -> None:
     for num_tokens in (8, 16, 24, 32, 64, 96):
         attend(num_tokens, longest_k=longest_k)
-        assert attends.grids[-1][2] > 1, num_tokens
+        assert attends.are_split[-1], num_tokens
 
 
 def test_the_results_of_splits_take_no_more_than_the_workspace(attends: Launches) -> None:
@@ -159,7 +166,7 @@ def test_the_results_of_splits_take_no_more_than_the_workspace(attends: Launches
     are_split = {}
     for num_tokens in (64, 80, 96):
         attend(num_tokens, longest_k=1 << 20)
-        are_split[num_tokens] = attends.grids[-1][2] > 1
+        are_split[num_tokens] = attends.are_split[-1]
         if are_split[num_tokens]:
             assert sum(each.nbytes for each in attends.arguments[-1][9:12]) <= 256 << 20
     assert are_split == {64: True, 80: True, 96: False}

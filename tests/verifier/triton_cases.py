@@ -423,7 +423,7 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
             offsets = [*world.layout.cu_seqlens_q.tolist(), num_rows, num_rows, num_rows]
             slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
             tables = DeviceTables(
-                counts=torch.tensor([2, num_rows], dtype=torch.int32, device=device),
+                counts=torch.tensor([2, num_rows, 80], dtype=torch.int32, device=device),
                 cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
                 seq_lens=torch.tensor([70, 80, 0, 0, 0], dtype=torch.int32, device=device),
                 table_rows=torch.tensor(table_rows, dtype=torch.int32, device=device),

@@ -58,7 +58,7 @@ class DeviceTables:
     nothing; rows past the last entry's are padding.
     """
 
-    counts: torch.Tensor  # [2]: the entries and the rows before the padding
+    counts: torch.Tensor  # [3]: the entries and the rows before the padding, the longest entry
     cu_seqlens_q: torch.Tensor  # [E + 1]
     seq_lens: torch.Tensor  # [E]
     table_rows: torch.Tensor  # [E], each entry's row of `block_tables`

@@ -76,7 +76,7 @@ def attend(
     cached_values,  # [num_blocks, BLOCK_SIZE, G, D], contiguous
     block_tables,  # [tables, table_stride] int32
     table_rows,  # [B] int32, each sequence's row of `block_tables`
-    counts,  # [2] int32: sequences and rows; what is behind them is padding
+    counts,  # [3] int32: sequences, rows, the longest length; what is behind them is padding
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
     output,  # [T, H, D], out unless IS_SPLIT
@@ -107,13 +107,24 @@ def attend(
 ):
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
     wait_for_kernel_before(OVERLAPS)
+    # A launch has programs for as many sequences and rows as there may be, and for the longest
+    # length. Most have nothing to do, and take the time of these loads.
+    num_sequences = tl.load(counts)
+    num_tiles = tl.load(counts + 1) // TILE_TOKENS + num_sequences
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    # A launch has programs for as many sequences and rows as there may be. Most have nothing to do,
-    # and take the time of these two loads.
-    num_sequences = tl.load(counts)
-    num_rows = tl.load(counts + 1)
-    if tile >= num_rows // TILE_TOKENS + num_sequences:
+    # Of the programs that share a tile's splits.
+    nth_program = 0
+    num_programs = 1
+    if IS_SPLIT:
+        most_splits = split_at(tl.maximum(tl.load(counts + 2) - 1, 0), SPLIT, NUM_EQUAL) + 1
+        most_programs = tl.num_programs(0) // tl.maximum(num_tiles, 1)
+        num_programs = tl.minimum(tl.minimum(most_splits, num_splits), most_programs)
+        # As a division by num_tiles, after which Triton's compiler pipelines no loads.
+        while (tile >= num_tiles) & (nth_program < num_programs):
+            tile -= num_tiles
+            nth_program += 1
+    if (tile >= num_tiles) | (nth_program >= num_programs):
         return
     sequence = _sequence_of_tile(cu_seqlens_q, num_sequences, tile, TILE_TOKENS)
     first_row = tl.load(cu_seqlens_q + sequence)
@@ -128,7 +139,7 @@ def attend(
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(first_position - window + 1, 0)
-    first_split = split_at(begin, SPLIT, NUM_EQUAL) + tl.program_id(2)
+    first_split = split_at(begin, SPLIT, NUM_EQUAL) + nth_program
     end_split = split_at(end - 1, SPLIT, NUM_EQUAL) + 1
     if first_split >= end_split:
         return
@@ -155,7 +166,7 @@ def attend(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DIMS], tl.float32)
-    for split in range(first_split, end_split, tl.num_programs(2)):
+    for split in range(first_split, end_split, num_programs):
         split_top = tl.full([ROWS], float("-inf"), tl.float32)
         split_total = tl.zeros([ROWS], tl.float32)
         split_weighted = tl.zeros([ROWS, DIMS], tl.float32)

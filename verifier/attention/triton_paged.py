@@ -183,7 +183,7 @@ class TritonBackend:
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
         tables = DeviceTables(
-            counts=torch.ones_like(offsets),
+            counts=torch.ones(3, dtype=torch.int32, device=queries.device),
             cu_seqlens_q=offsets,
             seq_lens=one,
             table_rows=torch.zeros_like(one),
@@ -263,9 +263,9 @@ class TritonStep:
 def device_tables(layout: BatchLayout, device: torch.device) -> DeviceTables:
     """A layout's tables, a row for each of its entries."""
     tables = tables_of(layout, device)
-    counts = np.array([len(layout.seq_lens), layout.cu_seqlens_q[-1]], dtype=np.int32)
+    counts = (len(layout.seq_lens), layout.cu_seqlens_q[-1], tables.longest_k)
     return DeviceTables(
-        counts=to_device(counts, device),
+        counts=to_device(np.array(counts, dtype=np.int32), device),
         cu_seqlens_q=tables.cu_seqlens_q,
         seq_lens=tables.seq_lens,
         table_rows=torch.arange(len(tables.seq_lens), dtype=torch.int32, device=device),
@@ -367,14 +367,18 @@ def paged_attention(
     partial_shape = (num_rows, num_heads, splits.most_read)
     # Entries may be padding: there are no fewer tiles with queries than one sequence has.
     fewest_tiles = max(num_rows // tile_tokens, 1)
-    programs_per_tile = min(
-        splits.most_read,
-        -(-splitting.enough_programs // (fewest_tiles * num_kv_heads)),
-        splitting.max_programs // (num_tiles * num_kv_heads),
-    )
     # For each a top, a total and a sum of values, in float32.
     workspace_bytes = 4 * math.prod(partial_shape) * (head_dim + 2)
-    is_split = programs_per_tile > 1 and workspace_bytes <= splitting.max_workspace_bytes
+    is_split = (
+        splits.most_read > 1
+        and fewest_tiles * num_kv_heads < splitting.enough_programs
+        and 2 * num_tiles * num_kv_heads <= splitting.max_programs
+        and workspace_bytes <= splitting.max_workspace_bytes
+    )
+    # Of a key head. Kernels divide a tile's splits among as many as there are for it.
+    num_programs = num_tiles
+    if is_split:
+        num_programs = min(num_tiles * splits.most_read, splitting.max_programs // num_kv_heads)
     if is_split:
         # Each by itself, so that all begin at multiples of 16 bytes: Triton compiles for that.
         tops = queries.new_empty(partial_shape, dtype=torch.float32)
@@ -390,7 +394,7 @@ def paged_attention(
         "num_warps": 4 if dims <= 128 else 8,
         **overlap_options(overlaps, num_rows),
     }
-    triton_kernels.attend[(num_tiles, num_kv_heads, programs_per_tile if is_split else 1)](
+    triton_kernels.attend[(num_programs, num_kv_heads)](
         queries,
         cached_keys,
         cached_values,

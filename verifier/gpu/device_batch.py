@@ -64,7 +64,7 @@ class DeviceArrays(NamedTuple):
     be tables in a step.
     """
 
-    counts: torch.Tensor  # [2]: entries and tokens that are no padding
+    counts: torch.Tensor  # [3]: entries and tokens that are no padding, the longest entry's tokens
     token_ids: torch.Tensor  # [N]
     positions: torch.Tensor  # [N]
     slot_mapping: torch.Tensor  # [N]
@@ -89,7 +89,7 @@ class DeviceBatch:
         self._max_num_updates = limits.max_num_tokens + _SPARE_UPDATES
         sizes = dict.fromkeys(DeviceArrays._fields[:-1], limits.max_num_tokens)
         sizes["cu_seqlens_q"] += 1
-        sizes["counts"] = 2
+        sizes["counts"] = 3
         sizes |= {"update_places": self._max_num_updates, "update_blocks": self._max_num_updates}
         starts, num_bytes = {}, 0
         for name, size in sizes.items():
@@ -137,7 +137,7 @@ class DeviceBatch:
             )
         staged = self._staged
         table_rows, places, blocks = self._rows.assign(layout)
-        staged["counts"][:] = num_entries, num_tokens
+        staged["counts"][:] = num_entries, num_tokens, layout.seq_lens.max()
         staged["token_ids"][:num_tokens] = layout.input_token_ids
         staged["positions"][:num_tokens] = layout.positions
         _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, _NO_SLOT)

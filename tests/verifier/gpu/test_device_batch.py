@@ -46,7 +46,7 @@ def check(
     if num_padded is not None:
         sizes = (size, min(size, max_num_tables), size)
     assert (len(arrays.token_ids), len(arrays.seq_lens), len(arrays.logits_indices)) == sizes
-    assert arrays.counts.tolist() == [num_entries, num_tokens]
+    assert arrays.counts.tolist() == [num_entries, num_tokens, max(layout.seq_lens)]
     assert arrays.token_ids[:num_tokens].tolist() == layout.input_token_ids.tolist()
     assert arrays.positions[:num_tokens].tolist() == layout.positions.tolist()
     assert arrays.slot_mapping.tolist() == [*layout.slot_mapping.tolist(), *[-1] * num_padding]

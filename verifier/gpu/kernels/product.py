@@ -50,8 +50,12 @@ _HALF_TILES = (
     ProductTile(
         up_to=16, rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=6
     ),
-    ProductTile(up_to=32, rows=32, outputs=64, inputs=128, num_warps=4, num_stages=4),
-    ProductTile(up_to=128, rows=64, outputs=64, inputs=64, num_warps=4, num_stages=5),
+    ProductTile(
+        up_to=32, rows=32, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=6
+    ),
+    ProductTile(
+        up_to=128, rows=64, outputs=64, inputs=128, num_warps=4, num_stages=3, num_roomy_stages=4
+    ),
     ProductTile(up_to=256, rows=128, outputs=128, inputs=64, num_warps=8, num_stages=3),
 )
 PRODUCT_TILES = {
