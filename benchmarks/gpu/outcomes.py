@@ -1,8 +1,8 @@
 """A plugin of pytest that writes each outcome at once: what is known stays known when pytest is
 ended, or ends by a fault of a device's library.
 
-Each line of `--outcomes FILE` is a JSON array: "passed", "skipped" or "failed"; the test's name;
-and why, if it failed.
+Each line of `--outcomes FILE` is a JSON array: "begun", "passed", "skipped" or "failed"; the test's
+name; and why, if it failed.
 """
 
 import json
@@ -26,20 +26,26 @@ class _Outcomes:
     def __init__(self, file: Path) -> None:
         self._file = file
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write("begun", nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
-            self._write(report)
+            self._report(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported, or is skipped."""
         if not report.passed:
-            self._write(report)
+            self._report(report)
 
-    def _write(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+    def _report(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash else report.longreprtext
         # Short, so that a line is written whole.
         reason = reason[:1000] if report.failed else ""
-        line = [report.outcome, report.nodeid.rpartition("::")[2], reason]
+        self._write(report.outcome, report.nodeid, reason)
+
+    def _write(self, outcome: str, nodeid: str, reason: str = "") -> None:
+        line = [outcome, nodeid.rpartition("::")[2], reason]
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -74,9 +74,14 @@ async def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
 
 
 def _read(file: Path, *reasons: str) -> TestsRun:
-    """What is in the file, and reasons why there is no more."""
+    """What is in the file, and reasons why there is no more: then, what had begun, too."""
     told = [json.loads(line) for line in file.read_text().splitlines()]
     outcomes = collections.Counter(outcome for outcome, _, _ in told)
+    # Tests of several files may have one name.
+    begun = collections.Counter(name for outcome, name, _ in told if outcome == "begun")
+    begun.subtract(name for outcome, name, _ in told if outcome != "begun")
+    if reasons and +begun:
+        reasons = (*reasons, f"begun and not ended: {', '.join(begun.elements())}")
     failed = [
         f"{name}: {' '.join(reason.split())[:300]}"
         for outcome, name, reason in told

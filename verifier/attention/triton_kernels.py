@@ -107,20 +107,22 @@ def attend(
 ):
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
     wait_for_kernel_before(OVERLAPS)
-    # A launch has programs for as many sequences and rows as there may be, and for the longest
-    # length. Most have nothing to do, and take the time of these loads.
+    # A launch has programs for as many tiles as there may be. Those that have nothing to do take
+    # the time of these loads.
     num_sequences = tl.load(counts)
     num_tiles = tl.load(counts + 1) // TILE_TOKENS + num_sequences
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    # Of the programs that share a tile's splits.
+    # The nth of those that share a tile's splits.
     nth_program = 0
     num_programs = 1
     if IS_SPLIT:
-        most_splits = split_at(tl.maximum(tl.load(counts + 2) - 1, 0), SPLIT, NUM_EQUAL) + 1
-        most_programs = tl.num_programs(0) // tl.maximum(num_tiles, 1)
-        num_programs = tl.minimum(tl.minimum(most_splits, num_splits), most_programs)
-        # As a division by num_tiles, after which Triton's compiler pipelines no loads.
+        # As many as there are for each tile, but no more than the longest sequence has splits.
+        longest = tl.load(counts + 2)
+        most_splits = split_at(tl.maximum(longest - 1, 0), SPLIT, NUM_EQUAL) + 1
+        num_programs = tl.num_programs(0) // tl.maximum(num_tiles, 1)
+        num_programs = tl.minimum(num_programs, tl.minimum(most_splits, num_splits))
+        # What a division by num_tiles gives, after which Triton's compiler pipelines no loads.
         while (tile >= num_tiles) & (nth_program < num_programs):
             tile -= num_tiles
             nth_program += 1

@@ -28,8 +28,9 @@ ENOUGH_PROGRAMS = 512
 """So many programs keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
 
 MAX_PROGRAMS = 2048
-"""Where several share K/V. A launch has programs for the most sequences and the longest one that
-there may be; those that find nothing to do have to be started, too.
+"""Of a launch in which several may share K/V. A captured one has as many for any step, and they are
+divided among the tiles that the step has: more would have to be started, too, and find nothing to
+do.
 """
 
 MAX_WORKSPACE_BYTES = 256 << 20
@@ -375,11 +376,10 @@ def paged_attention(
         and 2 * num_tiles * num_kv_heads <= splitting.max_programs
         and workspace_bytes <= splitting.max_workspace_bytes
     )
-    # Of a key head. Kernels divide a tile's splits among as many as there are for it.
-    num_programs = num_tiles
+    programs_per_head = num_tiles
     if is_split:
-        num_programs = min(num_tiles * splits.most_read, splitting.max_programs // num_kv_heads)
-    if is_split:
+        most_programs = splitting.max_programs // num_kv_heads
+        programs_per_head = min(num_tiles * splits.most_read, most_programs)
         # Each by itself, so that all begin at multiples of 16 bytes: Triton compiles for that.
         tops = queries.new_empty(partial_shape, dtype=torch.float32)
         totals = torch.empty_like(tops)
@@ -394,7 +394,7 @@ def paged_attention(
         "num_warps": 4 if dims <= 128 else 8,
         **overlap_options(overlaps, num_rows),
     }
-    triton_kernels.attend[(num_programs, num_kv_heads)](
+    triton_kernels.attend[(programs_per_head, num_kv_heads)](
         queries,
         cached_keys,
         cached_values,
