@@ -128,6 +128,8 @@ def attend(
             nth_program += 1
     if (tile >= num_tiles) | (nth_program >= num_programs):
         return
+    # Of a long sequence, the last splits are the longest: what begins first takes them.
+    nth_program = num_programs - 1 - nth_program
     sequence = _sequence_of_tile(cu_seqlens_q, num_sequences, tile, TILE_TOKENS)
     first_row = tl.load(cu_seqlens_q + sequence)
     num_queries = tl.load(cu_seqlens_q + sequence + 1) - first_row
