@@ -11,7 +11,11 @@ from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequ
 from gateway.messages.response import Model
 from gateway.requests import acceptance
 from gateway.requests.acceptance import RequestDefaults
-from gateway.text.chat_template import ChatTemplateError, RenderedTooLongError
+from gateway.text.chat_template import (
+    ChatTemplateError,
+    NoReasoningEffortError,
+    RenderedTooLongError,
+)
 from gateway.text.model_text import ModelText
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
@@ -51,7 +55,8 @@ class RequestTexts:
 
         Raises:
             InvalidRequestError: it is too long, or the chat template refuses the conversation.
-            UnsupportedFieldError: a conversation, and the model has no chat template.
+            UnsupportedFieldError: a conversation, and the model has no chat template, or one that
+                is not told how much to reason.
         """
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
@@ -107,7 +112,10 @@ class RequestTexts:
                 conversation.messages,
                 tools=conversation.tools or None,
                 variables=conversation.variables,
+                reasoning_effort=conversation.reasoning_effort,
             )
+        except NoReasoningEffortError as error:
+            raise UnsupportedFieldError(str(error), field="reasoning_effort") from None
         except RenderedTooLongError as error:
             raise PromptTooLongError(str(error), field="messages") from None
         except ChatTemplateError as error:

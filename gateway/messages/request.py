@@ -111,12 +111,14 @@ class Conversation:
         messages: each with `role` and `content`.
         tools: JSON schemas of functions; empty: none.
         variables: more variables of the template.
+        reasoning_effort: how much the model shall reason; "": the template decides.
         num_bytes: about how large all of it is.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    reasoning_effort: str = ""
     num_bytes: int
 
 

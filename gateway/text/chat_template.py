@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -33,6 +34,11 @@ _WITH_TOOLS = "tool_use"
 #: The variables that a request cannot set.
 RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 
+_EFFORT = "reasoning_effort"
+# Templates that know no effort read whether the model reasons.
+_WHETHER = ("enable_thinking", "thinking")
+_NO_EFFORT = "none"
+
 
 class ChatTemplateError(Exception):
     """A template cannot be loaded, or does not accept a conversation."""
@@ -40,6 +46,10 @@ class ChatTemplateError(Exception):
 
 class RenderedTooLongError(ChatTemplateError):
     """A template makes more than `MAX_RENDERED_CHARACTERS` of a conversation."""
+
+
+class NoReasoningEffortError(ChatTemplateError):
+    """A template that reads nothing of the kind is told how much to reason."""
 
 
 class ChatTemplate:
@@ -60,9 +70,12 @@ class ChatTemplate:
         #: What conversations with tools are rendered with.
         self.source_with_tools = sources.get(_WITH_TOOLS, sources[_DEFAULT])
         self._templates: dict[str, jinja2.Template] = {}
+        # The variables that each reads.
+        self._read: dict[str, set[str]] = {}
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
+                self._read[name] = jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateError as error:
                 raise ChatTemplateError(f"the chat template {name!r}: {error}") from None
         self._forms = {name: self._find_form(name) for name in self._templates}
@@ -98,6 +111,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        reasoning_effort: str = "",
     ) -> str:
         """The text of a conversation up to where the assistant answers.
 
@@ -105,13 +119,29 @@ class ChatTemplate:
             messages: each with `role` and `content`, in the default form of `MessageForm`.
             tools: JSON schemas of functions.
             variables: more variables of the template; none of `RESERVED_VARIABLES`.
+            reasoning_effort: how much the model shall reason, "none" included; "": the template
+                decides. It is told by the variables that it reads and `variables` does not set.
 
         Raises:
+            NoReasoningEffortError: it reads none, and shall have the model reason.
             RenderedTooLongError: the text would be too long; no more of it was made.
             ChatTemplateError: the template does not accept them; its text is for the caller.
         """
         name = _WITH_TOOLS if tools and _WITH_TOOLS in self._templates else _DEFAULT
-        return self._render(name, self._forms[name].messages(messages), tools, variables or {})
+        variables = {**self._reasoning(name, reasoning_effort), **(variables or {})}
+        return self._render(name, self._forms[name].messages(messages), tools, variables)
+
+    def _reasoning(self, name: str, effort: str) -> Mapping[str, Any]:
+        """The variables that tell a template how much to reason."""
+        if not effort:
+            return {}
+        told = {_EFFORT: effort, **dict.fromkeys(_WHETHER, effort != _NO_EFFORT)}
+        read = {variable: told[variable] for variable in told if variable in self._read[name]}
+        if not read and effort != _NO_EFFORT:
+            raise NoReasoningEffortError(
+                "the model's chat template does not read how much to reason"
+            )
+        return read
 
     def _find_form(self, name: str) -> MessageForm:
         tools = PROBE_TOOLS if name == _WITH_TOOLS else None

@@ -14,6 +14,7 @@ from gateway.text.chat_template import (
     MAX_RENDERED_CHARACTERS,
     ChatTemplate,
     ChatTemplateError,
+    NoReasoningEffortError,
     RenderedTooLongError,
 )
 from servicekit.config import ConfigError, ServerOptions
@@ -83,6 +84,46 @@ def test_it_renders_as_transformers_does(
     )
     ours = ChatTemplate({"default": template}, SPECIAL)
     assert ours.render(CONVERSATION, tools=tools, variables=variables) == rendered[0][0]
+
+
+# As gpt-oss's, where a macro reads it, too.
+EFFORT = """{%- macro head() %}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- "Reasoning: " + reasoning_effort }}
+{%- endmacro %}
+{{- head() }}"""
+THINKING = "{{ 'on' if thinking is defined and thinking else 'off' }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "variables", "shown"),
+    [
+        (EFFORT, "", {}, "Reasoning: medium"),
+        (EFFORT, "low", {}, "Reasoning: low"),
+        (EFFORT, "low", {"reasoning_effort": "high"}, "Reasoning: high"),
+        (CHATML, "none", {}, "<think></think>"),
+        (CHATML, "none", {"enable_thinking": True}, "assistant\n"),
+        (CHATML, "low", {}, "assistant\n"),
+        (THINKING, "none", {}, "off"),
+        (THINKING, "minimal", {}, "on"),
+        ("{{ bos_token }}", "none", {}, "<s>"),
+    ],
+)
+def test_a_template_is_told_how_much_to_reason(
+    template: str, effort: str, variables: dict[str, Any], shown: str
+) -> None:
+    """By the variable that it reads, which a caller may set itself."""
+    ours = ChatTemplate({"default": template}, SPECIAL)
+    text = ours.render(CONVERSATION, variables=variables, reasoning_effort=effort)
+    assert text.endswith(shown)
+
+
+def test_effort_that_a_template_does_not_read_is_refused() -> None:
+    """Of the template that would be rendered."""
+    ours = ChatTemplate({"default": EFFORT, "tool_use": "{{ bos_token }}"}, SPECIAL)
+    assert ours.render(CONVERSATION, reasoning_effort="high")
+    with pytest.raises(NoReasoningEffortError):
+        ours.render(CONVERSATION, tools=TOOLS, reasoning_effort="high")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Con
         messages=[_message(each) for each in parsed.messages],
         tools=[tool.model_dump() for tool in callable_tools(parsed)],
         variables=variables,
+        reasoning_effort=parsed.reasoning_effort or "",
         num_bytes=num_bytes,
     )
 

@@ -480,6 +480,10 @@ class ChatCompletionRequest(_Request):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""
 
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How much the model shall reason, if its chat template reads that: as `reasoning_effort`, or
+    only whether, as `enable_thinking` or `thinking`. Other models take `none`."""
+
     parallel_tool_calls: bool | None = None
     """Whether there may be several calls; if not, those after the first are left out."""
 
@@ -490,7 +494,6 @@ class ChatCompletionRequest(_Request):
         Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, UNSUPPORTED
     ] = None
     prediction: Annotated[None, UNSUPPORTED] = None
-    reasoning_effort: Annotated[None, UNSUPPORTED] = None
     verbosity: Annotated[None, UNSUPPORTED] = None
     web_search_options: Annotated[None, UNSUPPORTED] = None
 

@@ -268,6 +268,9 @@ CHAT_REFUSED = [
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"modalities": ["audio"]}, "modalities.0", "unsupported_parameter"),
     ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
+    # The template reads no such variable; and no template has this value.
+    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    ({"reasoning_effort": "some"}, "reasoning_effort", "invalid_value"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": None}, "messages", "invalid_value"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "invalid_value"),
@@ -455,6 +458,22 @@ async def test_a_chat_template_that_reads_another_form_of_messages_shows_all_of_
     ]
     opened = await opened_by(start_api, verifier, "/v1/chat/completions", {"messages": messages})
     assert list(opened.token_ids) == texts(shown)
+
+
+@pytest.mark.parametrize(("effort", "shown"), [("none", "False"), ("low", "True"), (None, "")])
+async def test_a_chat_template_is_told_how_much_to_reason(
+    start_api: StartApi,
+    chat_folder: Path,
+    verifier: ScriptedVerifier,
+    texts: Any,
+    effort: str | None,
+    shown: str,
+) -> None:
+    template = {"chat_template": "[{{ enable_thinking }}]"}
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps(template))
+    fields = {"messages": USER, "reasoning_effort": effort}
+    opened = await opened_by(start_api, verifier, "/v1/chat/completions", fields)
+    assert list(opened.token_ids) == texts(f"[{shown}]")
 
 
 async def test_tools_are_left_out_if_none_may_be_called(
