@@ -76,7 +76,6 @@ async def test_a_browser_may_ask_without_a_key_and_nothing_is_counted(
         "allow-headers": ASKED,
         "max-age": "600",
     }
-    assert "Origin" in answer.headers["vary"]
     local = await ask_first(running, ORIGIN, access_control_request_private_network="true")
     assert (local.status, cors_headers(local)["allow-private-network"]) == (200, "true")
     assert running.sample("tandem_requests_received_total") == 0
@@ -91,7 +90,6 @@ async def test_other_origins_may_not_read(start_api: StartApi, origin: str) -> N
         await get(running, "/v1/models", origin=origin),
     ):
         assert "allow-origin" not in cors_headers(answer)
-        assert "Origin" in answer.headers["vary"]
     assert running.sample("tandem_request_errors_total") == 0
 
 
@@ -145,6 +143,7 @@ async def test_answers_and_errors_can_be_read(
         assert answer.status == status
         assert cors_headers(answer) == readable_for(allow_origin), status
         assert "x-request-id" in answer.headers
+        assert allow_origin == "*" or answer.headers["vary"] == "Origin"
     assert "retry-after" in answers[429].headers
 
 
