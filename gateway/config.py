@@ -1,5 +1,6 @@
 """The gateway's configuration. `servicekit.config` knows where the values come from."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,13 @@ from servicekit.config import ChannelOptions, ServerOptions
 
 SERVICE = "gateway"
 
+# As a browser sends it: it is compared as it is. Only of http and https is the host in lower case.
+_ORIGIN = re.compile(
+    r"(?:(?P<http>https?)|[a-z][a-z0-9+.-]*)"
+    r"://(?P<host>[A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]*))?"
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
 
 class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The options of `python -m gateway`."""
@@ -29,6 +37,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Address to serve HTTP on (the OpenAI API, /metrics, /health), HOST:PORT; none if empty. It
     speaks TLS with --tls-cert, and plaintext beyond loopback only with --allow-plaintext, as
     --listen does."""
+
+    http_allowed_origins: list[str] = []
+    """Origins whose pages may call the HTTP port from a browser, https://chat.example or
+    http://localhost:3000 each, or `*` for all (docs/openai.md). If empty, no page but the gateway's
+    own."""
 
     page: bool = True
     """Whether the HTTP port has a page at / that shows answers with and without speculation
@@ -165,6 +178,14 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             parse_address(value)
         return value
 
+    @pydantic.field_validator("http_allowed_origins")
+    @classmethod
+    def _are_origins(cls, value: list[str]) -> list[str]:
+        if value != ["*"]:
+            for origin in value:
+                _check_origin(origin)
+        return value
+
     @pydantic.field_validator("verifiers", "drafters")
     @classmethod
     def _are_distinct_addresses(cls, value: list[str]) -> list[str]:
@@ -221,3 +242,15 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )
+
+
+def _check_origin(text: str) -> None:
+    origin = _ORIGIN.fullmatch(text)
+    if origin is not None:
+        scheme, host, port = origin["http"], origin["host"], origin["port"]
+        if scheme is None or (host == host.lower() and port != _DEFAULT_PORTS[scheme]):
+            return
+    raise ValueError(
+        f"{text!r} is no origin as browsers send it: SCHEME://HOST or SCHEME://HOST:PORT, in lower "
+        "case, without path and default port; `*` for all stands alone"
+    )

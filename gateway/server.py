@@ -200,6 +200,7 @@ class GatewayServer:
                         *self._openai.routes(),
                         *(page_routes() if self._config.page else ()),
                     ],
+                    allowed_origins=self._config.http_allowed_origins,
                     refuse_metrics=self._openai.refuse if self._config.metrics_need_token else None,
                     is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
                     client_waits=self._client_waits,

@@ -17,6 +17,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -76,6 +77,7 @@ class HttpListener:
         certificate: WatchedFiles[ServerCertificate] | None,
         registry: CollectorRegistry,
         routes: Sequence[BaseRoute],
+        allowed_origins: Sequence[str],
         refuse_metrics: RefuseMetrics | None,
         is_ready: Callable[[], bool],
         client_waits: ClientWaits,
@@ -88,6 +90,7 @@ class HttpListener:
             certificate: the gRPC port's; None: it speaks plaintext.
             registry: what `/metrics` shows.
             routes: those of the APIs.
+            allowed_origins: whose pages browsers let read the answers; `*`: all.
             refuse_metrics: the answer to one who may not see the metrics; None: everybody may.
             is_ready: whether requests that come now would be run.
             client_waits: ends the requests of clients that do not read.
@@ -103,10 +106,11 @@ class HttpListener:
         limits = ConnectionLimits(
             max_connections=options.max_concurrent_calls, head_timeout_s=options.request_timeout_s
         )
+        application = _for_origins(
+            allowed_origins, make_application(registry, routes, is_ready, refuse_metrics)
+        )
         config = uvicorn.Config(
-            _Guard(
-                make_application(registry, routes, is_ready, refuse_metrics), is_ready, client_waits
-            ),
+            _Guard(application, is_ready, client_waits),
             http=bounded(limits),
             backlog=_BACKLOG,
             ws="none",
@@ -174,6 +178,26 @@ def make_application(
     # and tokens in plaintext.
     application.router.redirect_slashes = False
     return application
+
+
+def _for_origins(origins: Sequence[str], application: ASGIApp) -> ASGIApp:
+    """The application for browsers, too, that show pages of these origins.
+
+    Around all of it: a browser asks beforehand without a key, and reads errors only with the
+    headers.
+    """
+    if not origins:
+        return application
+    return CORSMiddleware(
+        application,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        # OpenAI's client sends a dozen of its own.
+        allow_headers=("*",),
+        # Public pages may call a gateway in a private network, or on the browser's own machine.
+        allow_private_network=True,
+        expose_headers=("x-request-id", "retry-after", "retry-after-ms"),
+    )
 
 
 class _Guard:

@@ -101,6 +101,21 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "a:1", "--tokens-per-match", str(2**32)), "--tokens-per-match"),
         (("--verifiers", "a:1", "--pool-min-ngram", str(2**32)), "--pool-min-ngram"),
         (("--verifiers", "a:1", "--http-listen", "nowhere"), "--http-listen"),
+        *(
+            (("--verifiers", "a:1", "--http-allowed-origins", origins), "--http-allowed-origins")
+            for origins in (
+                "chat.example",
+                "https://chat.example/",
+                "https://chat.example/app",
+                "https://chat.example:443",
+                "http://chat.example:80",
+                "https://Chat.example",
+                "https://*.chat.example",
+                "https://user@chat.example",
+                "http://ok.example,null",
+                "*,https://chat.example",
+            )
+        ),
         (("--verifiers", "a:1", "--drafters", "b:1,nowhere"), "--drafters"),
         (("--verifiers", "a:1", "--drafters", "b:1,b:1"), "--drafters"),
         (("--verifiers", "a:1", "--drafters", f"{'b' * 256}:1"), "--drafters"),
@@ -121,6 +136,19 @@ def test_an_empty_range_of_ngrams_is_refused() -> None:
 def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
     with pytest.raises(ConfigError, match="--tokens-per-match needs --tie longest"):
         parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        "*",
+        "https://chat.example,http://localhost:3000,http://[::1]:3000",
+        "chrome-extension://abcdefgh,app://obsidian.md,safari-web-extension://1A2B-3C",
+    ],
+)
+def test_origins_are_those_that_browsers_send(origins: str) -> None:
+    config = parse("--verifiers", "a:1", "--http-allowed-origins", origins)
+    assert config.http_allowed_origins == origins.split(",")
 
 
 def test_every_option_is_described() -> None:

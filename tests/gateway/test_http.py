@@ -152,6 +152,7 @@ def make_listener(listen: str = "127.0.0.1:0") -> HttpListener:
         certificate=None,
         registry=CollectorRegistry(),
         routes=(),
+        allowed_origins=(),
         refuse_metrics=None,
         is_ready=lambda: True,
         client_waits=ClientWaits(unread_timeout_s=1.0, make_unread_error=lambda: UnreadError("")),

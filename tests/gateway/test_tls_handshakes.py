@@ -104,6 +104,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                 certificate=watch_server_certificate(options, on_reload=lambda _: None),
                 registry=CollectorRegistry(),
                 routes=[],
+                allowed_origins=(),
                 refuse_metrics=None,
                 is_ready=lambda: True,
                 client_waits=ClientWaits(

@@ -59,6 +59,18 @@ window.fetch = async (...request) => {
 };
 """
 
+# Calls a gateway as clients in web applications do.
+CALL = """
+async ([address, key]) => {
+  const answer = await fetch(`http://${address}/v1/completions`, {
+    method: "POST",
+    headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
+    body: JSON.stringify({ model: "model", prompt: "import os", max_tokens: 4, stream: true }),
+  });
+  return [answer.status, answer.headers.get("x-request-id"), await answer.text()];
+}
+"""
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 HTML = "<script>document.title = 1</script><img src=x onerror='document.title = 2'>"
 
@@ -137,6 +149,32 @@ async def faultless_visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit
     await visit.page.context.close()
     assert visit.messages == []
     assert visit.hosts == {stack.gateway.http_address}
+
+
+@contextlib.asynccontextmanager
+async def another_gateway(stack: Stack, **options: Any) -> AsyncIterator[GatewayServer]:
+    """One with other options, in front of the stack's services."""
+    gateway = GatewayServer(
+        GatewayConfig.model_validate(
+            {
+                "server": LOOPBACK,
+                "http_listen": "127.0.0.1:0",
+                "tokenizer": [MODEL],
+                "drafters": [stack.drafter.server.address],
+                "verifiers": [stack.verifier.server.address],
+                "draft_wait": "always",
+                **options,
+            }
+        ),
+        registry=CollectorRegistry(),
+        logger=structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()]),
+    )
+    try:
+        await gateway.start()
+        await gateway.wait_until_serving()
+        yield gateway
+    finally:
+        await gateway.stop()
 
 
 async def begin_visit(browser: Browser, address: str | None, **options: Any) -> Visit:
@@ -473,22 +511,8 @@ async def test_samples_that_do_not_come_can_be_cancelled(browser: Browser, stack
 async def test_a_key_is_asked_for_and_kept_nowhere(
     browser: Browser, stack: Stack, tmp_path: Path
 ) -> None:
-    gateway = GatewayServer(
-        GatewayConfig(
-            server=LOOPBACK,
-            http_listen="127.0.0.1:0",
-            tokenizer=[MODEL],
-            drafters=[stack.drafter.server.address],
-            verifiers=[stack.verifier.server.address],
-            clients=write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]}),
-            draft_wait="always",
-        ),
-        registry=CollectorRegistry(),
-        logger=structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()]),
-    )
-    try:
-        await gateway.start()
-        await gateway.wait_until_serving()
+    clients = write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]})
+    async with another_gateway(stack, clients=clients) as gateway:
         visit = await begin_visit(browser, gateway.http_address)
         page, error = visit.page, visit.page.locator("#error")
         await expect(error).to_have_text("This gateway needs an API key.")
@@ -517,8 +541,26 @@ async def test_a_key_is_asked_for_and_kept_nowhere(
         await page.reload()
         assert await page.input_value("#key") == ""
         await page.context.close()
-    finally:
-        await gateway.stop()
+
+
+async def test_a_page_of_another_origin_may_call_where_its_origin_is_allowed(
+    browser: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    origin = f"http://{stack.gateway.http_address}"
+    clients = write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]})
+    page = await browser.new_page()
+    # Not the page of the gateway, whose policy lets it call nobody else.
+    await page.goto(f"{origin}/health")
+    async with another_gateway(stack, clients=clients, http_allowed_origins=[origin]) as gateway:
+        status, request_id, answer = await page.evaluate(CALL, [gateway.http_address, "secret"])
+        assert (status, answer[-14:]) == (200, "data: [DONE]\n\n")
+        assert request_id
+        status, _, answer = await page.evaluate(CALL, [gateway.http_address, "wrong"])
+        assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
+    async with another_gateway(stack, http_allowed_origins=["https://chat.example"]) as gateway:
+        with pytest.raises(BrowserError, match="Failed to fetch"):
+            await page.evaluate(CALL, [gateway.http_address, "any"])
+    await page.close()
 
 
 async def test_dark_and_light_are_readable_and_a_phone_scrolls_one_way(
