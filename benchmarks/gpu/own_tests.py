@@ -48,7 +48,8 @@ async def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
     """
     processes = []
     if importlib.util.find_spec("xdist"):
-        processes = ["-n", str(min(_MOST_PROCESSES, available_cores()))]
+        # Slow tests stand side by side: a process that has nothing left takes some over.
+        processes = ["-n", str(min(_MOST_PROCESSES, available_cores())), "--dist", "worksteal"]
     with tempfile.TemporaryDirectory() as kept:
         file = Path(kept) / "outcomes"
         file.touch()

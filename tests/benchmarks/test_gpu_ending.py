@@ -56,6 +56,24 @@ async def test_tests_run_beside_each_other(tmp_path: Path) -> None:
     assert (run.passed, run.failed) == (2, [])
 
 
+@pytest.mark.skipif(available_cores() < 2, reason="one core runs one test at a time")
+async def test_a_slow_tests_neighbours_do_not_wait_for_it(tmp_path: Path) -> None:
+    """Those that would come after it are run by processes that have nothing left."""
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, time, pytest\n"
+        f"ended = pathlib.Path({str(tmp_path)!r}) / 'ended'\n"
+        # Even with sixteen processes, one process had both at first.
+        "@pytest.mark.parametrize('nth', range(256))\n"
+        "def test_one(nth):\n"
+        "    if nth == 3: ended.touch()\n"
+        "    end_s = time.monotonic() + 20\n"
+        "    while nth == 0 and not ended.exists() and time.monotonic() < end_s: time.sleep(0.01)\n"
+        "    assert nth or ended.exists()\n"
+    )
+    run = await run_tests(60, str(tmp_path))
+    assert (run.passed, run.failed) == (256, [])
+
+
 async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
     assert (await run_tests(1.5, str(tmp_path))).failed == ["not done in time"]

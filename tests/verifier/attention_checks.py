@@ -5,11 +5,18 @@ bfloat16 is computed here by a product that stands in for the interpreter's own
 (`triton_interpreter.py`), so it checks what surrounds the products only.
 """
 
+import dataclasses
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.verifier import triton_cases
 from tests.volume import cases
+from verifier.attention.backend import DeviceTables
+from verifier.attention.triton_paged import FLOAT32_TILES, device_tables, paged_attention
 
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -54,6 +61,62 @@ def test_of_one_type(case: str, dtype: torch.dtype) -> None:
 
 def test_a_sequence_may_end_where_a_split_does() -> None:
     triton_cases.a_sequence_may_end_where_a_split_does()
+
+
+@pytest.mark.parametrize(
+    ("num_padded", "max_programs", "products"),
+    [
+        # A program for each split, the last ones first, though half of the entries are padding.
+        (2, 8, {0: 4, 2: 4, 4: 2, 6: 2, 5: 2, 7: 2}),
+        # Two for each sequence, which take every second split. The fifth has nothing to do.
+        (0, 5, {0: 6, 2: 6, 1: 2, 3: 2}),
+    ],
+)
+def test_a_steps_programs_share_its_splits(
+    num_padded: int, max_programs: int, products: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are the same whichever program computes a split, so each program's products are
+    counted: two for 32 keys. The sequences' splits have 32, 32, 64 and 64 tokens, and 32 and 8.
+    """
+    world = triton_cases.World(
+        triton_cases.Sizes(num_kv_heads=1),
+        [triton_cases.Entry(num_queries=1, length=length) for length in (192, 40)],
+    )
+    queries, keys, values = world.rows()
+    world.cache.write(1, keys, values, torch.from_numpy(world.layout.slot_mapping))
+    counted: Counter[int] = Counter()
+    multiply = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, *arguments: Any) -> Any:
+        counted[self.grid_idx[0]] += 1
+        return multiply(self, *arguments)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    attended = paged_attention(
+        queries,
+        *world.cache.blocks(1),
+        padded(device_tables(world.layout, world.device), num_padded),
+        tiles=FLOAT32_TILES,
+        scaling=0.3,
+        sliding_window=None,
+        splitting=dataclasses.replace(triton_cases.APART, max_programs=max_programs),
+    )
+    world.check(attended)
+    assert counted == products
+
+
+def padded(tables: DeviceTables, num_padded: int) -> DeviceTables:
+    """With so many entries more that are padding."""
+
+    def extended(indices: torch.Tensor) -> torch.Tensor:
+        return torch.cat((indices, indices.new_full((num_padded,), 1 << 30)))
+
+    return dataclasses.replace(
+        tables,
+        cu_seqlens_q=extended(tables.cu_seqlens_q),
+        seq_lens=extended(tables.seq_lens),
+        table_rows=extended(tables.table_rows),
+    )
 
 
 def test_values_of_a_head_may_lie_apart() -> None:

@@ -168,7 +168,7 @@ def attend(
         (80, torch.bfloat16, 256, 100, 100),
         (80, torch.float32, 128, None, 100),
         (89, torch.bfloat16, 80, 100, 9000),
-        (90, torch.bfloat16, 128, None, 100),
+        (90, torch.bfloat16, 128, None, 9000),
         (90, torch.bfloat16, 256, None, 100),
         (100, torch.bfloat16, 128, None, 100),
     ],

@@ -117,12 +117,12 @@ def attend(
     nth_program = 0
     num_programs = 1
     if IS_SPLIT:
-        # As many as there are for each tile, but no more than the longest sequence has splits.
+        # As many as the launch has for each tile, but no more than the longest sequence has splits.
         longest = tl.load(counts + 2)
         most_splits = split_at(tl.maximum(longest - 1, 0), SPLIT, NUM_EQUAL) + 1
         num_programs = tl.num_programs(0) // tl.maximum(num_tiles, 1)
         num_programs = tl.minimum(num_programs, tl.minimum(most_splits, num_splits))
-        # What a division by num_tiles gives, after which Triton's compiler pipelines no loads.
+        # Divides by num_tiles: nth_program becomes the quotient, tile the remainder.
         while (tile >= num_tiles) & (nth_program < num_programs):
             tile -= num_tiles
             nth_program += 1
