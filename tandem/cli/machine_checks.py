@@ -96,7 +96,7 @@ def model_files(folder: Path) -> Iterator[Check]:
             yield fail(name, f"{folder / name}: is no JSON: {error}", "download the model again")
         else:
             yield ok(name, f"{folder / name}")
-    if not any(folder.glob("*.safetensors")):
+    if not any(path.is_file() for path in folder.glob("*.safetensors")):
         yield fail(
             "weights",
             f"{folder} has no file *.safetensors",

@@ -81,10 +81,12 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
 def test_a_pipe_or_a_device_in_a_model_folder_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "model.safetensors")
     found = by_name(machine_checks.model_files(tmp_path))
     for name in ("config.json", "tokenizer.json"):
         assert found[name].status is Status.FAIL
         assert found[name].found == f"{tmp_path / name}: is no file"
+    assert found["weights"].status is Status.FAIL
 
 
 def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:
