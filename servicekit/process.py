@@ -18,6 +18,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -103,6 +104,7 @@ def run(main: Callable[[], Awaitable[None]]) -> int:
         The exit code: 0 at the end, 1 after an exception, which is logged, 2 after a ConfigError,
         which is printed in one line on stderr, 128 + n after signal n.
     """
+    _allow_all_descriptors()
     # Process 1 of a container does not get SIGTERM at all unless it has a handler.
     previous = signal.getsignal(signal.SIGTERM)
     try:
@@ -135,6 +137,15 @@ def end(status: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
+
+
+def _allow_all_descriptors() -> None:
+    # Each connection has one. Shells and systemd allow 1,024 at first, fewer than a server's own
+    # limits, for the sake of programs that call select(2).
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Where there is no most, the system may have one nevertheless.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _cancel_at_sigterm(main: Callable[[], Awaitable[None]]) -> None:

@@ -1,5 +1,6 @@
 """The verifier's configuration; `servicekit.config` reads it from flags, environment and file."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -198,7 +199,7 @@ class VerifierConfig(
 
     def served_model_id(self) -> str:
         """The name that clients ask for."""
-        return self.model_id or self.model.resolve().name
+        return self.model_id or Path(os.path.realpath(self.model)).name
 
     def num_threads(self) -> int:
         """Threads for the model; more threads than free cores would stall each other."""

@@ -90,8 +90,11 @@ def read_clients(path: Path) -> KnownClients:
     Raises:
         ConfigError: it cannot be read, has another form, or a credential twice.
     """
+    content = load_yaml(FLAG, path)
+    if not isinstance(content, dict):
+        raise ConfigError(FLAG, f"{path}: holds no tenants")
     try:
-        file = _File.model_validate(load_yaml(FLAG, path))
+        file = _File.model_validate(content)
     except pydantic.ValidationError as invalid:
         # Without the value: it may be a token that was written into the wrong place.
         error = invalid.errors(include_url=False, include_input=False)[0]

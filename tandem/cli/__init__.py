@@ -64,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except OSError as error:
+        # What no command expects, such as a full disk below stdout.
+        from tandem.cli.terminal import drop_output
+
+        drop_output()
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
     return int(result or 0)
 
 

@@ -4,6 +4,7 @@ What only a verifier can tell comes from a child process, `python -m verifier.mo
 packages take hundreds of megabytes, and may not be there.
 """
 
+import errno
 import importlib.metadata
 import importlib.util
 import json
@@ -83,6 +84,9 @@ def model_files(folder: Path) -> Iterator[Check]:
         return
     for name, user in (("config.json", "verifier"), ("tokenizer.json", "gateway")):
         try:
+            # A pipe or a device may never end.
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise OSError(errno.EINVAL, "is no file")
             json.loads((folder / name).read_bytes())
         except OSError as error:
             yield fail(
@@ -92,7 +96,7 @@ def model_files(folder: Path) -> Iterator[Check]:
             yield fail(name, f"{folder / name}: is no JSON: {error}", "download the model again")
         else:
             yield ok(name, f"{folder / name}")
-    if not any(folder.glob("*.safetensors")):
+    if not any(path.is_file() for path in folder.glob("*.safetensors")):
         yield fail(
             "weights",
             f"{folder} has no file *.safetensors",

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import platform
 import re
 import shutil
@@ -75,6 +76,17 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
     assert found["tokenizer.json"].startswith("fail tokenizer.json: ")
     assert found["weights"].startswith("fail weights: ")
     assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
+
+
+def test_a_pipe_or_a_device_in_a_model_folder_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "model.safetensors")
+    found = by_name(machine_checks.model_files(tmp_path))
+    for name in ("config.json", "tokenizer.json"):
+        assert found[name].status is Status.FAIL
+        assert found[name].found == f"{tmp_path / name}: is no file"
+    assert found["weights"].status is Status.FAIL
 
 
 def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:

@@ -57,6 +57,21 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert line == "tandem: No such command 'serve'. (see tandem --help)"
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["doctor", "--help"]])
+def test_a_full_disk_below_stdout_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tandem", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tandem")
+    assert line.endswith("No space left on device")
+
+
 def test_without_the_packages_of_the_extra_the_command_says_so_and_the_client_works() -> None:
     code = (
         "import sys\n"

@@ -118,7 +118,8 @@ A_CLIENT = f"token_sha256: {digest_of('first')}"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "valid dictionary"),
+        ("", "clients.yaml: holds no tenants"),
+        ("- tenants", "clients.yaml: holds no tenants"),
         ("tenants:\n  a: {clients: [{}]}", "either token_sha256 or certificate"),
         (
             f"tenants:\n  a: {{clients: [{{{A_CLIENT}, certificate: b}}]}}",

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -214,6 +215,20 @@ async def test_it_serves_although_its_ready_line_cannot_be_written(
     code, _, log = script.end()
     assert code == 0
     assert "process_failed" not in events(log)
+
+
+def test_it_may_open_as_many_descriptors_as_the_system_lets_it(start: Any) -> None:
+    given = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (given[1] // 2, given[1]))
+    try:
+        script = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, given)
+    script.read_address()
+    allowed = resource.prlimit(script.process.pid, resource.RLIMIT_NOFILE)
+    script.process.send_signal(signal.SIGTERM)
+    assert script.end()[0] == 0
+    assert allowed == (given[1], given[1])
 
 
 @on_both_loops

@@ -50,3 +50,10 @@ def test_a_models_name_that_no_message_can_hold_is_refused() -> None:
     assert expected in refusal(model=folder)
     assert expected in refusal(model_id=folder.name)
     assert VerifierConfig(model=folder, model_id="model").served_model_id() == "model"
+
+
+def test_a_link_to_itself_is_a_models_name_like_another(tmp_path: Path) -> None:
+    """Loading then says what is wrong with the folder."""
+    link = tmp_path / "loop"
+    link.symlink_to(link)
+    assert VerifierConfig(model=link).served_model_id() == "loop"
