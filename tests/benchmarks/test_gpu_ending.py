@@ -86,14 +86,15 @@ async def test_what_was_tested_before_the_time_was_over_is_told(
 ) -> None:
     told = tmp_path / "told"
     os.mkfifo(told)
-    # The slow test tells when the outcomes of the others are known.
+    # The slow test tells when the outcomes of the others are known, and that it has begun.
     (tmp_path / "test_it.py").write_text(
         "import pathlib, time\n"
         "def test_good(): pass\n"
         "def test_bad(): assert 1 == 2\n"
         "def test_slow(pytestconfig):\n"
         "    outcomes = pathlib.Path(pytestconfig.getoption('--outcomes'))\n"
-        "    while outcomes.read_text().count('ed\"') < 2: time.sleep(0.01)\n"
+        "    while (told := outcomes.read_text()).count('ed\"') < 2 or 'slow' not in told:\n"
+        "        time.sleep(0.01)\n"
         f"    pathlib.Path({str(told)!r}).write_text('')\n"
         "    time.sleep(600)\n"
     )
