@@ -16,6 +16,7 @@ from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
+    GenerateCall,
     Output,
     RunningGateway,
     StartGateway,
@@ -89,6 +90,16 @@ async def start_fleet(start_gateway: StartGateway, start_verifier: StartVerifier
         return Fleet(verifiers, running)
 
     return start
+
+
+async def call_with_output(fleet: Fleet) -> tuple[GenerateCall, ScriptedVerifier]:
+    """The first call, [1], of which the client has a token, 5; and its verifier."""
+    call = fleet.running.call(1)
+    owner, opened = await fleet.owner()
+    owner.send(owner.opened(opened.sequence_id), owner.decided(opened.sequence_id, 1, [5]))
+    await read(call)
+    await read(call)
+    return call, owner
 
 
 async def test_another_verifier_goes_on_where_the_lost_one_ended(start_fleet: StartFleet) -> None:
@@ -549,11 +560,7 @@ async def test_every_fifth_refused_request_goes_to_another_verifier_once_many_we
 
 async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(3, max_resumes=1)
-    call = fleet.running.call(1)
-    lost, first = await fleet.owner()
-    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
-    await read(call)
-    await read(call)
+    call, lost = await call_with_output(fleet)
     await lost.stop()
     others = fleet.others(lost)
     for count in range(2, 6):
@@ -579,11 +586,7 @@ async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
 ) -> None:
     """Not with the last verifier's refusal: a client may go on elsewhere."""
     fleet = await start_fleet(2, resume_timeout_s=2.0)
-    call = fleet.running.call(1)
-    lost, first = await fleet.owner()
-    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
-    await read(call)
-    await read(call)
+    call, lost = await call_with_output(fleet)
     await lost.stop()
     full, opened = await fleet.owner(2)
     full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
@@ -594,11 +597,7 @@ async def test_verifiers_that_refuse_new_requests_are_asked_to_go_on_with_a_choi
     start_fleet: StartFleet,
 ) -> None:
     fleet = await start_fleet(2)
-    call = fleet.running.call(1)
-    lost, first = await fleet.owner()
-    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
-    await read(call)
-    await read(call)
+    call, lost = await call_with_output(fleet)
     (full,) = fleet.others(lost)
     addresses = [each.address for each in fleet.verifiers]
     key = next(
@@ -663,11 +662,7 @@ async def test_a_verifier_that_cannot_run_what_another_ran_is_passed_over(
     start_fleet: StartFleet, code: int
 ) -> None:
     fleet = await start_fleet(3)
-    call = fleet.running.call(1)
-    lost, first = await fleet.owner()
-    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
-    await read(call)
-    await read(call)
+    call, lost = await call_with_output(fleet)
     await lost.stop()
     unable, second = await fleet.owner(2)
     unable.send(unable.rejected(second.sequence_id, code=code, message="not on this server"))
