@@ -25,11 +25,12 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/limits.proto\x12\ttandem.v1\x1a google/protobuf/descriptor.proto:5\n\tmax_items\x12\x1d.google.protobuf.FieldOptions\x18\xb5\x87\x03 \x01(\r\x88\x01\x01:5\n\tmax_bytes\x12\x1d.google.protobuf.FieldOptions\x18\xb6\x87\x03 \x01(\r\x88\x01\x01:?\n\x11max_message_bytes\x12\x1f.google.protobuf.MessageOptions\x18\xb7\x87\x03 \x01(\r\x88\x01\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/limits.proto\x12\ttandem.v1\x1a google/protobuf/descriptor.proto:5\n\tmax_items\x12\x1d.google.protobuf.FieldOptions\x18\xb5\x87\x03 \x01(\r\x88\x01\x01:5\n\tmax_bytes\x12\x1d.google.protobuf.FieldOptions\x18\xb6\x87\x03 \x01(\r\x88\x01\x01:?\n\x11max_message_bytes\x12\x1f.google.protobuf.MessageOptions\x18\xb7\x87\x03 \x01(\r\x88\x01\x01\x42\x14Z\x12tandem/v1;tandemv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.limits_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z\022tandem/v1;tandemv1'
 # @@protoc_insertion_point(module_scope)
