@@ -6,12 +6,11 @@ the stream.
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import Send
 
-from gateway.api.openai.answers import DONE, Envelope, Part
-from gateway.api.openai.answers import error_event as to_error_event
+from gateway.api.openai.answers import Part
 from gateway.api.openai.choices import Choice
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.jobs import Job
@@ -62,28 +61,19 @@ class AnswerWriter:
     async def stream(
         self,
         job: Job,
-        envelope: Envelope,
         events: Events,
         send: Send,
         to_api_error: Callable[[Exception], ApiError],
     ) -> None:
-        """Answers in chunks.
+        """Answers in events.
 
         Raises:
             Exception: before the status was sent. Later ones are events of the stream.
         """
-        form, usage = job.form, UsageTotal()
-
-        def so_far() -> dict[str, int] | None:
-            return usage.so_far() if job.repeats_usage else None
-
+        answer, usage = job.answer, UsageTotal()
         num_starting = job.num_prompts
         # What waits for the status.
-        held: list[str] | None = [
-            envelope.chunk(first)
-            for index in range(len(job.choices))
-            if (first := form.first(index))
-        ]
+        held: list[str] | None = [answer.begin()]
         try:
             async for prompt_index, event in events:
                 if isinstance(event, Chunk):
@@ -92,19 +82,16 @@ class AnswerWriter:
                     part = await self._read(job.choices[index], event)
                     if part.is_empty:
                         continue
-                    message = _chunks(
-                        form.deltas(index, part), envelope, so_far(), part.speculation
-                    )
+                    message = answer.part(index, part, usage)
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(event)
                     usage.grow(index, event.usage.output_tokens)
                     choice = job.choices[index]
-                    rest, message = choice.finish(), ""
-                    if not rest.is_empty:
-                        message = _chunks(form.deltas(index, rest), envelope, so_far())
-                    last = form.last(index, event.finish_reason, has_calls=choice.has_calls)
-                    message += envelope.chunk(last, usage=so_far())
+                    rest = choice.finish()
+                    message = answer.last(
+                        index, rest, event.finish_reason, usage, has_calls=choice.has_calls
+                    )
                 else:
                     await self._prepare(job, prompt_index, event)
                     if isinstance(event, Started):
@@ -123,13 +110,12 @@ class AnswerWriter:
         except Exception as error:
             if held is not None:
                 raise
-            # The status is sent: the official client raises what this event says.
-            await _send_part(send, to_error_event(to_api_error(error).body()), is_last=True)
+            # The status is sent.
+            await _send_part(send, answer.error(to_api_error(error)), is_last=True)
             return
-        end = envelope.usage_chunk(usage.to_json()) if job.includes_usage else ""
-        await _send_part(send, end + DONE, is_last=True)
+        await _send_part(send, answer.end(usage), is_last=True)
 
-    async def collect(self, job: Job, envelope: Envelope, events: Events, send: Send) -> None:
+    async def collect(self, job: Job, events: Events, send: Send) -> None:
         """Answers as a whole.
 
         Raises:
@@ -137,7 +123,6 @@ class AnswerWriter:
         """
         usage = UsageTotal()
         parts: list[list[Part]] = [[] for _ in job.choices]
-        whole = [""] * len(job.choices)
         num_bytes = 0
         async for prompt_index, event in events:
             if isinstance(event, Chunk):
@@ -156,10 +141,10 @@ class AnswerWriter:
                 index = job.index_of(prompt_index, event.choice_index)
                 usage.add(event)
                 parts[index].append(job.choices[index].finish())
-                whole[index] = job.form.whole(index, _join(parts[index]), event.finish_reason)
+                job.answer.collect(index, parts[index], event.finish_reason)
             else:
                 await self._prepare(job, prompt_index, event)
-        await send_json(send, envelope.whole(whole, usage.to_json()))
+        await send_json(send, job.answer.whole(usage))
 
     async def _prepare(self, job: Job, prompt_index: int, event: Started | Traced) -> None:
         """Tells choices what comes before their next part."""
@@ -204,18 +189,6 @@ async def _send_part(send: Send, text: str, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
 
 
-def _chunks(
-    choices: Sequence[str],
-    envelope: Envelope,
-    usage: dict[str, int] | None,
-    speculation: str = "",
-) -> str:
-    first, *others = choices
-    return envelope.chunk(first, speculation, usage) + "".join(
-        [envelope.chunk(each, usage=usage) for each in others]
-    )
-
-
 def _num_bytes(part: Part) -> int:
     """About as much as the part takes as JSON."""
     logprobs = part.logprobs or ()
@@ -224,18 +197,4 @@ def _num_bytes(part: Part) -> int:
         num_bytes += len(json.dumps(text))
     return num_bytes + sum(
         len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
-    )
-
-
-def _join(parts: Sequence[Part]) -> Part:
-    first = parts[0] if parts else Part("", None, None)
-    return Part(
-        "".join([part.text for part in parts]),
-        None
-        if first.logprobs is None
-        else [each for part in parts for each in part.logprobs or ()],
-        None
-        if first.token_ids is None
-        else [id_ for part in parts for id_ in part.token_ids or ()],
-        tool_calls=[call for part in parts for call in part.tool_calls],
     )

@@ -1,4 +1,4 @@
-"""The form of answers: whole ones and chunks, for completions and chat completions.
+"""How answers are written: whole ones and chunks, for completions and chat completions.
 
 Owns the JSON of choices, which is written without a model of it: a stream writes a chunk per step.
 `answer_schema.py` describes it.
@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from gateway.api.openai.errors import ApiError
 from gateway.api.openai.tokens import CompletionLogprob
+from gateway.api.openai.usage import UsageTotal
 from gateway.messages.response import FinishReason
 
 _FINISH_REASONS = {
@@ -65,8 +67,43 @@ class Part(NamedTuple):
         )
 
 
+class Answer(Protocol):
+    """One answer, as the writer asks for it: events of a stream, or all at the end.
+
+    Every text is of server-sent events, several or none, but that of `whole`.
+    """
+
+    def begin(self) -> str:
+        """What a stream begins with."""
+
+    def part(self, index: int, part: Part, usage: UsageTotal) -> str:
+        """A part of a choice that is not empty. `usage`: with the part."""
+
+    def last(
+        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
+    ) -> str:
+        """The end of a choice.
+
+        Args:
+            rest: what was held back.
+            has_calls: whether any part of it had tool calls.
+        """
+
+    def end(self, usage: UsageTotal) -> str:
+        """What a stream ends with."""
+
+    def error(self, error: ApiError) -> str:
+        """What a stream ends with that fails."""
+
+    def collect(self, index: int, parts: Sequence[Part], reason: FinishReason) -> None:
+        """All parts of a choice, of an answer that is no stream."""
+
+    def whole(self, usage: UsageTotal) -> str:
+        """The answer, when all choices are collected: JSON."""
+
+
 class Form(Protocol):
-    """How one kind of answer is written."""
+    """How the choices of one kind of answer are written."""
 
     #: The `object` of a whole answer and of a chunk, and how ids begin.
     whole_object: str
@@ -184,8 +221,8 @@ class ChatForm:
         )
 
 
-class Envelope:
-    """What surrounds the choices of one answer: the same in each of its chunks."""
+class ChunkAnswer:
+    """Implements `Answer`: choices in one envelope, the same for each chunk."""
 
     def __init__(
         self,
@@ -193,52 +230,94 @@ class Envelope:
         *,
         request_id: str,
         model: str,
+        num_choices: int,
         is_stream: bool,
         includes_usage: bool,
+        repeats_usage: bool,
     ) -> None:
         """Args:
-        form: of the answer.
+        form: of the choices.
         request_id: becomes its id.
         model: as the request names it.
         is_stream: whether there will be chunks.
         includes_usage: whether the last chunk states the usage; then the others say null.
+        repeats_usage: whether each chunk states the tokens so far.
         """
+        self._form = form
         kind = form.chunk_object if is_stream else form.whole_object
         self._head = (
             f'{{"id":{json.dumps(form.id_prefix + request_id)},"object":"{kind}",'
             f'"created":{int(time.time())},"model":{json.dumps(model)},"choices":['
         )
         self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
+        self._includes_usage = includes_usage
+        self._repeats_usage = repeats_usage
+        self._choices = [""] * num_choices
 
-    def chunk(
-        self, choices: str, speculation: str = "", usage: dict[str, int] | None = None
+    def begin(self) -> str:
+        firsts = (self._form.first(index) for index in range(len(self._choices)))
+        return "".join([self._chunk(first) for first in firsts if first])
+
+    def part(self, index: int, part: Part, usage: UsageTotal) -> str:
+        first, *others = self._form.deltas(index, part)
+        so_far = self._so_far(usage)
+        return self._chunk(first, so_far, part.speculation) + "".join(
+            [self._chunk(each, so_far) for each in others]
+        )
+
+    def last(
+        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
     ) -> str:
-        """A chunk, as a server-sent event.
+        message = "" if rest.is_empty else self.part(index, rest, usage)
+        last = self._form.last(index, reason, has_calls=has_calls)
+        return message + self._chunk(last, self._so_far(usage))
+
+    def end(self, usage: UsageTotal) -> str:
+        done = "data: [DONE]\n\n"
+        if not self._includes_usage:
+            return done
+        return f'data: {self._head}],"usage":{json.dumps(usage.to_json())}}}\n\n{done}'
+
+    def error(self, error: ApiError) -> str:
+        # The official client raises what it says.
+        return f"data: {error.body()}\n\n"
+
+    def collect(self, index: int, parts: Sequence[Part], reason: FinishReason) -> None:
+        self._choices[index] = self._form.whole(index, _join(parts), reason)
+
+    def whole(self, usage: UsageTotal) -> str:
+        return f'{self._head}{",".join(self._choices)}],"usage":{json.dumps(usage.to_json())}}}'
+
+    def _so_far(self, usage: UsageTotal) -> dict[str, int] | None:
+        return usage.so_far() if self._repeats_usage else None
+
+    def _chunk(
+        self, choice: str, usage: dict[str, int] | None = None, speculation: str = ""
+    ) -> str:
+        """A chunk.
 
         Args:
-            choices: as JSON.
-            speculation: how the chunk's drafts fared, as JSON; "": not requested.
+            choice: as JSON.
             usage: the tokens so far; None: not requested.
+            speculation: how the chunk's drafts fared, as JSON; "": not requested.
         """
         report = f',"speculation":{speculation}' if speculation else ""
         tail = self._tail if usage is None else f',"usage":{json.dumps(usage)}}}\n\n'
-        return f"data: {self._head}{choices}]{report}{tail}"
-
-    def usage_chunk(self, usage: dict[str, Any]) -> str:
-        """The chunk that states the usage, as a server-sent event."""
-        return f'data: {self._head}],"usage":{json.dumps(usage)}}}\n\n'
-
-    def whole(self, choices: Sequence[str], usage: dict[str, Any]) -> str:
-        """A whole answer."""
-        return f'{self._head}{",".join(choices)}],"usage":{json.dumps(usage)}}}'
+        return f"data: {self._head}{choice}]{report}{tail}"
 
 
-def error_event(error_body: str) -> str:
-    """An error in the middle of a stream, as a server-sent event."""
-    return f"data: {error_body}\n\n"
-
-
-DONE = "data: [DONE]\n\n"
+def _join(parts: Sequence[Part]) -> Part:
+    first = parts[0] if parts else Part("", None, None)
+    return Part(
+        "".join([part.text for part in parts]),
+        None
+        if first.logprobs is None
+        else [each for part in parts for each in part.logprobs or ()],
+        None
+        if first.token_ids is None
+        else [id_ for part in parts for id_ in part.token_ids or ()],
+        tool_calls=[call for part in parts for call in part.tool_calls],
+    )
 
 
 def _whole_calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:

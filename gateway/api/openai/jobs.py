@@ -8,12 +8,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.api.openai import chat, requests, schema, tools
-from gateway.api.openai.answers import ChatForm, CompletionForm, Form
+from gateway.api.openai.answers import Answer, ChatForm, ChunkAnswer, CompletionForm, Form
 from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice, Wants
 from gateway.api.openai.errors import ApiError
 from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.model_text import ModelText
 from gateway.text.tool_calls import make_parser
+from servicekit import logs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +25,16 @@ class Job:
         requests: one per prompt; emptied when they begin to run.
         choices: all choices of the first prompt, then those of the next.
         num_prompts: of them.
-        is_stream, includes_usage: the form of the answer.
-        repeats_usage: whether each chunk states the tokens so far.
+        is_stream: whether the answer comes in events.
         renamed_params: by the usual name of a parameter in errors, the name in this request:
             prompt -> messages; and by `name/code` where it differs for errors of this code.
     """
 
-    form: Form
-    model: str
+    answer: Answer
     requests: list[GenerateRequest]
     choices: Sequence[Choice]
     num_prompts: int
     is_stream: bool
-    includes_usage: bool
-    repeats_usage: bool
     renamed_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
@@ -86,9 +83,9 @@ def completion_job(
         report=_wants_report(parsed),
     )
     prompts = requests.prompts_of(parsed)
+    num_choices = len(prompts) * (parsed.n or 1)
     return Job(
-        form=CompletionForm(),
-        model=parsed.model,
+        answer=_answer(CompletionForm(), parsed, num_choices),
         requests=requests.completion_requests(
             parsed,
             prompts,
@@ -107,8 +104,6 @@ def completion_job(
         ],
         num_prompts=len(prompts),
         is_stream=bool(parsed.stream),
-        includes_usage=_includes_usage(parsed),
-        repeats_usage=_repeats_usage(parsed),
     )
 
 
@@ -147,8 +142,7 @@ def chat_job(
     )
     names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     return Job(
-        form=ChatForm(),
-        model=parsed.model,
+        answer=_answer(ChatForm(), parsed, parsed.n or 1),
         requests=[request],
         choices=[
             ChatChoice(
@@ -160,8 +154,6 @@ def chat_job(
         ],
         num_prompts=1,
         is_stream=bool(parsed.stream),
-        includes_usage=_includes_usage(parsed),
-        repeats_usage=_repeats_usage(parsed),
         renamed_params={
             "prompt": "messages",
             "structured_outputs": _param_of_grammar(parsed, grammar),
@@ -193,7 +185,9 @@ def _wants_report(parsed: schema.CompletionRequest | schema.ChatCompletionReques
     return wants
 
 
-def _includes_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
+def _answer(
+    form: Form, parsed: schema.CompletionRequest | schema.ChatCompletionRequest, num_choices: int
+) -> Answer:
     options = parsed.stream_options
     if options is not None and not parsed.stream:
         raise ApiError(
@@ -202,9 +196,15 @@ def _includes_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequ
             param="stream_options",
             code="invalid_value",
         )
-    return options is not None and bool(options.include_usage)
-
-
-def _repeats_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
-    options = parsed.stream_options
-    return _includes_usage(parsed) and options is not None and bool(options.continuous_usage_stats)
+    includes_usage = options is not None and bool(options.include_usage)
+    return ChunkAnswer(
+        form,
+        request_id=logs.request_id(),
+        model=parsed.model,
+        num_choices=num_choices,
+        is_stream=bool(parsed.stream),
+        includes_usage=includes_usage,
+        repeats_usage=includes_usage
+        and options is not None
+        and bool(options.continuous_usage_stats),
+    )

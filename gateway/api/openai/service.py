@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.frontend import Frontend
 from gateway.api.openai import document, merged_events, requests, schema
 from gateway.api.openai.answer_writer import AnswerWriter, send_json
-from gateway.api.openai.answers import Envelope
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job
@@ -30,7 +29,6 @@ from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
 from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
-from servicekit import logs
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
 from servicekit.interceptors.callers import Caller, bearer_token
 from servicekit.logs import Logger
@@ -211,13 +209,6 @@ class OpenAiApi:
                 return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
-        envelope = Envelope(
-            job.form,
-            request_id=logs.request_id(),
-            model=job.model,
-            is_stream=job.is_stream,
-            includes_usage=job.includes_usage,
-        )
         streams = [self._frontend.generate(each, principal) for each in job.take_requests()]
         try:
             async with (
@@ -228,9 +219,9 @@ class OpenAiApi:
                     to_error = functools.partial(
                         self._to_api_error, renamed_params=job.renamed_params
                     )
-                    await self._writer.stream(job, envelope, events, send, to_error)
+                    await self._writer.stream(job, events, send, to_error)
                 else:
-                    await self._writer.collect(job, envelope, events, send)
+                    await self._writer.collect(job, events, send)
         except ClientGoneError:
             raise
         except Exception as error:
