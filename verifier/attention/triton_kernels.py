@@ -127,10 +127,12 @@ def attend(
         while (tile >= num_tiles) & (nth_program < num_programs):
             tile -= num_tiles
             nth_program += 1
+        # What begins first takes the most: of equal splits, the first ones of some programs are one
+        # more than those of others; where splits grow, the last ones are the longest.
+        if (most_splits > NUM_EQUAL) & (nth_program < num_programs):
+            nth_program = num_programs - 1 - nth_program
     if (tile >= num_tiles) | (nth_program >= num_programs):
         return
-    # Of a long sequence, the last splits are the longest: what begins first takes them.
-    nth_program = num_programs - 1 - nth_program
     sequence = _sequence_of_tile(cu_seqlens_q, num_sequences, tile, TILE_TOKENS)
     first_row = tl.load(cu_seqlens_q + sequence)
     num_queries = tl.load(cu_seqlens_q + sequence + 1) - first_row
