@@ -56,10 +56,10 @@ def _operation(path: str, method: str, operation: _Schema) -> Iterator[str]:
     contents = operation["responses"]["200"]["content"]
     if "$ref" in contents.get("application/json", {}).get("schema", {}):
         yield f" Answers with a {_type(contents['application/json']['schema'])}"
-        event = contents.get("text/event-stream")
-        yield (
-            f"; with `stream`, events of {_type(event['x-event'])}, then `[DONE]`" if event else ""
-        )
+        if events := contents.get("text/event-stream"):
+            last = events.get("x-last-event")
+            yield f"; with `stream`, events of {_type(events['x-event'])}"
+            yield f", then `{last}`" if last else ""
         yield "."
     yield "\n"
 
@@ -88,6 +88,9 @@ def _model(name: str, schema: _Schema) -> Iterator[str]:
     yield f"\n## {name}\n\n"
     if "description" in schema:
         yield f"{schema['description']}\n\n"
+    if "properties" not in schema:
+        yield f"A {_type(schema)}.\n"
+        return
     for field, described in schema["properties"].items():
         shown = f"**`{field}`**" if field in schema.get("required", ()) else f"`{field}`"
         comment = f": {_one_line(described['description'])}" if "description" in described else ""

@@ -54,6 +54,8 @@ def test_the_page_has_every_path_and_field_of_the_document() -> None:
         assert all(f"- `{method.upper()} {path}`: " in page for method in operations)
     for name, schema in document["components"]["schemas"].items():
         text = section(page, f"## {name}")
-        for field in schema["properties"]:
+        for field in schema.get("properties", ()):
             mark = "**" if field in schema.get("required", ()) else ""
             assert f"- {mark}`{field}`{mark}, " in text, (name, field)
+        for member in schema.get("oneOf", ()):
+            assert f"[{member['$ref'].rpartition('/')[2]}](#" in text, name

@@ -9,11 +9,11 @@ from typing import Literal
 import pydantic
 
 
-class _Answer(pydantic.BaseModel, extra="forbid", use_attribute_docstrings=True):
+class AnswerPart(pydantic.BaseModel, extra="forbid", use_attribute_docstrings=True):
     """A part of an answer."""
 
 
-class ErrorBody(_Answer):
+class ErrorBody(AnswerPart):
     message: str
     type: str
     param: str | None
@@ -21,13 +21,13 @@ class ErrorBody(_Answer):
     code: str | None
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(AnswerPart):
     """The answer to a request that failed; also an event of a stream that failed later."""
 
     error: ErrorBody
 
 
-class ModelCard(_Answer):
+class ModelCard(AnswerPart):
     id: str
     object: Literal["model"]
     created: int
@@ -36,17 +36,17 @@ class ModelCard(_Answer):
     """Extension: most tokens of prompt and output together."""
 
 
-class ModelList(_Answer):
+class ModelList(AnswerPart):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class PromptTokensDetails(_Answer):
+class PromptTokensDetails(AnswerPart):
     cached_tokens: int
     """Of the prompt, those whose K/V came from the prefix cache."""
 
 
-class MatchAcceptance(_Answer):
+class MatchAcceptance(AnswerPart):
     """The drafts of one match length."""
 
     matched_ngram_length: int
@@ -56,7 +56,7 @@ class MatchAcceptance(_Answer):
     num_accepted_tokens: int
 
 
-class SpeculationUsage(_Answer):
+class SpeculationUsage(AnswerPart):
     """Extension: how the drafts fared, over all choices."""
 
     num_steps: int
@@ -79,7 +79,7 @@ class SpeculationUsage(_Answer):
     """How often a choice moved to another verifier."""
 
 
-class Usage(_Answer):
+class Usage(AnswerPart):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -89,7 +89,7 @@ class Usage(_Answer):
     """Likewise."""
 
 
-class CompletionLogprobs(_Answer):
+class CompletionLogprobs(AnswerPart):
     tokens: list[str]
     """`bytes:\\xe2...`, if a token is no whole character."""
     token_logprobs: list[float | None]
@@ -97,7 +97,7 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
-class ReportedDraft(_Answer):
+class ReportedDraft(AnswerPart):
     """A draft that was not accepted."""
 
     id: int
@@ -105,7 +105,7 @@ class ReportedDraft(_Answer):
     """What the output's text would have gone on with."""
 
 
-class ReportedToken(_Answer):
+class ReportedToken(AnswerPart):
     """A token of the output."""
 
     id: int
@@ -117,7 +117,7 @@ class ReportedToken(_Answer):
     """Whether it was drafted and accepted; else the model's step made it itself."""
 
 
-class ChunkSpeculation(_Answer):
+class ChunkSpeculation(AnswerPart):
     """Extension, on request: how the drafts of a chunk's steps fared."""
 
     num_accepted_tokens: int
@@ -134,7 +134,7 @@ class ChunkSpeculation(_Answer):
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
-class CompletionChoice(_Answer):
+class CompletionChoice(AnswerPart):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -143,7 +143,7 @@ class CompletionChoice(_Answer):
     """Extension, on request."""
 
 
-class Completion(_Answer):
+class Completion(AnswerPart):
     """The answer to a request for completions, or a chunk of it."""
 
     id: str
@@ -155,7 +155,7 @@ class Completion(_Answer):
     speculation: ChunkSpeculation | None = None
 
 
-class TopLogprob(_Answer):
+class TopLogprob(AnswerPart):
     token: str
     bytes: list[int] | None
     logprob: float
@@ -165,12 +165,12 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(AnswerPart):
     content: list[TokenLogprob]
     refusal: None
 
 
-class CalledFunction(_Answer):
+class CalledFunction(AnswerPart):
     name: str
     arguments: str
     """A JSON object, as the model wrote it: not complete, where the model made a mistake or was
@@ -178,20 +178,20 @@ class CalledFunction(_Answer):
     """
 
 
-class ToolCall(_Answer):
+class ToolCall(AnswerPart):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class CalledFunctionDelta(_Answer):
+class CalledFunctionDelta(AnswerPart):
     name: str | None = None
     """Where a call begins."""
     arguments: str
     """The next piece; empty where a call begins."""
 
 
-class ToolCallDelta(_Answer):
+class ToolCallDelta(AnswerPart):
     """A call begins, with an id, a type and a name, or goes on."""
 
     index: int
@@ -200,7 +200,7 @@ class ToolCallDelta(_Answer):
     function: CalledFunctionDelta
 
 
-class ChatMessage(_Answer):
+class ChatMessage(AnswerPart):
     role: Literal["assistant"]
     content: str | None
     """null, if the answer is nothing but calls."""
@@ -208,7 +208,7 @@ class ChatMessage(_Answer):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(_Answer):
+class ChatChoice(AnswerPart):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -217,7 +217,7 @@ class ChatChoice(_Answer):
     """Extension, on request."""
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(AnswerPart):
     """The answer to a request for a chat completion."""
 
     id: str
@@ -228,13 +228,13 @@ class ChatCompletion(_Answer):
     usage: Usage
 
 
-class ChatDelta(_Answer):
+class ChatDelta(AnswerPart):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(_Answer):
+class ChatChunkChoice(AnswerPart):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -243,7 +243,7 @@ class ChatChunkChoice(_Answer):
     """Extension, on request."""
 
 
-class ChatCompletionChunk(_Answer):
+class ChatCompletionChunk(AnswerPart):
     """A chunk of a streamed chat completion."""
 
     id: str

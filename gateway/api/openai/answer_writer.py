@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import Send
 
-from gateway.api.openai.answers import Part
+from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part
 from gateway.api.openai.choices import Choice
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.jobs import Job
@@ -19,9 +19,6 @@ from gateway.api.openai.usage import UsageTotal
 from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
 from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
-
-# What an answer that is not streamed may hold: it stays in memory to its end.
-_MAX_ANSWER_BYTES = 32 << 20
 
 # The tokenizer's threads know work by bytes of text to encode. A logprob, or a token of a report,
 # takes as long to format as so many bytes take to encode; a token takes as long to decode.
@@ -130,10 +127,10 @@ class AnswerWriter:
                 part = await self._read(job.choices[index], event)
                 parts[index].append(part)
                 num_bytes += _num_bytes(part)
-                if num_bytes > _MAX_ANSWER_BYTES:
+                if num_bytes > MAX_ANSWER_BYTES:
                     raise ApiError(
                         400,
-                        f"the answer is over {_MAX_ANSWER_BYTES} bytes; stream it",
+                        f"the answer is over {MAX_ANSWER_BYTES} bytes; stream it",
                         param="stream",
                         code="answer_too_large",
                     )

@@ -21,6 +21,10 @@ _FINISH_REASONS = {
 }
 
 
+#: What an answer may hold that stays in memory to its end.
+MAX_ANSWER_BYTES = 32 << 20
+
+
 class ToolCallDelta(NamedTuple):
     """What came of a call of a tool.
 

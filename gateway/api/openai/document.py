@@ -13,6 +13,8 @@ import pydantic
 from pydantic.json_schema import models_json_schema
 
 from gateway.api.openai import answer_schema, schema
+from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
+from gateway.api.openai.responses.schema import ResponsesRequest
 
 _REF = "#/components/schemas/{model}"
 
@@ -24,6 +26,9 @@ _MODELS: Sequence[type[pydantic.BaseModel]] = (
     answer_schema.Completion,
     answer_schema.ChatCompletion,
     answer_schema.ChatCompletionChunk,
+    ResponsesRequest,
+    Response,
+    ResponseEvent,
     answer_schema.ErrorAnswer,
 )
 
@@ -72,6 +77,15 @@ def openapi_json() -> str:
                     chunk="ChatCompletionChunk",
                 )
             },
+            "/v1/responses": {
+                "post": _operation(
+                    "Answers a conversation with items.",
+                    "Response",
+                    request="ResponsesRequest",
+                    chunk="ResponseEvent",
+                    has_done=False,
+                )
+            },
             "/health": {"get": _health("Whether requests that come now would be run.")},
             "/ready": {"get": _health("The same.")},
             "/metrics": {
@@ -103,12 +117,16 @@ def _operation(
     *,
     request: str | None = None,
     chunk: str | None = None,
+    has_done: bool = True,
     with_model: bool = False,
 ) -> dict[str, Any]:
     content = _json(answer)
     if chunk is not None:
-        # Each event's `data` is a chunk, the last one [DONE].
-        content |= {"text/event-stream": {"schema": {"type": "string"}, "x-event": _ref(chunk)}}
+        # Each event's `data` is one, but for the last one's, if there is such.
+        events: dict[str, Any] = {"schema": {"type": "string"}, "x-event": _ref(chunk)}
+        if has_done:
+            events["x-last-event"] = "[DONE]"
+        content |= {"text/event-stream": events}
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "The answer.", "content": content}},

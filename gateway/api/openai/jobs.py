@@ -11,6 +11,9 @@ from gateway.api.openai import chat, requests, schema, tools
 from gateway.api.openai.answers import Answer, ChatForm, ChunkAnswer, CompletionForm, Form
 from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice, Wants
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.responses import conversion
+from gateway.api.openai.responses.answer import ResponseAnswer
+from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.model_text import ModelText
 from gateway.text.tool_calls import make_parser
@@ -160,6 +163,38 @@ def chat_job(
             # What is wrong in the grammar of a call is wrong in a tool.
             **({} if grammar is None else {"structured_outputs/invalid_value": "tools"}),
             "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",
+        },
+    )
+
+
+def response_job(
+    parsed: ResponsesRequest, *, is_served: bool, text: ModelText | None, num_bytes: int
+) -> Job:
+    """The job of a request for a response: that of a chat completion, answered otherwise.
+
+    Args:
+        is_served, text, num_bytes: as above.
+
+    Raises:
+        ApiError: as above.
+    """
+    try:
+        job = chat_job(
+            conversion.to_chat(parsed),
+            is_served=is_served,
+            text=text,
+            num_bytes=num_bytes,
+            allows_trace=False,
+        )
+    except ApiError as error:
+        raise conversion.renamed(error) from None
+    names = conversion.RENAMED_PARAMS
+    return dataclasses.replace(
+        job,
+        answer=ResponseAnswer(parsed, request_id=logs.request_id()),
+        renamed_params={
+            **names,
+            **{usual: names.get(param, param) for usual, param in job.renamed_params.items()},
         },
     )
 

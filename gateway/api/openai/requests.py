@@ -13,6 +13,7 @@ import pydantic
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
+from gateway.api.openai.responses.schema import ResponsesRequest, TextOptions
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
@@ -246,9 +247,10 @@ def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> Api
     location = [
         part for part in error["loc"] if part != "[key]" and not str(part).startswith(schema.TAG)
     ]
-    if location[:1] == ["response_format"]:
-        # The next part is its type.
-        del location[1:2]
+    for union in (["response_format"], ["text", "format"]):
+        if location[: len(union)] == union:
+            # The next part is its type.
+            del location[len(union) : len(union) + 1]
     param = ".".join(map(str, location))
     if not param:
         return ApiError(400, message, code="invalid_value")
@@ -268,5 +270,7 @@ def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | st
     """Whether a place in a request lies in a field that is marked so."""
     if model is schema.ChatCompletionRequest and location[0] == "messages" and len(location) > 2:
         return _is_unsupported(schema.Message, location[2:])
+    if model is ResponsesRequest and location[0] == "text" and len(location) > 1:
+        return _is_unsupported(TextOptions, location[1:])
     field = model.model_fields.get(str(location[0]))
     return field is not None and schema.UNSUPPORTED in field.metadata

@@ -21,9 +21,9 @@ MAX_PROMPTS = 128
 #: The most alternatives of a token's logprob, as verifiers allow by default.
 MAX_LOGPROBS = 20
 
-_MAX_MESSAGES = 4096
-_MAX_TOOLS = 128
-_MAX_PARTS = 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_PARTS = 1024
 
 #: Marks a field that accepts only values without effect.
 UNSUPPORTED = object()
@@ -48,7 +48,7 @@ _ShortText = Annotated[str, Field(max_length=256), _at_most(256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=256), _at_most(256)]
 
 
-def _kind(value: Any) -> str | None:
+def text_or_list(value: Any) -> str | None:
     if isinstance(value, list):
         return "#list"
     return "#text" if isinstance(value, str) else None
@@ -62,14 +62,14 @@ def _schema_kind(value: Any) -> str | None:
 
 def _prompt_kind(value: Any) -> str | None:
     if not isinstance(value, list):
-        return _kind(value)
+        return text_or_list(value)
     first = value[0] if value else 0
     if isinstance(first, str):
         return "#texts"
     return "#token_lists" if isinstance(first, list) else "#tokens"
 
 
-def _one_of(kind: Callable[[Any], str | None], what: str) -> Discriminator:
+def one_of(kind: Callable[[Any], str | None], what: str) -> Discriminator:
     """Tells the members of a union apart; `what` is said of a value that is none of them."""
     return Discriminator(
         kind, custom_error_type="wrong_type", custom_error_message=f"Input should be {what}"
@@ -83,18 +83,18 @@ _Prompt = Annotated[
     | Annotated[_Tokens, Tag("#tokens")]
     | Annotated[list[_Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
     | Annotated[list[_Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#token_lists")],
-    _one_of(
+    one_of(
         _prompt_kind, "a string, a list of strings, a list of token ids, or a list of such lists"
     ),
 ]
 _Stop = Annotated[
     Annotated[_StopText, Tag("#text")]
     | Annotated[list[_StopText], Field(fail_fast=True, max_length=16), Tag("#list")],
-    _one_of(_kind, "a string or a list of strings"),
+    one_of(text_or_list, "a string or a list of strings"),
 ]
 
 
-class _Part(pydantic.BaseModel):
+class RequestPart(pydantic.BaseModel):
     """A part of a request."""
 
     model_config = pydantic.ConfigDict(
@@ -102,7 +102,7 @@ class _Part(pydantic.BaseModel):
     )
 
 
-class StreamOptions(_Part):
+class StreamOptions(RequestPart):
     """What a stream holds beside the text."""
 
     include_usage: bool | None = None
@@ -114,7 +114,7 @@ class StreamOptions(_Part):
     include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
-class Speculation(_Part):
+class Speculation(RequestPart):
     """Tandem's extension: how drafts are made for this request. See docs/drafting.md."""
 
     enabled: bool | None = None
@@ -175,7 +175,7 @@ class Speculation(_Part):
     """Whether each chunk of a stream says which of its tokens were drafted."""
 
 
-class StructuredOutputs(_Part):
+class StructuredOutputs(RequestPart):
     """What the output's text must be: exactly one of these."""
 
     json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
@@ -192,19 +192,14 @@ class StructuredOutputs(_Part):
         return self
 
 
-class _Request(_Part):
-    """What requests for completions and for chat completions have in common."""
+class CommonRequest(RequestPart):
+    """What all requests that generate have in common."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """One of `/v1/models`."""
 
     stream: bool | None = None
     """Whether the answer comes in chunks, as server-sent events."""
-
-    stream_options: StreamOptions | None = None
-
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    """Choices per prompt; 1 by default."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """1 by default; 0 is greedy."""
@@ -238,8 +233,6 @@ class _Request(_Part):
 
     # Extensions, with the names that other servers use.
 
-    structured_outputs: StructuredOutputs | None = None
-
     top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
     """Extension: sample from the k most likely tokens; 0 or -1: from all."""
 
@@ -261,9 +254,6 @@ class _Request(_Part):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     """Extension: higher first."""
 
-    return_token_ids: bool | None = None
-    """Extension: whether choices hold `token_ids`."""
-
     speculation: Speculation | None = None
 
     # What OpenAI's own service keeps account of: it changes no output.
@@ -283,7 +273,21 @@ class _Request(_Part):
     service_tier: Annotated[Literal["auto", "default"] | None, UNSUPPORTED] = None
 
 
-class CompletionRequest(_Request):
+class _ChoicesRequest(CommonRequest):
+    """What requests for completions and for chat completions have in common."""
+
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Choices per prompt; 1 by default."""
+
+    structured_outputs: StructuredOutputs | None = None
+
+    return_token_ids: bool | None = None
+    """Extension: whether choices hold `token_ids`."""
+
+
+class CompletionRequest(_ChoicesRequest):
     """A request for `/v1/completions`."""
 
     prompt: _Prompt
@@ -302,7 +306,7 @@ class CompletionRequest(_Request):
     suffix: Annotated[Literal[""] | None, UNSUPPORTED] = None
 
 
-class TextPart(_Part):
+class TextPart(RequestPart):
     """A part of a message's content."""
 
     type: Literal["text"]
@@ -319,7 +323,7 @@ class TextPart(_Part):
         return value
 
 
-class EarlierFunction(_Part):
+class EarlierFunction(RequestPart):
     """The function of an earlier tool call."""
 
     name: str
@@ -329,7 +333,7 @@ class EarlierFunction(_Part):
     """Not looked at: OpenAI's clients send back what they made of `arguments`."""
 
 
-class EarlierToolCall(_Part):
+class EarlierToolCall(RequestPart):
     """A tool call of an assistant's earlier message."""
 
     id: str
@@ -341,19 +345,19 @@ class EarlierToolCall(_Part):
 
 _Content = Annotated[
     Annotated[str, Tag("#text")]
-    | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("#list")],
-    _one_of(_kind, "a string or a list of parts"),
+    | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("#list")],
+    one_of(text_or_list, "a string or a list of parts"),
 ]
 
 
-class Message(_Part):
+class Message(RequestPart):
     """A message of the conversation so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: str | None = None
     tool_calls: (
-        Annotated[list[EarlierToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None
+        Annotated[list[EarlierToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None
     ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -370,7 +374,7 @@ class Message(_Part):
     annotations: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
 
 
-class Tool(_Part):
+class Tool(RequestPart):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -388,71 +392,72 @@ class Tool(_Part):
         return value
 
 
-class NamedFunction(_Part):
+class NamedFunction(RequestPart):
     """A function by its name."""
 
     name: str
 
 
-class NamedToolChoice(_Part):
+class NamedToolChoice(RequestPart):
     """The tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-def _choice_kind(value: Any) -> str | None:
-    return "#named" if isinstance(value, dict) else _kind(value)
+def text_or_named(value: Any) -> str | None:
+    return "#named" if isinstance(value, dict) else text_or_list(value)
 
 
 _ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#text")]
     | Annotated[NamedToolChoice, Tag("#named")],
-    _one_of(_choice_kind, "'none', 'auto', 'required' or a function"),
+    one_of(text_or_named, "'none', 'auto', 'required' or a function"),
 ]
 
 
-class TextFormat(_Part):
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class TextFormat(RequestPart):
     """Free text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Part):
+class JsonObjectFormat(RequestPart):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-_JsonSchema = Annotated[
+JsonSchema = Annotated[
     Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
-    _one_of(_schema_kind, "an object or a boolean"),
+    one_of(_schema_kind, "an object or a boolean"),
 ]
 
 
-class NamedSchema(_Part):
+class NamedSchema(RequestPart):
     """A JSON schema, as OpenAI's clients send it."""
 
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[_JsonSchema, Field(alias="schema")] = True
+    schema_: Annotated[JsonSchema, Field(alias="schema")] = True
     strict: bool | None = None
     """The output always follows the schema."""
 
 
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(RequestPart):
     """A JSON value that is valid under the schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
-class ChatCompletionRequest(_Request):
+class ChatCompletionRequest(_ChoicesRequest):
     """A request for `/v1/chat/completions`."""
 
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
-    ]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
     """Up to the model's limit by default."""
@@ -466,7 +471,7 @@ class ChatCompletionRequest(_Request):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives per token; needs `logprobs`."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     """For the model's chat template; its calls come as `tool_calls` where their form is known."""
 
     tool_choice: _ToolChoice | None = None
@@ -480,7 +485,7 @@ class ChatCompletionRequest(_Request):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""
 
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """How much the model shall reason, if its chat template reads that: as `reasoning_effort`, or
     only whether, as `enable_thinking` or `thinking`. Other models take `none`."""
 

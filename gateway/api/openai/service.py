@@ -22,12 +22,13 @@ from gateway.api.openai import document, merged_events, requests, schema
 from gateway.api.openai.answer_writer import AnswerWriter, send_json
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
-from gateway.api.openai.jobs import Job, chat_job, completion_job
+from gateway.api.openai.jobs import Job, chat_job, completion_job, response_job
+from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.errors import shutting_down
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
-from gateway.text.model_text import ModelTexts
+from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
 from servicekit.interceptors.callers import Caller, bearer_token
@@ -84,6 +85,7 @@ class OpenAiApi:
             Route("/v1/models/{model:path}", _Endpoint(self, self._get_model), methods=["GET"]),
             Route("/v1/completions", _Endpoint(self, self._complete), methods=["POST"]),
             Route("/v1/chat/completions", _Endpoint(self, self._chat), methods=["POST"]),
+            Route("/v1/responses", _Endpoint(self, self._respond), methods=["POST"]),
             Route("/openapi.json", _Document(), methods=["GET"]),
         ]
 
@@ -161,6 +163,13 @@ class OpenAiApi:
             job = await self._chat_job(scope, receive, principal.tenant)
         await self._run(job, principal, receive, send)
 
+    async def _respond(
+        self, principal: Principal, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        with self._refusals_counted(principal):
+            job = await self._response_job(scope, receive, principal.tenant)
+        await self._run(job, principal, receive, send)
+
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
     async def _completion_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
@@ -175,14 +184,7 @@ class OpenAiApi:
     async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive, tenant)
         model = self._frontend.find_model(parsed.model)
-        text = None if model is None else self._texts.find(model.tokenizer_digest)
-        if text is not None and text.chat_template is None:
-            raise ApiError(
-                400,
-                f"the model {parsed.model} has no chat template; /v1/completions takes any prompt",
-                param="messages",
-                code="no_chat_template",
-            )
+        text = self._chat_text(model, param="messages")
         return chat_job(
             parsed,
             is_served=model is not None,
@@ -190,6 +192,32 @@ class OpenAiApi:
             num_bytes=num_bytes,
             allows_trace=self._frontend.allows_trace(model),
         )
+
+    async def _response_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
+        parsed, num_bytes = await self._parse(ResponsesRequest, scope, receive, tenant)
+        model = self._frontend.find_model(parsed.model)
+        text = self._chat_text(model, param="input")
+        return response_job(parsed, is_served=model is not None, text=text, num_bytes=num_bytes)
+
+    def _chat_text(self, model: Model | None, *, param: str) -> ModelText | None:
+        """The model's tokenizer and chat template, if its tokenizer is known.
+
+        Args:
+            param: holds the conversation.
+
+        Raises:
+            ApiError: it has no chat template.
+        """
+        text = None if model is None else self._texts.find(model.tokenizer_digest)
+        if model is not None and text is not None and text.chat_template is None:
+            raise ApiError(
+                400,
+                f"the model {model.model_id} has no chat template; /v1/completions takes any "
+                "prompt",
+                param=param,
+                code="no_chat_template",
+            )
+        return text
 
     async def _parse(
         self, model: type[_R], scope: Scope, receive: Receive, tenant: str

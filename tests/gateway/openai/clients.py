@@ -54,6 +54,17 @@ class Answer:
             for data in (event.removeprefix("data: ") for event in events)
         ]
 
+    @property
+    def typed_events(self) -> list[dict[str, Any]]:
+        """The data of the stream's events that have a type, which is their name."""
+        found = []
+        for event in self.body.split("\n\n"):
+            name, is_typed, data = event.removeprefix("event: ").partition("\ndata: ")
+            if is_typed:
+                found.append(json.loads(data))
+                assert found[-1]["type"] == name
+        return found
+
 
 def request_bytes(
     path: str, body: Any = None, *, method: str | None = None, **headers: str

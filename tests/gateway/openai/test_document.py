@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gateway.api.openai import answer_schema, requests, schema
 from gateway.api.openai.document import openapi_json
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
+from gateway.api.openai.responses.schema import ResponsesRequest
 from tests.gateway.openai.clients import get, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -22,10 +24,12 @@ pytestmark = pytest.mark.stand_in
 MODELS: dict[str, type[pydantic.BaseModel]] = {
     "/v1/completions": schema.CompletionRequest,
     "/v1/chat/completions": schema.ChatCompletionRequest,
+    "/v1/responses": ResponsesRequest,
 }
 ANSWERS: dict[str, type[pydantic.BaseModel]] = {
     "/v1/completions": answer_schema.Completion,
     "/v1/chat/completions": answer_schema.ChatCompletion,
+    "/v1/responses": Response,
 }
 
 # What any field may be given.
@@ -43,11 +47,14 @@ ODD = st.one_of(
 
 def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
     """Requests with a valid prompt mostly, and some other fields of any value."""
-    prompt: dict[str, st.SearchStrategy[Any]] = (
-        {"prompt": st.one_of(st.just("abc"), st.just([1, 2]), st.just(["a", "b"]), ODD)}
-        if path == "/v1/completions"
-        else {"messages": st.one_of(st.just([{"role": "user", "content": "hi"}]), ODD)}
-    )
+    messages = st.just([{"role": "user", "content": "hi"}])
+    prompt: dict[str, st.SearchStrategy[Any]] = {
+        "/v1/completions": {
+            "prompt": st.one_of(st.just("abc"), st.just([1, 2]), st.just(["a", "b"]), ODD)
+        },
+        "/v1/chat/completions": {"messages": st.one_of(messages, ODD)},
+        "/v1/responses": {"input": st.one_of(messages, st.just("hi"), ODD)},
+    }[path]
     others = sorted(MODELS[path].model_fields.keys() - prompt.keys() - {"model"})
     model = st.sampled_from(["scripted"] * 4 + ["other"])
     return st.builds(
@@ -72,7 +79,11 @@ async def test_every_body_is_answered_or_refused_in_form(
             assert answer.error["type"] == "invalid_request_error"
             assert answer.error["message"]
         elif answer.headers["content-type"].startswith("text/event-stream"):
-            assert answer.events[-1] == "[DONE]"
+            if path == "/v1/responses":
+                events = [ResponseEvent.model_validate(each).root for each in answer.typed_events]
+                assert events[-1].type in ("response.completed", "response.incomplete")
+            else:
+                assert answer.events[-1] == "[DONE]"
         else:
             ANSWERS[path].model_validate_json(answer.body)
 

@@ -31,6 +31,8 @@ Fill = Callable[[int], str]
 COMPLETION = '{"model": "threaded", "prompt": "x", "max_tokens": 1, '
 CHAT = '{"model": "threaded", "max_tokens": 1, '
 USER = '"messages": [{"role": "user", "content": "hi"}], '
+RESPONSES = "/v1/responses"
+RESPONSE = '{"model": "threaded", "max_output_tokens": 1, '
 CALLS = (
     '"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [%s]}]}'
 )
@@ -96,6 +98,23 @@ BODIES: dict[str, tuple[str, Fill, str]] = {
         lambda i: '{"a": [0, 0, 0]}',
         "]}}",
     ),
+    "items": (RESPONSE + '"input": [', lambda i: '{"role": "user", "content": ""}', "]}"),
+    "no items": (RESPONSE + '"input": [', lambda i: "{}", "]}"),
+    "earlier calls": (
+        RESPONSE + '"input": [',
+        lambda i: '{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}',
+        "]}",
+    ),
+    "texts of an item": (
+        RESPONSE + '"input": [{"role": "user", "content": [',
+        lambda i: '{"type": "input_text", "text": ""}',
+        "]}]}",
+    ),
+    "flat tools": (
+        RESPONSE + '"input": "hi", "tools": [',
+        lambda i: '{"type": "function", "name": "f", "parameters": {"a": {}}}',
+        "]}",
+    ),
     "a format": (
         CHAT + USER + '"response_format": {"type": "json_object", ',
         lambda i: f'"f{i}": 1',
@@ -113,9 +132,9 @@ def filled(before: str, element: Fill, after: str, *, max_size: int) -> bytes:
 
 def count_of(element: Fill, max_size: int, *, numbers_per_string: int) -> int:
     """How many elements have this size, and what is around them."""
-    some = "".join(f"{element(index)}, " for index in range(4800)).encode()
+    some = "".join(f"{element(index)}, " for index in range(2400)).encode()
     size = json_size(some, numbers_per_string=numbers_per_string)
-    return (max_size - 64) * 4800 // size
+    return (max_size - 64) * 2400 // size
 
 
 def with_calls(element: str, *, max_size: int) -> bytes:
@@ -128,7 +147,10 @@ def with_calls(element: str, *, max_size: int) -> bytes:
 
 def post(address: str, body: bytes) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(address, timeout=60)
-    path = "/v1/chat/completions" if b'"messages"' in body[:1000] else "/v1/completions"
+    path = "/v1/completions"
+    for conversation, other in ((b'"messages"', "/v1/chat/completions"), (b'"input"', RESPONSES)):
+        if conversation in body[:1000]:
+            path = other
     connection.request("POST", path, body, {"content-type": "application/json"})
     answer = connection.getresponse()
     read = answer.status, answer.read()

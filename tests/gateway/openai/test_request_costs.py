@@ -18,6 +18,7 @@ from gateway.api.openai.body import BodyReader
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.merged_events import merge
 from gateway.api.openai.report import SpeculationReport
+from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import Conversation, GenerateRequest
 from gateway.messages.response import Chunk, GenerateEvent, Traced
 from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate
@@ -38,6 +39,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": LONG, "logprobs": 1}),
     ("/v1/completions", {"prompt": LONG, "logprobs": 1, "echo": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    ("/v1/responses", {"input": LONG}),
 ]
 
 
@@ -248,15 +250,27 @@ def requests_kept() -> list[object]:
     kinds = (
         schema.CompletionRequest,
         schema.ChatCompletionRequest,
+        ResponsesRequest,
         GenerateRequest,
         Conversation,
     )
     return [each for each in gc.get_objects() if type(each) in kinds]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 9}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "hi"}]}),
+    ],
+)
 async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
-    start_api: StartApi, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch, path: str
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
 ) -> None:
     read = BodyReader.read
 
@@ -270,16 +284,11 @@ async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
     monkeypatch.setattr(BodyReader, "read", read_counted)
     monkeypatch.setattr(CountedBody, "num_freed", 0)
     running = await start_api()
-    prompt: dict[str, Any] = (
-        {"prompt": "hi"}
-        if path == "/v1/completions"
-        else {"messages": [{"role": "user", "content": "hi"}]}
-    )
     async with connection(running) as (reader, writer):
         # Other tests may have left some; kept, so that their ids are not given again.
         before = requests_kept()
         known = set(map(id, before))
-        body = {"model": "scripted", "stream": True, "max_tokens": 9, **prompt}
+        body = {"model": "scripted", "stream": True, **fields}
         writer.write(request_bytes(path, body))
         opened = await verifier.nth("open", 0)
         verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), [70]))

@@ -1,0 +1,304 @@
+"""How a response is written: its items, and the events of a stream that tell of them.
+
+Owns the JSON of both, which is written without a model of it, as in `answers.py`;
+`answer_schema.py` describes it. An answer keeps its items to the end: the last event of a stream
+repeats all of them.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
+from gateway.api.openai.errors import ApiError
+from gateway.api.openai.responses.schema import FunctionChoice, ResponsesRequest
+from gateway.api.openai.usage import UsageTotal
+from gateway.messages.response import FinishReason
+
+_STATUS = {
+    FinishReason.STOP: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
+}
+_IN_PROGRESS = "in_progress"
+
+
+@dataclass(slots=True)
+class _Message:
+    """The model's text, while it comes."""
+
+    id: str
+    texts: list[str] = field(default_factory=list)
+    # As JSON.
+    logprobs: list[str] = field(default_factory=list)
+
+    def part(self) -> str:
+        """Its only part."""
+        return _object(
+            type='"output_text"',
+            text=json.dumps("".join(self.texts)),
+            annotations="[]",
+            logprobs=_list(self.logprobs),
+        )
+
+    def item(self, status: str) -> str:
+        return _object(
+            id=json.dumps(self.id),
+            type='"message"',
+            status=json.dumps(status),
+            role='"assistant"',
+            content="[]" if status == _IN_PROGRESS else _list([self.part()]),
+        )
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a tool, while it comes."""
+
+    id: str
+    call_id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    def arguments(self) -> str:
+        return json.dumps("".join(self.pieces))
+
+    def item(self, status: str) -> str:
+        return _object(
+            id=json.dumps(self.id),
+            type='"function_call"',
+            status=json.dumps(status),
+            call_id=json.dumps(self.call_id),
+            name=json.dumps(self.name),
+            arguments=self.arguments(),
+        )
+
+
+class ResponseAnswer:
+    """Implements `Answer`; it has one choice."""
+
+    def __init__(self, parsed: ResponsesRequest, *, request_id: str) -> None:
+        choice = parsed.tool_choice
+        self._id = f"resp_{request_id}"
+        self._created_at = int(time.time())
+        # What the answer repeats of its request. Instructions, tools and schemas may be long.
+        self._repeated = {
+            "max_output_tokens": json.dumps(parsed.max_output_tokens),
+            "model": json.dumps(parsed.model),
+            "parallel_tool_calls": json.dumps(parsed.parallel_tool_calls is not False),
+            "temperature": json.dumps(1.0 if parsed.temperature is None else parsed.temperature),
+            "tool_choice": _object(type='"function"', name=json.dumps(choice.name))
+            if isinstance(choice, FunctionChoice)
+            else json.dumps(choice or "auto"),
+            "top_p": json.dumps(1.0 if parsed.top_p is None else parsed.top_p),
+        }
+        # Items that are whole, as JSON; and the one that comes.
+        self._items: list[str] = []
+        self._open: _Message | _Call | None = None
+        self._status = _IN_PROGRESS
+        self._num_events = 0
+        # Of all items, about.
+        self._num_bytes = 0
+
+    def begin(self) -> str:
+        return "".join(
+            [
+                self._event(kind, response=self._response())
+                for kind in ("response.created", "response.in_progress")
+            ]
+        )
+
+    def part(self, index: int, part: Part, usage: UsageTotal) -> str:
+        return self._take(part)
+
+    def last(
+        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
+    ) -> str:
+        events = self._take(rest)
+        if self._open is None and not self._items:
+            events += self._open_message()[1]
+        events += self._close("completed" if reason is FinishReason.STOP else "incomplete")
+        self._status = _STATUS[reason]
+        return events
+
+    def end(self, usage: UsageTotal) -> str:
+        is_completed = self._status == "completed"
+        kind = "response.completed" if is_completed else "response.incomplete"
+        return self._event(kind, response=self.whole(usage))
+
+    def error(self, error: ApiError) -> str:
+        # The official client raises what the member `error` says.
+        return self._event(
+            "error",
+            code=json.dumps(error.code),
+            message=json.dumps(error.message),
+            param=json.dumps(error.param),
+            error=json.dumps(json.loads(error.body())["error"]),
+        )
+
+    def collect(self, index: int, parts: Sequence[Part], reason: FinishReason) -> None:
+        for part in parts:
+            self._take(part)
+        self.last(index, Part("", None, None), reason, UsageTotal(), has_calls=False)
+
+    def whole(self, usage: UsageTotal) -> str:
+        return self._response(json.dumps(_usage(usage)))
+
+    def _take(self, part: Part) -> str:
+        """Adds a part to the items; returns its events.
+
+        Raises:
+            ApiError: the answer is too large.
+        """
+        calls, logprobs = list(part.tool_calls), part.logprobs or []
+        self._num_bytes += len(part.text) + sum(map(len, logprobs))
+        self._num_bytes += sum(len(delta.arguments) for delta in calls)
+        if self._num_bytes > MAX_ANSWER_BYTES:
+            raise ApiError(
+                400,
+                f"the answer is over {MAX_ANSWER_BYTES} bytes",
+                param="max_output_tokens",
+                code="answer_too_large",
+            )
+        events = ""
+        # What goes on comes before the text that ends it.
+        while calls and calls[0].name is None:
+            events += self._write_call(calls.pop(0))
+        if part.text or (logprobs and not calls and not isinstance(self._open, _Call)):
+            events += self._write_text(part.text, logprobs)
+        return events + "".join([self._write_call(delta) for delta in calls])
+
+    def _write_text(self, text: str, logprobs: Sequence[str]) -> str:
+        message, events = self._open_message()
+        message.texts.append(text)
+        message.logprobs += logprobs
+        return events + self._item_event(
+            "response.output_text.delta",
+            message,
+            content_index="0",
+            delta=json.dumps(text),
+            logprobs=_list(logprobs),
+        )
+
+    def _open_message(self) -> tuple[_Message, str]:
+        """The message that comes; and the events of its beginning."""
+        if isinstance(self._open, _Message):
+            return self._open, ""
+        events = self._close("completed")
+        message = self._open = _Message(f"msg_{secrets.token_hex(12)}")
+        added = self._event(
+            "response.output_item.added",
+            output_index=str(len(self._items)),
+            item=message.item(_IN_PROGRESS),
+        )
+        part = self._item_event(
+            "response.content_part.added", message, content_index="0", part=message.part()
+        )
+        return message, events + added + part
+
+    def _write_call(self, delta: ToolCallDelta) -> str:
+        events = ""
+        if delta.name is not None:
+            events = self._close("completed")
+            assert delta.call_id is not None, "a call begins with its id"
+            self._open = _Call(f"fc_{secrets.token_hex(12)}", delta.call_id, delta.name)
+            events += self._event(
+                "response.output_item.added",
+                output_index=str(len(self._items)),
+                item=self._open.item(_IN_PROGRESS),
+            )
+        call = self._open
+        assert isinstance(call, _Call), "a call goes on"
+        if not delta.arguments:
+            return events
+        call.pieces.append(delta.arguments)
+        return events + self._item_event(
+            "response.function_call_arguments.delta", call, delta=json.dumps(delta.arguments)
+        )
+
+    def _close(self, status: str) -> str:
+        """Ends the item that comes, if there is one; returns the events of its end."""
+        item = self._open
+        if item is None:
+            return ""
+        if isinstance(item, _Message):
+            events = self._item_event(
+                "response.output_text.done",
+                item,
+                content_index="0",
+                text=json.dumps("".join(item.texts)),
+                logprobs=_list(item.logprobs),
+            )
+            events += self._item_event(
+                "response.content_part.done", item, content_index="0", part=item.part()
+            )
+        else:
+            events = self._item_event(
+                "response.function_call_arguments.done",
+                item,
+                name=json.dumps(item.name),
+                arguments=item.arguments(),
+            )
+        written = item.item(status)
+        events += self._event(
+            "response.output_item.done", output_index=str(len(self._items)), item=written
+        )
+        self._items.append(written)
+        self._open = None
+        return events
+
+    def _item_event(self, kind: str, item: _Message | _Call, **members: str) -> str:
+        """An event of the item that comes."""
+        return self._event(
+            kind, item_id=json.dumps(item.id), output_index=str(len(self._items)), **members
+        )
+
+    def _event(self, kind: str, **members: str) -> str:
+        """A server-sent event. `members`: as JSON."""
+        number, self._num_events = self._num_events, self._num_events + 1
+        data = _object(type=f'"{kind}"', sequence_number=str(number), **members)
+        return f"event: {kind}\ndata: {data}\n\n"
+
+    def _response(self, usage: str = "null") -> str:
+        is_incomplete = self._status == "incomplete"
+        return _object(
+            id=json.dumps(self._id),
+            object='"response"',
+            created_at=str(self._created_at),
+            status=json.dumps(self._status),
+            error="null",
+            incomplete_details='{"reason":"max_output_tokens"}' if is_incomplete else "null",
+            instructions="null",
+            metadata="{}",
+            output=_list(self._items),
+            previous_response_id="null",
+            store="false",
+            tools="[]",
+            truncation='"disabled"',
+            usage=usage,
+            **self._repeated,
+        )
+
+
+def _object(**members: str) -> str:
+    """A JSON object. `members`: as JSON."""
+    return "{" + ",".join([f'"{name}":{value}' for name, value in members.items()]) + "}"
+
+
+def _list(elements: Sequence[str]) -> str:
+    """A JSON list. `elements`: as JSON."""
+    return "[" + ",".join(elements) + "]"
+
+
+def _usage(total: UsageTotal) -> dict[str, object]:
+    usage = total.to_json()
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+        "speculation": usage["speculation"],
+    }

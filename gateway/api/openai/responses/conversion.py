@@ -1,0 +1,151 @@
+"""From a request for a response to the one for a chat completion that it stands for.
+
+Owns how items become messages: a call belongs to the assistant's message before it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.api.openai import schema
+from gateway.api.openai.errors import ApiError
+from gateway.api.openai.responses.schema import (
+    FunctionChoice,
+    FunctionTool,
+    InputCall,
+    InputCallOutput,
+    InputMessage,
+    InputText,
+    NamedSchemaFormat,
+    ResponsesRequest,
+)
+
+#: By the usual name of a parameter in errors of a chat completion, its name here.
+RENAMED_PARAMS: Mapping[str, str] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+
+
+def to_chat(parsed: ResponsesRequest) -> schema.ChatCompletionRequest:
+    """The request for a chat completion. Its values are checked already.
+
+    Raises:
+        ApiError: a parameter is not supported here.
+    """
+    if parsed.speculation is not None and parsed.speculation.report:
+        raise ApiError(
+            400,
+            "speculation.report is not supported here",
+            param="speculation.report",
+            code="unsupported_parameter",
+        )
+    common = {name: getattr(parsed, name) for name in schema.CommonRequest.model_fields}
+    tools = None if parsed.tools is None else [_tool(tool) for tool in parsed.tools]
+    return schema.ChatCompletionRequest.model_construct(
+        **common,
+        messages=_messages(parsed),
+        max_completion_tokens=parsed.max_output_tokens,
+        logprobs="message.output_text.logprobs" in (parsed.include or ()),
+        top_logprobs=parsed.top_logprobs,
+        tools=tools,
+        tool_choice=_tool_choice(parsed.tool_choice),
+        response_format=_format(parsed),
+        chat_template_kwargs=parsed.chat_template_kwargs,
+        reasoning_effort=None if parsed.reasoning is None else parsed.reasoning.effort,
+        parallel_tool_calls=parsed.parallel_tool_calls,
+    )
+
+
+def renamed(error: ApiError) -> ApiError:
+    """The error of a chat completion, with the parameter's name here."""
+    if error.param is None:
+        return error
+    param = re.sub(r"^messages\..*", "messages", error.param)
+    param = re.sub(r"^(tools\.\d+)\.function\b", r"\1", param)
+    param = RENAMED_PARAMS.get(param, param)
+    message = error.message
+    if message.startswith(error.param):
+        message = param + message.removeprefix(error.param)
+    return ApiError(
+        error.status,
+        message,
+        kind=error.kind,
+        code=error.code,
+        param=param,
+        headers=error.headers,
+    )
+
+
+def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
+    given: list[dict[str, Any]] = []
+    if parsed.instructions is not None:
+        given.append({"role": "system", "content": parsed.instructions})
+    if isinstance(parsed.input, str):
+        given.append({"role": "user", "content": parsed.input})
+    else:
+        # Whether a call would belong to the last message.
+        takes_calls = False
+        for item in parsed.input:
+            if isinstance(item, InputMessage):
+                given.append({"role": item.role, "content": _text(item.content)})
+                takes_calls = item.role == "assistant"
+            elif isinstance(item, InputCallOutput):
+                given.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": item.call_id,
+                        "content": _text(item.output),
+                    }
+                )
+                takes_calls = False
+            else:
+                if not takes_calls:
+                    given.append({"role": "assistant"})
+                    takes_calls = True
+                given[-1].setdefault("tool_calls", []).append(_call(item))
+    return [schema.Message.model_construct(**each) for each in given]
+
+
+def _call(item: InputCall) -> schema.EarlierToolCall:
+    return schema.EarlierToolCall.model_construct(
+        id=item.call_id,
+        type="function",
+        function=schema.EarlierFunction.model_construct(name=item.name, arguments=item.arguments),
+    )
+
+
+def _text(content: str | Sequence[InputText]) -> str:
+    return content if isinstance(content, str) else "\n".join([part.text for part in content])
+
+
+def _tool(tool: FunctionTool) -> schema.Tool:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    return schema.Tool.model_construct(type="function", function=function)
+
+
+def _tool_choice(choice: str | FunctionChoice | None) -> Any:
+    if not isinstance(choice, FunctionChoice):
+        return choice
+    return schema.NamedToolChoice.model_construct(
+        type="function", function=schema.NamedFunction.model_construct(name=choice.name)
+    )
+
+
+def _format(
+    parsed: ResponsesRequest,
+) -> schema.TextFormat | schema.JsonObjectFormat | schema.JsonSchemaFormat | None:
+    given = None if parsed.text is None else parsed.text.format
+    if not isinstance(given, NamedSchemaFormat):
+        return given
+    return schema.JsonSchemaFormat.model_construct(
+        type="json_schema",
+        json_schema=schema.NamedSchema.model_construct(schema_=given.schema_),
+    )

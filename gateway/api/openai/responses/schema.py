@@ -1,0 +1,262 @@
+"""The form of requests for `/v1/responses`.
+
+As in `gateway/api/openai/schema.py`, a field that is marked `UNSUPPORTED` accepts only the value
+that asks for nothing.
+"""
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, Tag
+from pydantic_core import PydanticCustomError
+
+from gateway.api.openai.schema import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    UNSUPPORTED,
+    CommonRequest,
+    JsonObjectFormat,
+    JsonSchema,
+    ReasoningEffort,
+    RequestPart,
+    TextFormat,
+    one_of,
+    text_or_list,
+    text_or_named,
+)
+from gateway.messages.sizes import MAX_UINT32
+
+# An answer that comes back as input has what the server noted of it.
+_NotRead = Annotated[Any, Field(description="Not looked at.")]
+
+
+def _check_kind(value: Any, supported: tuple[str, ...], what: str) -> Any:
+    """Refuses kinds of parts, items and tools that OpenAI knows and this server does not."""
+    kind = value.get("type", supported[0]) if isinstance(value, dict) else supported[0]
+    if isinstance(kind, str) and kind not in supported:
+        raise PydanticCustomError(
+            "unsupported", "{what} of type {kind} are not supported", {"what": what, "kind": kind}
+        )
+    return value
+
+
+class InputText(RequestPart):
+    """A text of a message, or of what a tool gave."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: _NotRead = None
+    logprobs: _NotRead = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        return _check_kind(value, ("input_text", "output_text", "text"), "parts")
+
+
+_Texts = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS), Tag("#list")],
+    one_of(text_or_list, "a string or a list of parts"),
+]
+
+
+class InputMessage(RequestPart):
+    """A message of the conversation so far."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Texts
+    id: _NotRead = None
+    status: _NotRead = None
+    phase: _NotRead = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_message(cls, value: Any) -> Any:
+        return _check_kind(value, ("message",), "items")
+
+
+class InputCall(RequestPart):
+    """A call of a tool that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    """JSON."""
+    id: _NotRead = None
+    status: _NotRead = None
+    parsed_arguments: _NotRead = None
+
+
+class InputCallOutput(RequestPart):
+    """What a tool gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Texts
+    id: _NotRead = None
+    status: _NotRead = None
+
+
+def _item_kind(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type")
+    return f"#{kind}" if kind in ("function_call", "function_call_output") else "#message"
+
+
+_Item = Annotated[
+    Annotated[InputMessage, Tag("#message")]
+    | Annotated[InputCall, Tag("#function_call")]
+    | Annotated[InputCallOutput, Tag("#function_call_output")],
+    one_of(_item_kind, "an object"),
+]
+_Input = Annotated[
+    Annotated[str, Field(min_length=1), Tag("#text")]
+    | Annotated[
+        list[_Item], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), Tag("#list")
+    ],
+    one_of(text_or_list, "a string or a list of items"),
+]
+
+
+class FunctionTool(RequestPart):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool | None = None
+    """Not looked at: a call that must come follows the schema, others do as the model does."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        return _check_kind(value, ("function",), "tools")
+
+
+class FunctionChoice(RequestPart):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, value: Any) -> Any:
+        return _check_kind(value, ("function",), "choices")
+
+
+_Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#text")]
+    | Annotated[FunctionChoice, Tag("#named")],
+    one_of(text_or_named, "'none', 'auto', 'required' or a function"),
+]
+
+
+class NamedSchemaFormat(RequestPart):
+    """A JSON value that is valid under the schema."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    strict: bool | None = None
+    """The output always follows the schema."""
+
+
+class TextOptions(RequestPart):
+    """The form of the output's text."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    verbosity: Annotated[Literal["medium"] | None, UNSUPPORTED] = None
+
+
+class Reasoning(RequestPart):
+    """How the model shall reason."""
+
+    effort: ReasoningEffort | None = None
+    """As `reasoning_effort` of chat completions."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Not looked at: there are no summaries."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """Not looked at."""
+
+
+class ResponseStreamOptions(RequestPart):
+    """What a stream holds beside its events."""
+
+    include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
+
+
+class ResponsesRequest(CommonRequest):
+    """A request for `/v1/responses`. Nothing is stored: it holds the whole conversation."""
+
+    input: _Input
+    """The user's text, or the items of the conversation so far."""
+
+    instructions: str | None = None
+    """A system message before the others."""
+
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    """Up to the model's limit by default."""
+
+    stream_options: ResponseStreamOptions | None = None
+
+    text: TextOptions | None = None
+
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    """For the model's chat template; its calls come as items where their form is known."""
+
+    tool_choice: _Choice | None = None
+    """`auto` by default; `required` or a function's name need structured output."""
+
+    parallel_tool_calls: bool | None = None
+    """Whether there may be several calls; if not, those after the first are left out."""
+
+    reasoning: Reasoning | None = None
+
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Field(fail_fast=True, max_length=16),
+        ]
+        | None
+    ) = None
+    """Whether the output's text has logprobs. There is no reasoning to include."""
+
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Alternatives per token; needs `message.output_text.logprobs`."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    """Extension: more variables for the chat template, such as `enable_thinking`."""
+
+    max_tool_calls: int | None = None
+    """Not looked at: it limits tools that the server runs itself, and there are none."""
+
+    client_metadata: dict[str, Any] | None = None
+    """Not looked at."""
+
+    background: Annotated[Literal[False] | None, UNSUPPORTED] = None
+    conversation: Annotated[None, UNSUPPORTED] = None
+    previous_response_id: Annotated[None, UNSUPPORTED] = None
+    prompt: Annotated[None, UNSUPPORTED] = None
+    truncation: Annotated[Literal["disabled"] | None, UNSUPPORTED] = None
+
+    @pydantic.field_validator("top_logprobs")
+    @classmethod
+    def _need_logprobs(cls, value: int | None, info: pydantic.ValidationInfo) -> int | None:
+        if value and "message.output_text.logprobs" not in (info.data.get("include") or ()):
+            raise PydanticCustomError(
+                "needs_logprobs", "it needs message.output_text.logprobs in include"
+            )
+        return value
