@@ -297,8 +297,9 @@ class Scheduler:
 
         Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
         most. Therefore a sequence that could overtake a longer one does not wait for it: the few
-        tokens that both have in common are computed twice. A sequence with rows to score is no
-        leader: it may leave budget to those behind it in every step.
+        tokens that both have in common are computed twice. Those behind the waiting one wait, too.
+        A sequence with rows to score is no leader: it may leave budget to those behind it in every
+        step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
