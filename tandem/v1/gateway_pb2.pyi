@@ -84,8 +84,8 @@ class GenerateRequest(_message.Message):
     """Requests with equal keys go to the same verifier while it has room."""
     priority: _builtins.int
     """Higher first, within a verifier; negative ones after the default, 0. Among equals, first come,
-    first served. When K/V blocks run short, the lowest and latest waits and is computed again;
-    it loses time, never tokens.
+    first served, but short prompts overtake longer ones. When K/V blocks run short, the lowest and
+    latest waits and is computed again; it loses time, never tokens.
     """
     trace: _builtins.bool
     """Report every step of the model (`Traced`). Refused by name unless the operator allows it. A

@@ -216,8 +216,9 @@ class Open(_message.Message):
     """Sequences share prefix-cache blocks only with equal salts."""
     priority: _builtins.int
     """Higher first: in the waiting queue, in drafts and prompt chunks when a step is full. Among
-    equals, first come, first served. When K/V blocks run short, the last in this order waits again,
-    ahead of later ones; no event reports that, and no event is repeated.
+    equals, first come, first served, but up to half of a step's prompt chunks are short prompts that
+    end with it. When K/V blocks run short, the last in this order waits again, ahead of later ones;
+    no event reports that, and no event is repeated.
     """
     expected_model_digest: _builtins.str
     """Rejected with FAILED_PRECONDITION if the served model differs. Empty: any."""

@@ -43,6 +43,8 @@ class ScheduledWorld:
     - The first running sequence is never preempted, and computes at least one token unless it
       waits for its client. So it ends within as many steps as it may have tokens, and then the
       next one is the first.
+    - The first running prompt gets half of the prompts' budget, as far as it has tokens and there
+      are blocks. So each prompt becomes the first one.
     - A readmitted sequence is preempted again only after it, or one before it in order, has grown
       by the tokens that the scheduler keeps room for.
     """
@@ -175,6 +177,7 @@ class ScheduledWorld:
         assert first.is_running, "the first was preempted"
         if not first.must_await_hint:
             assert any(item.sequence is first for item in scheduled), "the first stood still"
+        self._check_first_prompt(running, scheduled)
         for sequence in running:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)
             if sequence.is_running or lengths is None:
@@ -183,6 +186,25 @@ class ScheduledWorld:
             if all(s.sequence_id in lengths for s in before):
                 growth = max(len(s.token_ids) - lengths[s.sequence_id] for s in before)
                 assert growth + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
+
+    def _check_first_prompt(
+        self, running: list[Sequence], scheduled: list[ScheduledSequence]
+    ) -> None:
+        prompts = [s for s in running if s.is_running and s.is_prefilling]
+        if not prompts or not self.scheduler.block_pool.num_available:
+            return
+        first, budget, num_tokens = prompts[0], self.scheduler.max_num_batched_tokens, 0
+        for item in scheduled:
+            if item.sequence is first:
+                num_tokens = item.num_new_tokens
+            elif item.sequence not in prompts:
+                budget -= item.num_new_tokens + len(item.draft_token_ids)
+        num_due = min(
+            len(first.token_ids) - first.num_computed_tokens - first.steps_only_with_hint,
+            first.longest_chunk(self.scheduler._max_scored_rows),
+            -(-budget // 2),
+        )
+        assert num_tokens >= num_due, "the first prompt got less than its half"
 
     def _compute(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

@@ -108,8 +108,9 @@ def test_blocks_that_are_not_there_cut_what_the_policy_chose() -> None:
     assert depths(scheduled(policy, sequences, num_blocks=4)) == [NUM_DRAFTS, 0]
 
 
+@pytest.mark.parametrize(("lengths", "num_items"), [((40, 40, 40), 3), ((90, 90, 10, 12, 11), 4)])
 def test_the_prompts_of_a_step_are_told_as_far_as_they_fit(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], num_items: int
 ) -> None:
     shapes: list[StepShape] = []
 
@@ -131,12 +132,12 @@ def test_the_prompts_of_a_step_are_told_as_far_as_they_fit(
     scheduler.admit()
     sequence.num_computed_tokens = 3
     sequence.draft_buffer.offer(4, [1] * NUM_DRAFTS, 2, sequence.token_ids)
-    for i in range(3):
-        scheduler.add(make_sequence(token_ids=[i] * 40))
+    for i, length in enumerate(lengths):
+        scheduler.add(make_sequence(token_ids=[i] * length))
     scheduler.admit()
     items = scheduler.schedule()
     (told,) = shapes
-    assert told.num_sequences == len(items) == 3
+    assert told.num_sequences == len(items) == num_items
     assert told.num_rows == sum(item.num_new_tokens for item in items) == 64
 
 

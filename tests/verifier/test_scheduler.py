@@ -111,6 +111,141 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
     assert [(item.sequence, item.num_new_tokens) for item in scheduled] == [(first, 8), (second, 2)]
 
 
+def prompts(scheduler: Scheduler, *lengths: int, **fields: Any) -> list[Sequence]:
+    """Admitted prompts of so many tokens, which have no beginning in common."""
+    first = len(scheduler.running)
+    sequences = [
+        make_sequence(token_ids=[first + i] * length, **fields) for i, length in enumerate(lengths)
+    ]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.admit()
+    return sequences
+
+
+def chunks(scheduled: list[ScheduledSequence], sequences: list[Sequence]) -> list[int]:
+    """The tokens of each sequence in this step."""
+    by_id = {item.sequence.sequence_id: item.num_new_tokens for item in scheduled}
+    return [by_id.get(sequence.sequence_id, 0) for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        # One that ends in this step overtakes; several do, those of the fewest tokens first.
+        ([100, 100, 5], [15, 0, 5]),
+        ([100, 100, 5, 4, 3], [13, 0, 0, 4, 3]),
+        ([100, 7, 6, 100, 2], [12, 0, 6, 0, 2]),
+        # They get half of the budget at most; equal ones keep their order.
+        ([100, 100, 10, 10], [10, 0, 10, 0]),
+        ([100, 6, 6, 6], [14, 6, 0, 0]),
+        # Others are computed one after the other, and no budget is left over.
+        ([100, 11, 100], [20, 0, 0]),
+        ([5, 100, 100, 3], [5, 12, 0, 3]),
+        ([5, 12, 100], [5, 12, 3]),
+        ([3, 8, 7, 4], [3, 8, 5, 4]),
+    ],
+)
+def test_prompts_that_end_in_this_step_overtake_longer_ones(
+    lengths: list[int], expected: list[int]
+) -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    sequences = prompts(scheduler, *lengths)
+    assert chunks(scheduler.schedule(), sequences) == expected
+
+
+def test_a_prompt_overtakes_none_of_a_higher_priority() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    [low] = prompts(scheduler, 3, priority=-1)
+    sequences = [*prompts(scheduler, 100, 100, 5), low]
+    assert chunks(scheduler.schedule(), sequences) == [15, 0, 5, 0]
+
+
+def test_a_prompt_that_overtakes_leaves_the_first_the_blocks_for_its_half() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
+    sequences = prompts(scheduler, 64, 8)
+    taken: list[int] = []
+    scheduler.block_pool.extend(taken, 59)
+    assert chunks(scheduler.schedule(), sequences) == [20, 0]
+    assert [len(sequence.block_table) for sequence in sequences] == [5, 0]
+
+
+def test_prompts_overtake_as_far_as_there_are_blocks_for_them_too() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
+    sequences = prompts(scheduler, 64, 8, 8)
+    scheduler.block_pool.extend([], 58)
+    assert chunks(scheduler.schedule(), sequences) == [16, 8, 0]
+
+
+def test_a_prompt_that_overtakes_leaves_the_first_the_rows_for_its_half() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    scheduler._max_scored_rows = 12
+    [first] = prompts(scheduler, 100, rows_to_score=range(99))
+    [three] = prompts(scheduler, 3, rows_to_score=range(2))
+    twos = prompts(scheduler, 2, 2, rows_to_score=range(1))
+    assert chunks(scheduler.schedule(), [first, three, *twos]) == [10, 0, 2, 2]
+
+
+def test_a_short_prompt_waits_for_no_longer_one_that_begins_like_it() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
+    text = list(range(100, 108))
+    long = make_sequence(token_ids=[*text, *range(80)])
+    short, equal = make_sequence(token_ids=[*text, 1]), make_sequence(token_ids=[*text, 2])
+    [first] = prompts(scheduler, 60)
+    for sequence in (long, short, equal):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [long, short]
+    assert chunks(scheduler.schedule(), [first, long, short]) == [23, 0, 9]
+    assert scheduler.waiting == [equal], "it waits for the short one"
+
+
+@pytest.mark.parametrize(("length", "priority"), [(17, 0), (9, -1)])
+def test_a_prompt_that_overtakes_none_waits_for_one_that_begins_like_it(
+    length: int, priority: int
+) -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
+    text = list(range(100, 190))
+    long, other = make_sequence(token_ids=text), make_sequence(length, priority=priority)
+    other.token_ids[:8] = text[:8]
+    for sequence in (long, other):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [long]
+
+
+@settings(max_examples=examples(200))
+@given(
+    lengths=st.lists(st.tuples(st.integers(2, 40), st.integers(0, 1)), min_size=1, max_size=8),
+    num_decodes=st.integers(0, 4),
+    budget=st.integers(12, 40),
+)
+def test_one_half_of_the_budget_goes_in_order_and_the_other_to_prompts_that_end(
+    lengths: list[tuple[int, int]], num_decodes: int, budget: int
+) -> None:
+    scheduler = make_scheduler(
+        num_blocks=400, max_num_seqs=12, max_num_batched_tokens=num_decodes + budget
+    )
+    decoding(scheduler, num_decodes)
+    for length, priority in lengths:
+        prompts(scheduler, length, priority=priority)
+    waiting = [sequence for sequence in scheduler.running if sequence.is_prefilling]
+    step = scheduler.schedule()
+    got = chunks(step, waiting)
+    missing = [len(sequence.token_ids) for sequence in waiting]
+    assert sum(got) == min(budget, sum(missing))
+    assert got[0] >= min(missing[0], -(-budget // 2))
+    overtaking = [
+        i for i in range(len(got)) if got[i] and any(got[j] < missing[j] for j in range(i))
+    ]
+    assert sum(got[i] for i in overtaking) <= budget // 2
+    for i in overtaking:
+        assert got[i] == missing[i]
+        assert waiting[i].priority == waiting[0].priority
+        for j in range(1, len(got)):
+            is_equal = waiting[j].priority == waiting[0].priority
+            if is_equal and (missing[j], j) < (missing[i], i):
+                assert got[j] == missing[j], "one with fewer tokens was left behind"
+
+
 def test_prompts_share_the_blocks_that_are_left() -> None:
     scheduler = make_scheduler(num_blocks=16)
     for i in range(2):

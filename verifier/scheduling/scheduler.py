@@ -2,13 +2,16 @@
 
 One token budget per step covers decodes, drafts and prefill chunks alike. Decodes come first, so
 that a long prompt never stops a running stream; prompts are cut into chunks to fit the rest. All
-sequences stand in one order: priority, then arrival. A sequence is admitted when there are blocks
-for its next chunk beside the blocks that running sequences need now; nothing is reserved for later
-growth. While one before it computes the same prompt, it waits, to share the blocks. When blocks run
-short, idle cached blocks are evicted, then drafts are cut, then the last running sequence in order
-is preempted: it frees its blocks, keeps its tokens, and computes them again when there is room for
-them and for all running sequences to grow (`growth_tokens`). So it is preempted again only after
-it, or one before it in order, has grown by about as much.
+sequences stand in one order: priority, then arrival. Prompts are computed in this order, except
+that short ones overtake: up to half of the prompts' budget goes to those that the step can finish,
+the shortest first. The rest goes in order, so long prompts are computed one after the other, and
+none starves. A sequence is admitted when there are blocks for its next chunk beside the blocks that
+running sequences need now; nothing is reserved for later growth. While one before it computes the
+same prompt, it waits, to share the blocks. When blocks run short, idle cached blocks are evicted,
+then drafts are cut, then the last running sequence in order is preempted: it frees its blocks,
+keeps its tokens, and computes them again when there is room for them and for all running sequences
+to grow (`growth_tokens`). So it is preempted again only after it, or one before it in order, has
+grown by about as much.
 
 Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
 blocks than the pool has (`add` asserts it), so:
@@ -194,7 +197,8 @@ class Scheduler:
         # Prompts get at least half of the budget that drafts could use.
         draft_budget = budget // 2 if prefilling else budget
         num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
-        drafts = self._drafts(decoding, prefilling, budget, draft_budget)
+        in_prefill_order = self._in_prefill_order(prefilling, budget, num_spare_blocks)
+        drafts = self._drafts(decoding, in_prefill_order, budget, draft_budget)
         num_drafting = sum(bool(draft.token_ids) for draft in drafts)
         # What the policy chose fits into the budget, unless others verify all that they have.
         is_shared = any(draft.token_ids and draft.depth is None for draft in drafts)
@@ -218,10 +222,12 @@ class Scheduler:
             num_draft_blocks -= num_more_blocks
             num_spare_blocks -= num_more_blocks
         scored_rows = self._max_scored_rows
-        for i, sequence in enumerate(prefilling):
+        for sequence in self._in_prefill_order(prefilling, budget, num_spare_blocks):
             self.current = sequence
-            # The first prompt's next block is reserved.
-            num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
+            num_blocks = len(sequence.block_table)
+            if sequence is prefilling[0]:
+                # Its next block is reserved.
+                num_blocks = self._num_blocks_with_next(sequence)
             room = (num_blocks + num_spare_blocks) * self.block_size
             room -= sequence.num_computed_tokens
             num_missing = min(_num_missing_tokens(sequence), sequence.longest_chunk(scored_rows))
@@ -289,16 +295,24 @@ class Scheduler:
         its prefix that is not cached. What both have in common would otherwise be computed twice,
         and take twice the blocks.
 
-        Prompts are computed in order, so the waiting one loses a part of a step at most. A sequence
-        with rows to score is no leader: it may leave budget to those behind it in every step.
+        Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
+        most. Therefore a sequence that could overtake a longer one does not wait for it: the few
+        tokens that both have in common are computed twice. Those behind the waiting one wait, too.
+        A sequence with rows to score is no leader: it may leave budget to those behind it in every
+        step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
         digest = sequence.block_digests[num_found]
+        num_missing = len(sequence.token_ids) - num_found * self.block_size
+        may_overtake = num_missing <= self.max_num_batched_tokens // 2
         for running in self.running:
             if _place(running) > _place(sequence):
                 break
             if not running.is_prefilling or running.rows_to_score:
+                continue
+            is_longer = _num_missing_tokens(running) > num_missing
+            if may_overtake and is_longer and running.priority == sequence.priority:
                 continue
             digests = running.block_digests
             if len(digests) == num_found < len(running.token_ids) // self.block_size:
@@ -434,6 +448,42 @@ class Scheduler:
         return num_held + (sequence.num_computed_tokens == num_held * self.block_size)
 
     # The step
+
+    def _in_prefill_order(
+        self, prefilling: list[Sequence], budget: int, num_spare_blocks: int
+    ) -> list[Sequence]:
+        """The prompts in the order in which they get the step's budget.
+
+        Of the first one's priority, those that half of the budget can finish overtake it, those
+        with the fewest missing tokens first. They leave the first one the blocks and the scored
+        rows for its own half, besides its next block, which is reserved.
+        """
+        if len(prefilling) < 2:
+            return prefilling
+        first = prefilling[0]
+        scored_rows = self._max_scored_rows
+        num_kept = min(
+            _num_missing_tokens(first), first.longest_chunk(scored_rows), budget - budget // 2
+        )
+        num_blocks_kept = self.num_blocks_for(first.num_computed_tokens + num_kept)
+        num_spare_blocks -= num_blocks_kept - self._num_blocks_with_next(first)
+        scored_rows -= len(first.scored_rows(num_kept))
+        budget //= 2
+        overtaking = []
+        equals = [s for s in prefilling[1:] if s.priority == first.priority]
+        for sequence in sorted(equals, key=_num_missing_tokens):
+            num_tokens = _num_missing_tokens(sequence)
+            if num_tokens > budget:
+                break
+            num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+            num_blocks -= len(sequence.block_table)
+            if num_blocks > num_spare_blocks or num_tokens > sequence.longest_chunk(scored_rows):
+                continue
+            overtaking.append(sequence)
+            budget -= num_tokens
+            num_spare_blocks -= num_blocks
+            scored_rows -= len(sequence.scored_rows(num_tokens))
+        return [*overtaking, *(s for s in prefilling if s not in overtaking)]
 
     def _drafts(
         self,
