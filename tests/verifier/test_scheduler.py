@@ -199,6 +199,51 @@ def test_a_short_prompt_waits_for_no_longer_one_that_begins_like_it() -> None:
     assert scheduler.waiting == [equal], "it waits for the short one"
 
 
+def test_a_short_prompt_waits_for_the_first_one_until_that_has_computed_its_beginning() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=16)
+    text = list(range(100, 190))
+    # It has 20 tokens in common with the first, more than that computes in a step.
+    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:20], 1, 2])
+    scheduler.add(long)
+    assert scheduler.admit() == [long]
+    scheduler.schedule()
+    long.num_computed_tokens = 16
+    scheduler.add(short)
+    assert scheduler.admit() == [], "one more block is to come"
+    scheduler.schedule()
+    assert scheduler.admit() == []
+    long.num_computed_tokens = 32
+    assert scheduler.admit() == [short]
+    assert short.num_computed_tokens == 20
+
+
+def test_a_longer_prompt_is_not_looked_up_until_the_one_that_begins_like_it_is_computed() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=16)
+    text = list(range(100, 190))
+    first, other = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:20], *range(20)])
+    for sequence in (first, other):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first]
+    while first.is_prefilling:
+        assert scheduler.admit() == []
+        [item] = scheduler.schedule()
+        first.num_computed_tokens = min(
+            first.num_computed_tokens + item.num_new_tokens, len(text) - 1
+        )
+    assert scheduler.admit() == [other]
+
+
+def test_a_short_prompt_behind_a_higher_priority_waits_for_one_that_begins_like_it() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
+    text = list(range(100, 190))
+    first = make_sequence(60, priority=1)
+    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:8], 1])
+    for sequence in (first, long, short):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first, long]
+    assert scheduler.waiting == [short], "it cannot overtake now"
+
+
 @pytest.mark.parametrize(("length", "priority"), [(17, 0), (9, -1)])
 def test_a_prompt_that_overtakes_none_waits_for_one_that_begins_like_it(
     length: int, priority: int

@@ -296,23 +296,25 @@ class Scheduler:
         and take twice the blocks.
 
         Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
-        most. Therefore a sequence that could overtake a longer one does not wait for it: the few
-        tokens that both have in common are computed twice. Those behind the waiting one wait, too.
-        A sequence with rows to score is no leader: it may leave budget to those behind it in every
-        step.
+        most; a short one, which could overtake, some steps in which the first prompt computes what
+        both have in common. Where a long prompt is not the first, a short one does not wait for it,
+        and computes that itself. Those behind the waiting one wait, too. A sequence with rows to
+        score is no leader: it may leave budget to those behind it in every step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
         digest = sequence.block_digests[num_found]
-        num_missing = len(sequence.token_ids) - num_found * self.block_size
-        may_overtake = num_missing <= self.max_num_batched_tokens // 2
+        may_overtake = self._may_overtake(sequence, num_found)
+        first: Sequence | None = None
         for running in self.running:
             if _place(running) > _place(sequence):
                 break
-            if not running.is_prefilling or running.rows_to_score:
+            if not running.is_prefilling:
                 continue
-            is_longer = _num_missing_tokens(running) > num_missing
-            if may_overtake and is_longer and running.priority == sequence.priority:
+            first = first or running
+            is_long = _num_missing_tokens(running) > self.max_num_batched_tokens // 2
+            is_behind = running is not first and first.priority == sequence.priority
+            if running.rows_to_score or (may_overtake and is_long and is_behind):
                 continue
             digests = running.block_digests
             if len(digests) == num_found < len(running.token_ids) // self.block_size:
@@ -322,15 +324,26 @@ class Scheduler:
                 return running
         return None
 
+    def _may_overtake(self, sequence: Sequence, num_found: int) -> bool:
+        """Whether a waiting sequence, of whose blocks so many are cached, is short enough to
+        overtake prompts of its priority.
+        """
+        num_missing = len(sequence.token_ids) - num_found * self.block_size
+        return num_missing <= self.max_num_batched_tokens // 2
+
     def _is_known_blocked(self, sequence: Sequence) -> bool:
         """Whether the first waiting sequence has no room by what was found in the cache last; that
-        is found anew now and then. Or whether its leader still computes its prompt.
+        is found anew now and then. Or whether its leader still computes what it waits for.
         """
         blocked = self._blocked
         if blocked is None or blocked.sequence is not sequence:
             return False
-        if blocked.leader is not None:
-            return blocked.leader.is_running and blocked.leader.is_prefilling
+        if (leader := blocked.leader) is not None:
+            if not (leader.is_running and leader.is_prefilling):
+                return False
+            # A long prompt is not looked up in every step: that takes 1 ms.
+            is_passed = leader.num_entered_blocks > blocked.num_found
+            return not (is_passed and self._may_overtake(sequence, blocked.num_found))
         blocked.num_calls += 1
         return blocked.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(blocked)
 
