@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
+from verifier.cpu.loading.folder_checks import check_files
 from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
@@ -148,6 +149,7 @@ def read_checked_config(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
+    check_files(folder)
     if (folder / "adapter_config.json").exists():
         # transformers might load the base model that it names, from elsewhere.
         raise CheckpointError(
