@@ -128,6 +128,9 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
         if any(isinstance(part, bool) for part in parts) and not option.is_bool:
             # pydantic would convert yes to the number 1.
             raise ConfigError(yaml_key, f"{value} is a bool")
+        if any(isinstance(part, str) and "\0" in part for part in parts):
+            # Flags and variables cannot hold one, and no file's name does.
+            raise ConfigError(yaml_key, f"{value!r} holds a null character")
         if isinstance(value, str):
             value = _from_text(option, value)
         given[name] = Given(key=yaml_key, value=value)

@@ -209,7 +209,9 @@ def test_a_bad_variable_is_named(variable: str, value: str) -> None:
      ("peers: 5", "peers"), ("ports: [1, x]", "ports"), ("ports: [1, yes]", "ports"),
      ("listen: host", "listen"),
      ("max_length:", "max_length"), ("max-length: 4", "max-length"), ("server: {}", "server"),
-     ("colour_: red", "colour_"), ("7: 7", "7")],
+     ("colour_: red", "colour_"), ("7: 7", "7"),
+     # No file has such a name.
+     (r'model: "a\0b"', "model"), (r'peers: ["a:1", "b\0:1"]', "peers")],
 )  # fmt: skip
 def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: str) -> None:
     yaml_file.write_text(f"speed: fast\n{line}\n")
