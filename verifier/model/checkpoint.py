@@ -147,9 +147,9 @@ def read_checked_config(folder: Path) -> Any:
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
     """
+    check_files(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
-    check_files(folder)
     if (folder / "adapter_config.json").exists():
         # transformers might load the base model that it names, from elsewhere.
         raise CheckpointError(

@@ -55,3 +55,11 @@ def test_json_that_is_larger_than_any_is_refused(
     with pytest.raises(CheckpointError) as refused:
         read(folder)
     assert str(refused.value) == f"{folder / name}: has more than 100 MiB"
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_name_that_no_folder_can_have_is_refused(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    with pytest.raises(CheckpointError, match="File name too long"):
+        read(tmp_path / ("x" * 300))

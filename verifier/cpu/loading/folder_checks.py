@@ -15,13 +15,13 @@ def check_files(folder: Path) -> None:
     Raises:
         CheckpointError: one is a pipe or a device, which may never end, or is too large.
     """
-    for path in (*(folder / name for name in _JSON), *sorted(folder.glob("*.safetensors"))):
-        try:
+    try:
+        for path in (*(folder / name for name in _JSON), *sorted(folder.glob("*.safetensors"))):
             if not path.exists() or path.is_dir():
                 continue  # what needs it says so
             if not path.is_file():
                 raise CheckpointError(f"{path}: is no regular file")
             if path.name in _JSON and path.stat().st_size > _LARGEST_JSON:
                 raise CheckpointError(f"{path}: has more than {_LARGEST_JSON >> 20} MiB")
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
