@@ -110,7 +110,13 @@ class DrafterServer:
         self.servicer.add_to_server(self.server.grpc)
 
     async def start(self) -> None:
-        """Binds every port, then warms up; meanwhile RPCs are refused."""
+        """Binds every port, then warms up; meanwhile RPCs are refused.
+
+        Raises:
+            ConfigError: a port cannot be bound, or no snapshot written.
+        """
+        if self.snapshotter is not None:
+            await asyncio.to_thread(self.snapshotter.try_folder)
         await self.server.start()
         await self.warm_up()
 

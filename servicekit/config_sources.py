@@ -6,6 +6,8 @@ validation; callers use `servicekit.config`.
 
 import argparse
 import dataclasses
+import os
+import stat
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -14,6 +16,9 @@ import pydantic_core
 import yaml
 
 from servicekit.config_keys import ConfigError, Option, alternatives, variable_name
+
+# A device may have no end. A client takes some 100 bytes of its file.
+_MAX_FILE_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,9 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
         if any(isinstance(part, bool) for part in parts) and not option.is_bool:
             # pydantic would convert yes to the number 1.
             raise ConfigError(yaml_key, f"{value} is a bool")
+        if any(isinstance(part, str) and "\0" in part for part in parts):
+            # Flags and variables cannot hold one, and no file's name does.
+            raise ConfigError(yaml_key, f"{value!r} holds a null character")
         if isinstance(value, str):
             value = _from_text(option, value)
         given[name] = Given(key=yaml_key, value=value)
@@ -135,16 +143,35 @@ def load_yaml(key: str, file: Path | str) -> object:
     Raises:
         ConfigError: the file cannot be read, or is no YAML; the error names the key.
     """
+    content = _read(key, file)
     try:
-        with Path(file).open(encoding="utf-8") as stream:
-            return yaml.load(stream, Loader=_YAMLLoader)
-    except OSError as error:
-        raise ConfigError(key, f"{file}: {error.strerror}") from None
+        return yaml.load(content.decode(), Loader=_YAMLLoader)
     except Exception as error:  # not YAMLError alone: `!!bool x` is a KeyError
         problem = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(key, f"{file}{line}: {problem}") from None
+
+
+def _read(key: str, file: Path | str) -> bytes:
+    """The content of a regular file or of a pipe, such as a shell's <(...)."""
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            os.set_blocking(stream.fileno(), True)
+            content = stream.read(_MAX_FILE_BYTES + 1)
+            is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except OSError as error:
+        raise ConfigError(key, f"{file}: {error.strerror}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(key, f"{file}: has more than {_MAX_FILE_BYTES >> 20} MiB")
+    if is_pipe and not content:
+        raise ConfigError(key, f"{file}: is a pipe without content")
+    return content
+
+
+def _without_waiting(file: str, flags: int) -> int:
+    # Opening a pipe would wait for a writer, which may never come.
+    return os.open(file, flags | os.O_NONBLOCK)
 
 
 def _from_text(option: Option, text: str) -> object:

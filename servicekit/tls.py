@@ -307,6 +307,9 @@ def _authorities(path: Path, flag: str) -> bytes:
 
 def _read(path: Path, flag: str) -> bytes:
     try:
+        # It is read more than once: a pipe has its content once, and waits for a writer.
+        if path.exists() and not path.is_file():
+            raise ConfigError(flag, f"{path}: is no regular file")
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(flag, f"{path}: {error.strerror}") from None

@@ -6,6 +6,7 @@ are all noticed, because a file's identity, size and time of change are compared
 """
 
 import asyncio
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -109,4 +110,7 @@ def _stamp_of(path: Path) -> _Stamp:
         found = path.stat()
     except OSError:
         return None
+    if not stat.S_ISREG(found.st_mode):
+        # What was read of a pipe is gone from it.
+        return found.st_dev, found.st_ino, 0, 0
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

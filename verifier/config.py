@@ -92,7 +92,7 @@ class VerifierConfig(
     max_num_batched_tokens: int = pydantic.Field(default=512, ge=1, le=1 << 20)
     """Largest number of tokens in a step: prefill chunks, decodes and drafts together."""
 
-    max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0)
+    max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0, le=1 << 20)
     """Largest number of drafts verified per sequence and step."""
 
     speculation_depth: Literal["learned", "limits"] = "learned"

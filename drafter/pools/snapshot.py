@@ -62,6 +62,21 @@ def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
     return path
 
 
+def try_folder(folder: Path) -> None:
+    """Makes a folder, if there is none, and tries in it what a snapshot does.
+
+    Raises:
+        OSError: no snapshot can be written there.
+    """
+    # Of a file in its place, the attempt below says what is wrong.
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, exist_ok=True)
+    tried = folder / f"tried{_PARTIAL_SUFFIX}"
+    os.close(_create(tried))
+    tried.unlink()
+    sync_folder(folder)
+
+
 def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = ()) -> Path:
     """Replaces the snapshot of one pool.
 
@@ -77,8 +92,7 @@ def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = 
     path = path_of(folder, texts[0].pool_id, taken)
     partial = path.with_suffix(_PARTIAL_SUFFIX)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    # It may contain prompts: only this user may read it.
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = _create(partial)
     try:
         with os.fdopen(descriptor, "wb") as file:
             parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
@@ -145,6 +159,11 @@ def read_pool(path: Path) -> list[PoolText]:
         return _parse(body[_PREFIX.size :], header_bytes)
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
+
+
+def _create(partial: Path) -> int:
+    # It may contain prompts: only this user may read it.
+    return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
 
 def _header_of(texts: Sequence[PoolText]) -> bytes:

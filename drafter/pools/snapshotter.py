@@ -20,10 +20,12 @@ from drafter.pools.snapshot import (
     remove,
     snapshots_in,
     sync_folder,
+    try_folder,
     write_pool,
 )
 from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
+from servicekit.config import ConfigError
 from servicekit.logs import Logger
 from servicekit.progress_log import ProgressLog
 
@@ -76,6 +78,19 @@ class Snapshotter:
         # Files that were restored, and of which pool, until the first snapshot replaces them.
         self._restored: dict[Path, str] = {}
         self._written: dict[str, _Written] = {}
+
+    def try_folder(self) -> None:
+        """Makes the folder, if there is none, and tries it; blocks, as a disk may.
+
+        Raises:
+            ConfigError: no snapshot can be written there.
+        """
+        try:
+            try_folder(self._folder)
+        except OSError as error:
+            raise ConfigError(
+                "--snapshot-dir", f"{self._folder}: cannot be written to: {error.strerror}"
+            ) from None
 
     def restore(self) -> None:
         """Restores the last snapshot; called once, off the event loop, before the store is used."""

@@ -23,10 +23,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.acceptor import Acceptor
 from gateway.api.http_connection import ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
-from gateway.api.tls_acceptor import TlsAcceptor
 from gateway.errors import UnreadError
 from servicekit.address import Address, parse_address
 from servicekit.client_waits import ClientWaits
@@ -122,9 +122,8 @@ class HttpListener:
             timeout_keep_alive=_IDLE_TIMEOUT_S,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
         )
-        self._server: uvicorn.Server = _Server(config)
-        if certificate is not None:
-            self._server = _TlsServer(config, limits, server_context(certificate))
+        context = None if certificate is None else server_context(certificate)
+        self._server = _Server(config, limits, context)
 
     async def run(self) -> None:
         """Serves until cancelled; then requests in flight get `_SHUTDOWN_TIMEOUT_S` to end."""
@@ -261,22 +260,18 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 class _Server(uvicorn.Server):
-    """A server that does not handle the process's signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class _TlsServer(_Server):
-    """One whose connections are counted before their handshake."""
+    """A server with an acceptor of its own, which does not handle the process's signals."""
 
     def __init__(
-        self, config: uvicorn.Config, limits: ConnectionLimits, context: ssl.SSLContext
+        self, config: uvicorn.Config, limits: ConnectionLimits, context: ssl.SSLContext | None
     ) -> None:
         super().__init__(config)
         self._limits = limits
         self._context = context
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -288,7 +283,7 @@ class _TlsServer(_Server):
         )
         self.servers = [
             # What uvicorn asks of a server is to close.
-            TlsAcceptor(
+            Acceptor(
                 each, context=self._context, limits=self._limits, make_connection=make_connection
             )  # type: ignore[misc]
             for each in sockets or ()

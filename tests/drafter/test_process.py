@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -80,3 +81,19 @@ async def test_a_wrong_flag_is_named_and_nothing_starts() -> None:
         assert process.returncode == 2
         assert out == b""
         assert b"--idle-ttl-s" in err
+
+
+async def test_a_snapshot_folder_that_cannot_be_one_is_named_and_nothing_starts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    flags = ("--listen", "127.0.0.1:0", "--metrics-listen", "")
+    async with module_process(
+        "drafter", *flags, "--snapshot-dir", str(tmp_path / "file")
+    ) as process:
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 2
+        assert out == b""
+        assert err.decode() == (
+            f"error: --snapshot-dir: {tmp_path / 'file'}: cannot be written to: Not a directory\n"
+        )

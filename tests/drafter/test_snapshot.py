@@ -23,6 +23,7 @@ from drafter.pools.snapshot import (
 )
 from drafter.pools.store import PoolStore
 from servicekit import progress_log
+from servicekit.config import ConfigError
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
@@ -422,17 +423,38 @@ async def test_a_file_that_cannot_be_removed_keeps_no_pool_from_being_written(
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
 
 
-async def test_an_unwritable_folder_is_logged_and_drafting_goes_on(
+async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_bytes(b"")
-    running = await start_drafter(snapshot_dir=in_the_way)
+    folder = tmp_path / "pools"
+    running = await start_drafter(snapshot_dir=folder)
+    folder.rmdir()
+    folder.write_bytes(b"")
     await keep_in_pool(running, [1, 2, 3])
     await running.drafter.drain()
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
-    assert failed["folder"] == str(in_the_way)
+    assert failed["folder"] == str(folder)
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
+
+
+# The last one no user may write to, the superuser included.
+@pytest.mark.parametrize("place", ["file", "file/pools", "/proc/self"])
+async def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(
+    start_drafter: StartDrafter, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(ConfigError) as refused:
+        await start_drafter(snapshot_dir=tmp_path / place)
+    assert refused.value.key == "--snapshot-dir"
+    assert str(tmp_path / place) in refused.value.message
+    assert (tmp_path / "file").read_bytes() == b"kept"
+
+
+async def test_a_start_leaves_nothing_in_the_folder(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    await start_drafter(snapshot_dir=tmp_path)
+    assert names_in(tmp_path) == set()
 
 
 async def test_snapshots_are_taken_on_schedule(

@@ -1,4 +1,6 @@
-"""Peers of the HTTPS port that do not end their TLS handshake, or do not even begin it."""
+"""Peers of the HTTPS port that do not end their TLS handshake, or do not even begin it; and what
+cannot be accepted, with TLS or without.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +19,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from gateway.api import tls_acceptor
+from gateway.api import acceptor
 from gateway.api.http import HttpListener
 from gateway.errors import OverloadedError
 from servicekit.client_waits import ClientWaits
@@ -39,7 +41,7 @@ class HttpsClient:
     """
 
     def __init__(
-        self, address: str, context: ssl.SSLContext, serving: "asyncio.Future[None]"
+        self, address: str, context: ssl.SSLContext | None, serving: "asyncio.Future[None]"
     ) -> None:
         self.serving = serving
         self._host, port = address.split(":")
@@ -87,8 +89,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     pem = tmp_path / "server.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
 
-    def run(scenario: Callable[[HttpsClient], Awaitable[None]], **fields: Any) -> None:
-        options = ServerOptions(listen="127.0.0.1:0", tls_cert=pem, tls_key=pem, **fields)
+    def run(
+        scenario: Callable[[HttpsClient], Awaitable[None]], *, has_tls: bool = True, **fields: Any
+    ) -> None:
+        if has_tls:
+            fields |= {"tls_cert": pem, "tls_key": pem}
+        options = ServerOptions(listen="127.0.0.1:0", **fields)
 
         async def main() -> None:
             errors: list[Any] = []
@@ -113,15 +119,15 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
             )
             serving = asyncio.ensure_future(listener.run())
             try:
-                await scenario(HttpsClient(listener.address, context, serving))
+                await scenario(HttpsClient(listener.address, context if has_tls else None, serving))
             finally:
                 serving.cancel()
                 await asyncio.wait([serving])
             assert not errors
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left"
-            acceptor: Any = listener._server.servers[0]
-            assert not acceptor._handshakes
-            assert not acceptor._limits._open
+            used: Any = listener._server.servers[0]
+            assert not used._handshakes
+            assert not used._limits._open
 
         factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -241,37 +247,39 @@ def fail_accepting(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> 
     return raised_at_s
 
 
+@pytest.mark.parametrize("has_tls", [True, False])
 @pytest.mark.parametrize(
     "number", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETUNREACH]
 )
 def test_an_error_of_one_connection_delays_no_other(
-    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int, has_tls: bool
 ) -> None:
-    monkeypatch.setattr(tls_acceptor, "_PAUSE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(acceptor, "_PAUSE_S", 10 * PATIENCE_S)
     raised_at_s = fail_accepting(monkeypatch, number, times=150)
 
     async def scenario(client: HttpsClient) -> None:
         assert await client.is_served()
 
     with capture_logs() as log:
-        run(scenario)
+        run(scenario, has_tls=has_tls)
     assert len(raised_at_s) == 150
     assert not [each for each in log if each["event"] == "accepting_paused"]
 
 
+@pytest.mark.parametrize("has_tls", [True, False])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_a_lack_of_descriptors_or_memory_pauses_accepting_with_a_warning(
-    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int, has_tls: bool
 ) -> None:
     pause_s = 0.05
-    monkeypatch.setattr(tls_acceptor, "_PAUSE_S", pause_s)
+    monkeypatch.setattr(acceptor, "_PAUSE_S", pause_s)
     raised_at_s = fail_accepting(monkeypatch, number, times=3)
 
     async def scenario(client: HttpsClient) -> None:
         assert await client.is_served()
 
     with capture_logs() as log:
-        run(scenario)
+        run(scenario, has_tls=has_tls)
     paused = [each for each in log if each["event"] == "accepting_paused"]
     assert len(paused) == len(raised_at_s) == 3
     assert all(each["log_level"] == "warning" for each in paused)

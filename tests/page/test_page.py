@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from examples.demo_model.dataset import rename_identifier
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
+from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
 from tests.integration.pausable_model import PausableModel
 from tests.integration.stack import (
@@ -130,25 +131,25 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
     """A visit to the stack's page, in which nothing may go wrong and no other host is asked."""
-    async with faultless_visit(browser, stack) as visit:
+    async with faultless_visit(browser, stack.gateway.http_address) as visit:
         yield visit
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def finished(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
     """A visit in which the first sample has run to its end, for tests that leave it so."""
-    async with faultless_visit(browser, stack) as visit:
+    async with faultless_visit(browser, stack.gateway.http_address) as visit:
         await run_to_end(visit.page)
         yield visit
 
 
 @contextlib.asynccontextmanager
-async def faultless_visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
-    visit = await begin_visit(browser, stack.gateway.http_address)
+async def faultless_visit(browser: Browser, address: str | None) -> AsyncIterator[Visit]:
+    visit = await begin_visit(browser, address)
     yield visit
     await visit.page.context.close()
     assert visit.messages == []
-    assert visit.hosts == {stack.gateway.http_address}
+    assert visit.hosts == {address}
 
 
 @contextlib.asynccontextmanager
@@ -506,6 +507,39 @@ async def test_samples_that_do_not_come_can_be_cancelled(browser: Browser, stack
     await expect(page.locator("#status")).to_have_text("Cancelled.")
     await wait_until_usable(page)
     await page.close()
+
+
+async def test_the_list_of_models_is_read_again_when_it_is_opened(
+    browser: Browser, stack: Stack, unused_tcp_port: int
+) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    verifiers = [stack.verifier.server.address, address]
+    async with (
+        another_gateway(stack, verifiers=verifiers) as gateway,
+        faultless_visit(browser, gateway.http_address) as visit,
+    ):
+        page, offered = visit.page, visit.page.locator("#model option")
+
+        async def num_served(number: int) -> None:
+            await wait_until(lambda: len(gateway.frontend.list_models()) == number)
+
+        await expect(offered).to_have_text(["model"])
+        config = verifier_config(server=ServerOptions(listen=address), model_id="later")
+        async with running_stack(verifier=config):
+            await num_served(2)
+            await page.focus("#model")
+            await expect(offered).to_have_text(["model", "later"])
+            await page.select_option("#model", "later")
+            # As if it had been served until now.
+            await page.evaluate("document.querySelector('#model').prepend(new Option('gone'))")
+            await page.focus("#prompt")
+            await page.focus("#model")
+            await expect(offered).to_have_text(["model", "later"])
+            assert await page.input_value("#model") == "later"
+        await num_served(1)
+        await page.focus("#prompt")
+        await page.focus("#model")
+        await expect(offered).to_have_text(["model"])
 
 
 async def test_a_key_is_asked_for_and_kept_nowhere(

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import pydantic
 import pytest
 import structlog
 
+from servicekit import config_sources
 from servicekit.config import (
     ChannelOptions,
     ConfigError,
@@ -207,7 +209,9 @@ def test_a_bad_variable_is_named(variable: str, value: str) -> None:
      ("peers: 5", "peers"), ("ports: [1, x]", "ports"), ("ports: [1, yes]", "ports"),
      ("listen: host", "listen"),
      ("max_length:", "max_length"), ("max-length: 4", "max-length"), ("server: {}", "server"),
-     ("colour_: red", "colour_"), ("7: 7", "7")],
+     ("colour_: red", "colour_"), ("7: 7", "7"),
+     # No file has such a name.
+     (r'model: "a\0b"', "model"), (r'peers: ["a:1", "b\0:1"]', "peers")],
 )  # fmt: skip
 def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: str) -> None:
     yaml_file.write_text(f"speed: fast\n{line}\n")
@@ -250,6 +254,37 @@ def test_a_missing_file_is_named_with_the_key_that_names_it(tmp_path: Path) -> N
     assert error.key == "TANDEM_THING_CONFIG"
     assert missing in error.message
     assert "No such file" in error.message
+
+
+# Such as a shell's <(...).
+def test_a_file_may_be_a_pipe() -> None:
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as pipe:
+            # More than fits into a pipe: the reader has to wait.
+            pipe.write(b"# a comment\n" * 100_000 + b"name: piped\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert parse("--config", f"/dev/fd/{reading}").name == "piped"
+    finally:
+        os.close(reading)
+        writer.join()
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(yaml_file: Path) -> None:
+    os.mkfifo(yaml_file)
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: is a pipe without content")
+
+
+def test_a_file_without_end_is_refused(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_sources, "_MAX_FILE_BYTES", 1 << 20)
+    yaml_file.symlink_to("/dev/zero")
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: has more than 1 MiB")
 
 
 def test_an_error_names_the_source_that_won() -> None:

@@ -1,5 +1,6 @@
 """Listening sockets: who reaches them."""
 
+import asyncio
 import socket
 
 import pytest
@@ -43,3 +44,18 @@ def test_a_machine_without_ipv6_serves_ipv4(listen: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with listening_socket(parse_address(listen), backlog=5) as listener:
         assert reaches("127.0.0.1", listener.getsockname()[1])
+
+
+async def test_its_connections_send_small_messages_at_once() -> None:
+    accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        own: socket.socket = writer.get_extra_info("socket")
+        accepted.set_result(bool(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+        writer.close()
+
+    listener = listening_socket(parse_address("127.0.0.1:0"), backlog=5)
+    async with await asyncio.start_server(accept, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(accepted, 20)
+        writer.close()

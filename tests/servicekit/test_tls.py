@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,6 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "empty.pem").write_bytes(b"")
     intact = authority.cert_pem.bytes()
     (folder / "damaged.pem").write_bytes(intact[:100] + b"\xff" + intact[100:])
+    os.mkfifo(folder / "pipe.pem")
     (folder / "missing.pem").unlink(missing_ok=True)
     return {name: folder / name for name in [*(p.name for p in folder.iterdir()), "missing.pem"]}
 
@@ -203,6 +205,8 @@ async def test_probes_without_a_certificate_have_the_health_port(files: dict[str
     [
         ({"tls_cert": "missing.pem", "tls_key": "server.key"}, "--tls-cert", "No such file"),
         ({"tls_cert": "server.pem", "tls_key": "missing.pem"}, "--tls-key", "No such file"),
+        ({"tls_cert": "pipe.pem", "tls_key": "server.key"}, "--tls-cert", "no regular file"),
+        ({"tls_cert": "server.pem", "tls_key": "pipe.pem"}, "--tls-key", "no regular file"),
         ({"tls_cert": "garbage.pem", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
         ({"tls_cert": "empty.pem", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
         ({"tls_cert": "server.key", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
@@ -240,6 +244,7 @@ def test_a_wrong_file_of_a_server_is_named_with_its_flag(
     ("options", "key", "message"),
     [
         ({"peer_tls_ca": "missing.pem"}, "--peer-tls-ca", "No such file"),
+        ({"peer_tls_ca": "pipe.pem"}, "--peer-tls-ca", "no regular file"),
         ({"peer_tls_ca": "garbage.pem"}, "--peer-tls-ca", "no certificate"),
         ({"peer_tls_ca": "damaged.pem"}, "--peer-tls-ca", "no certificate"),
         ({"peer_tls_cert": "client.pem"}, "--peer-tls-cert", "needs --peer-tls-ca"),

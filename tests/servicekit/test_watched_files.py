@@ -57,6 +57,21 @@ def test_a_change_is_read_once(tmp_path: Path) -> None:
     assert words.reports == ["read"]
 
 
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    num_reads = 0
+
+    def read() -> None:
+        nonlocal num_reads
+        num_reads += 1
+
+    watched = WatchedFiles([pipe], read, on_reload=lambda error: None)
+    os.utime(pipe, (1, 1))  # as its writer does
+    watched.refresh()
+    assert num_reads == 1
+
+
 def test_a_change_while_files_are_read_is_read_next(tmp_path: Path) -> None:
     file = tmp_path / "word"
     next_of = {"a": "bb", "bb": "ccc"}

@@ -22,7 +22,14 @@ def test_a_wait_ends(name: str) -> None:
     assert refusal(**{name: float("inf")}) == "Input should be a finite number"
 
 
-@pytest.mark.parametrize(("name", "most"), [("threads", 1024), ("max_num_batched_tokens", 1 << 20)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("threads", 1024),
+        ("max_num_batched_tokens", 1 << 20),
+        ("max_num_speculative_tokens", 1 << 20),
+    ],
+)
 def test_threads_and_tokens_of_a_step_have_a_bound(name: str, most: int) -> None:
     """Beyond it, a verifier on a CPU ends in an error of the system that names no flag."""
     assert refusal(**{name: most + 1}) == f"Input should be less than or equal to {most}"

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
+from verifier.cpu.loading.folder_checks import check_files
 from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
@@ -146,6 +147,7 @@ def read_checked_config(folder: Path) -> Any:
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
     """
+    check_files(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     if (folder / "adapter_config.json").exists():

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Recorded:
-    """One sequence that is open; times in Unix nanoseconds, 0: not yet."""
+    """One sequence that is open; times in monotonic nanoseconds, 0: not yet."""
 
     span: "Span"
+    # Unix nanoseconds where the monotonic clock is 0, as of the opening: the wall clock may be set
+    # while the sequence runs.
+    epoch_ns: int
     opened_ns: int
     admitted_ns: int = 0
     decoding_ns: int = 0
@@ -56,7 +59,9 @@ class SequenceSpans:
         """A sequence is to be opened; its drafter's part becomes a part of its span."""
         if sequence.sequence_id in self._open:
             return sequence  # the engine rejects it
-        span = self._spans.begin("sequence", trace_parent)
+        opened_ns = time.monotonic_ns()
+        epoch_ns = time.time_ns() - opened_ns
+        span = self._spans.begin("sequence", trace_parent, at_ns=epoch_ns + opened_ns)
         if (drafted_by := sequence.drafted_by) is not None:
             own = dataclasses.replace(drafted_by, trace_parent=self._spans.trace_parent(span))
             sequence = dataclasses.replace(sequence, drafted_by=own)
@@ -70,14 +75,16 @@ class SequenceSpans:
                 "tandem.drafter": drafted_by.address if drafted_by else "",
             }
         )
-        self._open[sequence.sequence_id] = _Recorded(span=span, opened_ns=time.time_ns())
+        self._open[sequence.sequence_id] = _Recorded(
+            span=span, epoch_ns=epoch_ns, opened_ns=opened_ns
+        )
         return sequence
 
     def note(self, events: Sequence[Event]) -> None:
         """The session gets these events."""
         if not self._open:
             return
-        now_ns = time.time_ns()
+        now_ns = time.monotonic_ns()
         for event in events:
             recorded = self._open.get(event.sequence_id)
             if recorded is None:
@@ -101,7 +108,7 @@ class SequenceSpans:
 
     def end_all(self) -> None:
         """The session is over, and with it its sequences."""
-        now_ns = time.time_ns()
+        now_ns = time.monotonic_ns()
         for sequence_id in list(self._open):
             self._end(sequence_id, now_ns, error="CANCELLED")
 
@@ -109,22 +116,25 @@ class SequenceSpans:
         recorded = self._open.pop(sequence_id)
         self._num_refused.pop(sequence_id, None)
         span = recorded.span
+        epoch_ns = recorded.epoch_ns
         admitted_ns = recorded.admitted_ns or now_ns
-        self._spans.add_part("queue", span, start_ns=recorded.opened_ns, end_ns=admitted_ns)
+        self._spans.add_part(
+            "queue", span, start_ns=epoch_ns + recorded.opened_ns, end_ns=epoch_ns + admitted_ns
+        )
         if recorded.admitted_ns:
             self._spans.add_part(
                 "prefill",
                 span,
-                start_ns=admitted_ns,
-                end_ns=recorded.decoding_ns or now_ns,
+                start_ns=epoch_ns + admitted_ns,
+                end_ns=epoch_ns + (recorded.decoding_ns or now_ns),
                 attributes={"tandem.cached_tokens": recorded.num_cached_tokens},
             )
         if recorded.decoding_ns:
             self._spans.add_part(
                 "decode",
                 span,
-                start_ns=recorded.decoding_ns,
-                end_ns=now_ns,
+                start_ns=epoch_ns + recorded.decoding_ns,
+                end_ns=epoch_ns + now_ns,
                 attributes={
                     "tandem.steps": recorded.num_steps,
                     "tandem.output_tokens": recorded.num_output_tokens,
@@ -137,7 +147,7 @@ class SequenceSpans:
             self._spans.fail(span, error)
         else:
             span.set_attribute("tandem.finish_reason", reason)
-        span.end(now_ns)
+        span.end(epoch_ns + now_ns)
 
 
 def _count(recorded: _Recorded, decided: Decided, now_ns: int) -> None:

@@ -183,7 +183,18 @@ async function drain(chunks) {
 async function showModels(signal) {
   const models = await listModels(options(signal));
   if (!models.length) throw new ApiError("no model is served now");
-  find("model").replaceChildren(...models.map((model) => new Option(model)));
+  const list = find("model");
+  const offered = Array.from(list.options, (option) => option.value);
+  // A list that is open stays as it is, unless it is wrong.
+  if (JSON.stringify(models) === JSON.stringify(offered)) return;
+  const chosen = list.value;
+  const isChosen = (model) => model === chosen;
+  list.replaceChildren(...models.map((model) => new Option(model, model, false, isChosen(model))));
+}
+
+/** Models come and go while the page is open. A failure is said by the next run. */
+function refreshModels() {
+  if (!running) showModels().catch(() => {});
 }
 
 async function showSamples(signal) {
@@ -257,6 +268,7 @@ function begin() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
   });
+  find("model").addEventListener("focus", refreshModels);
   find("sample").addEventListener("change", choose);
   find("prompt").addEventListener("input", () => {
     find("sample").value = "";

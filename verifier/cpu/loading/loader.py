@@ -16,6 +16,7 @@ import numpy as np
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.cpu.loading.families import ExpertNames
+from verifier.cpu.loading.folder_checks import check_files
 from verifier.cpu.loading.model_config import DTYPES, LayerConfig, ModelConfig, read_model_config
 from verifier.cpu.loading.packing import converted, pack_rows, pieces, widened
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
@@ -71,6 +72,7 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         CheckpointError: the folder holds no sound checkpoint.
         NotServedError: the decoder does not compute this model; transformers may.
     """
+    check_files(folder)
     if (folder / "adapter_config.json").exists():
         raise NotServedError("it is an adapter")
     config = read_model_config(folder)

@@ -1,8 +1,9 @@
-"""Accepts TLS connections whose handshakes are bounded as the connections themselves.
+"""Accepts connections, and counts each from its beginning.
 
 An event loop that listens with TLS tells of a connection once its handshake is done. Until then
-nothing counts it, and that may be a minute. So this accepts by itself, and counts each from its
-beginning. On the event loop; knows no request.
+nothing counts it, and that may be a minute. And where descriptors lack, uvloop closes connections
+without a word. So this accepts by itself: it bounds handshakes as connections, and says when none
+can be accepted. On the event loop; knows no request.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 
 
-class TlsAcceptor:
+class Acceptor:
     """The connections of one listening socket; `close` must be called."""
 
     def __init__(
         self,
         listener: socket.socket,
         *,
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         limits: ConnectionLimits,
         make_connection: Callable[[], BoundedConnection],
     ) -> None:
@@ -39,6 +40,7 @@ class TlsAcceptor:
 
         Args:
             listener: listens already; its owner closes it.
+            context: of TLS; None: connections are plaintext.
             limits: a handshake may take as long as the head of a request.
             make_connection: the protocol of a connection.
         """
@@ -103,14 +105,14 @@ class TlsAcceptor:
                     begin,
                     handshake.accepted,
                     ssl=self._context,
-                    ssl_handshake_timeout=self._limits.head_timeout_s,
+                    ssl_handshake_timeout=self._limits.head_timeout_s if self._context else None,
                 )
         finally:
             self._limits.close(handshake)
 
 
 class _Handshake:
-    """A connection until its handshake is done."""
+    """A connection until its handshake is done; without TLS, there is nothing to be done."""
 
     def __init__(self, accepted: socket.socket, limits: ConnectionLimits) -> None:
         self.accepted = accepted
