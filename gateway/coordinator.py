@@ -56,6 +56,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.live_sequences import LiveSequence, LiveSequences
 from gateway.routing.resumption import Displaced, Resumption
 from gateway.routing.retry_budget import RetryBudgets
+from gateway.routing.waiting_moves import WaitingMoves
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 
@@ -93,6 +94,13 @@ class Coordinator:
         self._on_availability = on_availability
         self._sequences = LiveSequences(self._report_load)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
+        # What moves for room only must not use up the moves that a choice needs.
+        self._waiting_moves = WaitingMoves(
+            fleet=fleet,
+            sequences=self._sequences,
+            max_losses=(max_resumes - 1) // 2,
+            move=self._move,
+        )
         self._delivery = Delivery(
             self._publish,
             interval_s=stream_interval_s,
@@ -133,6 +141,7 @@ class Coordinator:
             if event.finish_reason:
                 sequence.has_ended = True
                 self._sequences.forget(sequence)
+        self._waiting_moves.after_step()
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
@@ -178,6 +187,8 @@ class Coordinator:
         verifier: VerifierLink,
         refused_by: frozenset[str] = frozenset(),
         displaced: Displaced | None = None,
+        *,
+        was_queued: bool = False,
     ) -> None:
         sequence = LiveSequence(
             generation=generation,
@@ -186,6 +197,7 @@ class Coordinator:
             opened_length=len(generation.token_ids),
             refused_by=refused_by,
             displaced=displaced,
+            was_queued=was_queued,
         )
         self._sequences.add(sequence)
         self._send_open(sequence)
@@ -271,6 +283,7 @@ class Coordinator:
                     Resume(time.monotonic(), displaced.reason, sequence.verifier.name)
                 )
                 sequence.displaced = None
+            sequence.was_queued = False
             self._sequences.set_running(sequence)
         elif isinstance(event, Rejected):
             if event.field == "drafter_address" and sequence.drafter and not sequence.is_running:
@@ -390,12 +403,25 @@ class Coordinator:
                 if generation.goes_on:
                     verifier.load.overfull_until_s = until_s
             reason = "full" if isinstance(error, OverloadedError) else "draining"
-        elif sequence.displaced is not None and generation.admitted_at_s is not None:
-            # Another one ran it: this one is of another version, or configured otherwise.
+        elif sequence.was_queued or (
+            sequence.displaced is not None and generation.admitted_at_s is not None
+        ):
+            # Another one ran or would run it: this one is of another version, or configured
+            # otherwise.
             verifier.ignored.record("rejected_command", error.message)
             reason = "unable"
         else:
             self._fail(sequence, error)
+            return
+        if sequence.was_queued:
+            # It would have run elsewhere, and has as much time for that as if it were displaced.
+            displaced = sequence.displaced
+            self._sequences.drop(sequence)
+            self._resumption.add(
+                generation,
+                f"verifier_{reason}" if displaced is None else displaced.reason,
+                (sequence if displaced is None else displaced).refused_by | {verifier.name},
+            )
             return
         if sequence.displaced is not None:
             # It was not taken: it waits on, as before, and has not moved.
@@ -477,6 +503,23 @@ class Coordinator:
         load = verifier.load
         full_until_s = load.overfull_until_s if generation.goes_on else load.full_until_s
         return None if full_until_s > time.monotonic() else verifier
+
+    def _move(self, sequence: LiveSequence, verifier: VerifierLink) -> None:
+        """Opens a choice at this verifier that waits at another one."""
+        generation = sequence.generation
+        self._metrics.count_retry("waiting")
+        self._sequences.withdraw(sequence)
+        generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
+        self._logger.info(
+            "choice_moved",
+            request_id=generation.request.request_id,
+            choice_index=generation.choice_index,
+            sequence_id=generation.sequence_id,
+            former_sequence_id=old_id,
+            verifier=verifier.name,
+            former_verifier=sequence.verifier.name,
+        )
+        self._start(generation, verifier, sequence.refused_by, sequence.displaced, was_queued=True)
 
     def _fail_displaced(self, displaced: Displaced) -> None:
         """No verifier took the choice in time; its client has what was decided."""

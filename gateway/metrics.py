@@ -32,8 +32,8 @@ _SHED_REASONS = (
     "verifier_full",
 )
 _EXPIRY_PHASES = ("queue", "prefill", "decode")
-_RESUME_REASONS = ("verifier_gone", "verifier_draining", "verifier_full")
-_REFUSAL_REASONS = ("full", "draining")
+_RESUME_REASONS = ("verifier_gone", "verifier_draining", "verifier_full", "verifier_unable")
+_RETRY_REASONS = ("full", "draining", "waiting")
 #: Reasons for ignoring a verifier's messages.
 IGNORED_REASONS = (
     "foreign_sequence",
@@ -89,8 +89,8 @@ class GatewayMetrics:
         )
         self._request_retries = counter(
             "request_retries",
-            "Choices that a verifier refused before they began and that went to another one, by "
-            "reason.",
+            "Choices that went to another verifier before they began, by reason: the first one "
+            "refused them, or had them waiting while the other one had room.",
             ["reason"],
         )
         self._messages_ignored = counter(
@@ -128,8 +128,8 @@ class GatewayMetrics:
             self._requests_expired.labels(phase)
         for resume_reason in _RESUME_REASONS:
             self._request_resumes.labels(resume_reason)
-        for refusal_reason in _REFUSAL_REASONS:
-            self._request_retries.labels(refusal_reason)
+        for retry_reason in _RETRY_REASONS:
+            self._request_retries.labels(retry_reason)
         for ignored_reason in IGNORED_REASONS:
             self._messages_ignored.labels("verifier", ignored_reason)
 
@@ -173,7 +173,7 @@ class GatewayMetrics:
         self._request_resumes.labels(reason).inc()
 
     def count_retry(self, reason: str) -> None:
-        """Another verifier gets a choice; the reason is one of `_REFUSAL_REASONS`."""
+        """Another verifier gets a choice; the reason is one of `_RETRY_REASONS`."""
         self._request_retries.labels(reason).inc()
 
     def count_ignored(self, reason: str) -> None:

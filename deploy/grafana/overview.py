@@ -147,8 +147,8 @@ _FAILURES = Row(
         Panel(
             title="Moved to another verifier",
             description=(
-                "Choices that another verifier went on with, and those that one refused before "
-                "they began, by reason."
+                "Choices that another verifier went on with, and those that went to another one "
+                "before they began, by reason."
             ),
             unit="short",
             queries=[

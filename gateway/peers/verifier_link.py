@@ -242,6 +242,7 @@ class VerifierLink:
             num_own=self.num_sequences,
             step_s=step.duration_s,
         )
+        self.load.num_waiting = step.num_waiting
         round_trip_s = step.draft_round_trip_s
         if 0 < round_trip_s <= _MAX_ROUND_TRIP_S:
             self._metrics.observe_draft_round_trip(round_trip_s)

@@ -17,6 +17,7 @@ class VerifierLoad:
 
     Attributes:
         num_others: sequences that other clients have there, as last reported.
+        num_waiting: of all that it has, those that it does not run, as last reported.
         longest_step_s: about the longest of its last steps; 0 before the first.
         prompts: how many tokens each text has that this gateway sent it, and that has no output of
             it yet, by sequence.
@@ -31,6 +32,7 @@ class VerifierLoad:
     def __init__(self) -> None:
         """Nothing is known."""
         self.num_others = 0
+        self.num_waiting = 0
         self.longest_step_s = 0.0
         self.prompts: dict[str, int] = {}
         self.last_answer_s = 0.0
@@ -59,6 +61,7 @@ class VerifierLoad:
         if instance_id != self._instance_id:
             self._instance_id = instance_id
             self.num_others = 0
+            self.num_waiting = 0
             self.longest_step_s = 0.0
             self._longest_tokens = self._most_tokens = 0
             self._most_s = 0.0
@@ -124,6 +127,7 @@ class VerifierLoad:
             self.last_progress_s = self.last_answer_s
         self._num_steps = max(self._num_steps, num_steps)
         self.num_others = max(0, num_running + num_waiting - num_own)
+        self.num_waiting = num_waiting
         if not self.longest_step_s:
             # Only until steps are known: a stall is part of the mean for a while.
             self.longest_step_s = step_s

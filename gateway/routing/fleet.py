@@ -115,6 +115,7 @@ class Fleet:
         num_choices: int,
         refused_by: Collection[str] = (),
         numerics_digest: str = "",
+        instead_of: VerifierLink | None = None,
     ) -> VerifierLink:
         """The verifier for choices of a request, which serves the model that it was checked
         against, and has room for the longest output that it was accepted with: one with a smaller
@@ -127,6 +128,7 @@ class Fleet:
             refused_by: names of verifiers that are out of question.
             numerics_digest: of the verifier that made the output so far: another one with the same
                 continues it with the same tokens, and is preferred.
+            instead_of: where the one choice is open now, which counts as no load there.
 
         Raises:
             UnavailableError: no such verifier is connected.
@@ -152,7 +154,10 @@ class Fleet:
         by_name = {verifier.name: verifier for verifier in candidates}
         name = router.choose_verifier(
             router.affinity_of(request.affinity_key, request.prompt_token_ids),
-            {each.name: each.num_sequences + each.load.num_others for each in candidates},
+            {
+                each.name: each.num_sequences + each.load.num_others - (each is instead_of)
+                for each in candidates
+            },
             num_choices,
         )
         return by_name[name]

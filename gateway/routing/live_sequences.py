@@ -7,10 +7,10 @@ is still to be sent a Close: to end it, or to say what its pool keeps.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gateway.generation.generation import Generation
-from gateway.messages.request import Keep
+from gateway.messages.request import AcceptedRequest, Keep
 from gateway.messages.response import FinishReason
 from gateway.messages.verifier import CloseCommand
 from gateway.peers.verifier_link import VerifierLink
@@ -26,6 +26,7 @@ class LiveSequence:
         opened_length: the number of tokens that it was opened with.
         refused_by: names of verifiers that had no room for it.
         displaced: what it is the resumption of, until its verifier takes it.
+        was_queued: whether it left another verifier's queue for this one, until this one takes it.
         opened_drafter: the drafter that its Open named.
         drafter: the address of the drafter that its verifier was told; "" if it gets no drafts.
         is_running: whether the verifier has admitted it to its batch.
@@ -38,6 +39,7 @@ class LiveSequence:
     opened_length: int
     refused_by: frozenset[str] = frozenset()
     displaced: Displaced | None = None
+    was_queued: bool = False
     opened_drafter: str = ""
     drafter: str = ""
     is_running: bool = False
@@ -77,6 +79,8 @@ class LiveSequences:
         self._by_id: dict[str, LiveSequence] = {}
         self._by_verifier: dict[VerifierLink, dict[str, LiveSequence]] = {}
         self._unclosed: dict[str, LiveSequence] = {}
+        # Those that are not running; the last one came last.
+        self._waiting: dict[VerifierLink, dict[str, LiveSequence]] = {}
         self.num_running = 0
         #: The sequence of an id, or None; hot path.
         self.find = self._by_id.get
@@ -89,11 +93,13 @@ class LiveSequences:
     def add(self, sequence: LiveSequence) -> None:
         self._by_id[sequence.sequence_id] = sequence
         self._by_verifier.setdefault(sequence.verifier, {})[sequence.sequence_id] = sequence
+        self._waiting.setdefault(sequence.verifier, {})[sequence.sequence_id] = sequence
         sequence.verifier.num_sequences += 1
         self._on_load()
 
     def set_running(self, sequence: LiveSequence) -> None:
         """The verifier has admitted it to its batch."""
+        self._end_wait(sequence)
         sequence.is_running = True
         self.num_running += 1
         self._on_load()
@@ -103,6 +109,23 @@ class LiveSequences:
 
     def of_verifier(self, verifier: VerifierLink) -> Sequence[LiveSequence]:
         return list(self._by_verifier.get(verifier, {}).values())
+
+    def has_waiting(self, verifier: VerifierLink) -> bool:
+        """Whether the verifier has not admitted all that were opened there."""
+        return verifier in self._waiting
+
+    def last_waiting(self, verifier: VerifierLink) -> Iterator[LiveSequence]:
+        """Those that the verifier has not admitted, the last one first; until any comes or goes."""
+        return reversed(self._waiting.get(verifier, {}).values())
+
+    def is_computing_prompt(self, request: AcceptedRequest, verifier: VerifierLink) -> bool:
+        """Whether another choice of a request computes their prompt there."""
+        return request.num_choices > 1 and any(
+            each.is_running
+            and each.generation.request is request
+            and len(each.generation.token_ids) == each.opened_length
+            for each in self._by_verifier.get(verifier, {}).values()
+        )
 
     def forget(self, sequence: LiveSequence) -> None:
         """The sequence is over: frees all but what its Close needs, until `close`."""
@@ -122,6 +145,8 @@ class LiveSequences:
         sequence.verifier.forget(sequence_id)
         if sequence.is_running:
             self.num_running -= 1
+        else:
+            self._end_wait(sequence)
         self._on_load()
 
     def close(self, generation: Generation) -> None:
@@ -144,6 +169,12 @@ class LiveSequences:
             has_ended=sequence.has_ended,
         )
 
+    def withdraw(self, sequence: LiveSequence) -> None:
+        """Its verifier ends the sequence, of which it has decided nothing, and keeps none of it."""
+        self.drop(sequence)
+        command = CloseCommand(sequence.sequence_id, Keep.NOTHING, sequence.opened_length)
+        sequence.verifier.close(command, has_ended=False)
+
     def check_idle(self) -> None:
         """Checks that there is none.
 
@@ -153,4 +184,11 @@ class LiveSequences:
         assert not self._by_id, f"live sequences: {list(self._by_id)}"
         assert not self._by_verifier, "verifiers without sequences are remembered"
         assert not self._unclosed, f"sequences that are not closed: {list(self._unclosed)}"
+        assert not self._waiting, "verifiers without sequences that wait are remembered"
         assert self.num_running == 0, f"{self.num_running} count as running"
+
+    def _end_wait(self, sequence: LiveSequence) -> None:
+        waiting = self._waiting[sequence.verifier]
+        del waiting[sequence.sequence_id]
+        if not waiting:
+            del self._waiting[sequence.verifier]

@@ -70,13 +70,16 @@ class Resumption:
         """The choices that wait."""
         return [displaced.generation for displaced in (*self._due, *self._later)]
 
-    def add(self, generation: Generation, reason: str) -> None:
+    def add(
+        self, generation: Generation, reason: str, refused_by: frozenset[str] = frozenset()
+    ) -> None:
         """The choice needs a verifier; it is tried soon."""
         self._due.append(
             Displaced(
                 generation=generation,
                 reason=reason,
                 expires_s=self._loop.time() + self._timeout_s,
+                refused_by=refused_by,
             )
         )
         self._on_load()

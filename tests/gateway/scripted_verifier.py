@@ -162,11 +162,16 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         for session in self._sessions:
             session.responses.put_nowait(None)
 
-    def tell_step(self, *, num_tokens: int, duration_s: float) -> None:
+    def tell_step(
+        self, *, num_tokens: int = 1, duration_s: float = 0.001, num_waiting: int = 0
+    ) -> None:
         """Tells every session of a step."""
         self.num_steps += 1
         step = verifier_pb2.StepStats(
-            step_id=self.num_steps, num_scheduled_tokens=num_tokens, duration_s=duration_s
+            step_id=self.num_steps,
+            num_scheduled_tokens=num_tokens,
+            duration_s=duration_s,
+            num_waiting=num_waiting,
         )
         for session in self._sessions:
             session.responses.put_nowait(verifier_pb2.SessionResponse(step=step))

@@ -22,8 +22,8 @@ def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
     load.step(step_id=7, num_tokens=4, num_sequences=3, num_own=1, step_s=9.0)
     assert load.longest_step_s == 0.01
     # The mean of its steps after a stall.
-    load.report(num_running=3, num_waiting=0, num_own=1, num_steps=7, step_s=4.0)
-    assert load.longest_step_s == 0.01
+    load.report(num_running=3, num_waiting=2, num_own=1, num_steps=7, step_s=4.0)
+    assert (load.longest_step_s, load.num_others, load.num_waiting) == (0.01, 4, 2)
 
 
 def test_before_any_step_the_mean_is_known() -> None:
