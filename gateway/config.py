@@ -74,6 +74,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How models write tool calls: `hermes`, JSON in <tool_call> tags; `llama3_json`, JSON alone;
     `auto`, as each model's chat template says; with `none` calls stay text."""
 
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """How models write their reasoning before a chat's answer: `think`, in <think> tags; `auto`,
+    if the model's chat template knows these; with `none` it stays text."""
+
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""

@@ -324,7 +324,9 @@ def _load_texts(config: GatewayConfig) -> ModelTexts:
     try:
         return ModelTexts(
             [
-                ModelText.load(folder, tool_calls=config.tool_call_parser)
+                ModelText.load(
+                    folder, tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser
+                )
                 for folder in config.tokenizer
             ]
         )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.text.chat_template import ChatTemplate
+from gateway.text.reasoning import TAGS as REASONING_TAGS
+from gateway.text.reasoning import is_taught
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tool_calls import TAGS, ToolCallForm, form_of_template
 
@@ -19,18 +21,24 @@ class ModelText:
     Attributes:
         chat_template: None: it has none, and conversations are refused.
         tool_call_form: how the model writes its calls; None: unknown, and they stay text.
+        has_reasoning: whether reasoning in tags is told from the answer.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
     tool_call_form: ToolCallForm | None = None
+    has_reasoning: bool = False
 
     @classmethod
-    def load(cls, folder: Path, *, tool_calls: str = "auto") -> "ModelText":
+    def load(
+        cls, folder: Path, *, tool_calls: str = "auto", reasoning: str = "auto"
+    ) -> "ModelText":
         """Loads a model's folder.
 
         Args:
             tool_calls: a value of `ToolCallForm`; `auto`: what its template teaches; `none`.
+            reasoning: `think`: in the tags of `reasoning.py`; `auto`: if its template knows them;
+                `none`.
 
         Raises:
             TokenizerLoadError: it has no usable tokenizer.
@@ -42,8 +50,16 @@ class ModelText:
             form = form_of_template(template.source_with_tools)
         elif tool_calls not in ("auto", "none"):
             form = ToolCallForm(tool_calls)
-        tokenizer = Tokenizer.load(folder, shown=TAGS if form is not None else ())
-        return cls(tokenizer=tokenizer, chat_template=template, tool_call_form=form)
+        has_reasoning = reasoning == "think"
+        if reasoning == "auto" and template is not None:
+            has_reasoning = is_taught(template.source_with_tools)
+        shown = (*(TAGS if form is not None else ()), *(REASONING_TAGS if has_reasoning else ()))
+        return cls(
+            tokenizer=Tokenizer.load(folder, shown=shown),
+            chat_template=template,
+            tool_call_form=form,
+            has_reasoning=has_reasoning,
+        )
 
 
 class SameTokenizerError(Exception):

@@ -46,6 +46,11 @@ class PromptTokensDetails(AnswerPart):
     """Of the prompt, those whose K/V came from the prefix cache."""
 
 
+class CompletionTokensDetails(AnswerPart):
+    reasoning_tokens: int
+    """Of the output, those of the model's reasoning."""
+
+
 class MatchAcceptance(AnswerPart):
     """The drafts of one match length."""
 
@@ -85,6 +90,8 @@ class Usage(AnswerPart):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     """Not in `continuous_usage_stats`."""
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Likewise."""
     speculation: SpeculationUsage | None = None
     """Likewise."""
 
@@ -205,6 +212,8 @@ class ChatMessage(AnswerPart):
     content: str | None
     """null, if the answer is nothing but calls."""
     refusal: None
+    reasoning_content: str | None = None
+    """What the model wrote before its answer, where that is known."""
     tool_calls: list[ToolCall] | None = None
 
 
@@ -231,6 +240,7 @@ class ChatCompletion(AnswerPart):
 class ChatDelta(AnswerPart):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -77,6 +77,7 @@ class AnswerWriter:
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.grow(index, event.offset + len(event.token_ids))
                     part = await self._read(job.choices[index], event)
+                    usage.add_reasoning(part.num_reasoning_tokens)
                     if part.is_empty:
                         continue
                     message = answer.part(index, part, usage)
@@ -86,6 +87,7 @@ class AnswerWriter:
                     usage.grow(index, event.usage.output_tokens)
                     choice = job.choices[index]
                     rest = choice.finish()
+                    usage.add_reasoning(rest.num_reasoning_tokens)
                     message = answer.last(
                         index, rest, event.finish_reason, usage, has_calls=choice.has_calls
                     )
@@ -125,6 +127,7 @@ class AnswerWriter:
             if isinstance(event, Chunk):
                 index = job.index_of(prompt_index, event.choice_index)
                 part = await self._read(job.choices[index], event)
+                usage.add_reasoning(part.num_reasoning_tokens)
                 parts[index].append(part)
                 num_bytes += _num_bytes(part)
                 if num_bytes > MAX_ANSWER_BYTES:
@@ -137,7 +140,9 @@ class AnswerWriter:
             elif isinstance(event, Finished):
                 index = job.index_of(prompt_index, event.choice_index)
                 usage.add(event)
-                parts[index].append(job.choices[index].finish())
+                rest = job.choices[index].finish()
+                usage.add_reasoning(rest.num_reasoning_tokens)
+                parts[index].append(rest)
                 job.answer.collect(index, parts[index], event.finish_reason)
             else:
                 await self._prepare(job, prompt_index, event)
@@ -190,7 +195,7 @@ def _num_bytes(part: Part) -> int:
     """About as much as the part takes as JSON."""
     logprobs = part.logprobs or ()
     num_bytes = _BYTES_PER_TOKEN_ID * len(part.token_ids or ())
-    for text in (part.text, *(call.arguments for call in part.tool_calls)):
+    for text in (part.text, part.reasoning, *(call.arguments for call in part.tool_calls)):
         num_bytes += len(json.dumps(text))
     return num_bytes + sum(
         len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs

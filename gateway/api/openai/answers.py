@@ -55,6 +55,8 @@ class Part(NamedTuple):
         token_ids: None: not requested.
         speculation: how the drafts of its steps fared, as JSON; "": not requested.
         tool_calls: what came of calls.
+        reasoning: of the model, before its answer.
+        num_reasoning_tokens: those that it has become known to have.
     """
 
     text: str
@@ -62,12 +64,21 @@ class Part(NamedTuple):
     token_ids: list[int] | None
     speculation: str = ""
     tool_calls: Sequence[ToolCallDelta] = ()
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing in it to show."""
         return not any(
-            (self.text, self.logprobs, self.token_ids, self.speculation, self.tool_calls)
+            (
+                self.text,
+                self.logprobs,
+                self.token_ids,
+                self.speculation,
+                self.tool_calls,
+                self.reasoning,
+            )
         )
 
 
@@ -184,7 +195,9 @@ class ChatForm:
     def deltas(self, index: int, part: Part) -> list[str]:
         calls = part.tool_calls
         delta: dict[str, Any] = {}
-        if part.text or not calls:
+        if part.reasoning:
+            delta["reasoning_content"] = part.reasoning
+        if part.text or not (calls or part.reasoning):
             delta["content"] = part.text
         if calls:
             delta["tool_calls"] = [calls[0].fields()]
@@ -211,6 +224,8 @@ class ChatForm:
             "content": part.text if part.text or not part.tool_calls else None,
             "refusal": None,
         }
+        if part.reasoning:
+            message["reasoning_content"] = part.reasoning
         if part.tool_calls:
             message["tool_calls"] = _whole_calls(part.tool_calls)
         return (
@@ -321,6 +336,7 @@ def _join(parts: Sequence[Part]) -> Part:
         if first.token_ids is None
         else [id_ for part in parts for id_ in part.token_ids or ()],
         tool_calls=[call for part in parts for call in part.tool_calls],
+        reasoning="".join([part.reasoning for part in parts]),
     )
 
 

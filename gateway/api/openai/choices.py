@@ -12,7 +12,11 @@ from gateway.api.openai.answers import Part, ToolCallDelta
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
+from gateway.text.reasoning import END, ReasoningReader
 from gateway.text.tool_calls import Parsed, ToolCallParser
+
+# Of a prompt's last tokens, in which a tag that begins reasoning would be.
+_PROMPT_END_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,31 +91,78 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
-    def __init__(self, wants: Wants, *, parser: ToolCallParser | None, has_one_call: bool) -> None:
+    def __init__(
+        self,
+        wants: Wants,
+        *,
+        parser: ToolCallParser | None,
+        has_one_call: bool,
+        reads_reasoning: bool,
+    ) -> None:
         """Args:
         wants: what its parts hold beside the text.
         parser: of its own; None: tool calls stay text.
         has_one_call: whether calls after the first are left out.
+        reads_reasoning: whether reasoning is told from the answer.
         """
         super().__init__(wants)
         self._parser = parser
         self._has_one_call = has_one_call
         self._num_calls = 0
+        self._reads_reasoning = reads_reasoning
+        self._reasoning: ReasoningReader | None = None
+        # Tokens of which it is not known yet whether they are of reasoning.
+        self._num_undecided = 0
 
     @property
     def has_calls(self) -> bool:
         return self._num_calls > 0
+
+    def start(self, texts: TokenTexts, prompt_token_ids: Sequence[int], decoded: str) -> None:
+        super().start(texts, prompt_token_ids, decoded)
+        if self._reads_reasoning:
+            self._reasoning = ReasoningReader(texts.echo(prompt_token_ids[-_PROMPT_END_TOKENS:]))
 
     def read(self, chunk: Chunk) -> Part:
         logprobs: list[object] | None = None
         if self.wants.logprobs:
             logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
         part = self._part(chunk.text, logprobs, chunk)
-        return part if self._parser is None else self._shown(part, self._parser.feed(chunk.text))
+        if self._reasoning is not None and not self._reasoning.is_answer:
+            part = self._read_reasoning(self._reasoning, part, chunk.token_ids)
+        return part if self._parser is None else self._shown(part, self._parser.feed(part.text))
 
     def finish(self) -> Part:
         part = super().finish()
-        return part if self._parser is None else self._shown(part, self._parser.finish())
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.finish()
+            part = part._replace(text=text, reasoning=reasoning)
+        if self._parser is None:
+            return part
+        fed, rest = self._parser.feed(part.text), self._parser.finish()
+        return self._shown(part, Parsed(fed.text + rest.text, [*fed.calls, *rest.calls]))
+
+    def _read_reasoning(
+        self, reader: ReasoningReader, part: Part, token_ids: Sequence[int]
+    ) -> Part:
+        """The part, with reasoning and answer told from each other."""
+        was_over = reader.is_over
+        reasoning, text = reader.feed(part.text)
+        num_tokens = 0
+        if not was_over:
+            self._num_undecided += len(token_ids)
+            if reader.is_over:
+                self._num_undecided -= len(token_ids) - self._num_up_to_end(token_ids)
+            if reader.has_begun:
+                num_tokens, self._num_undecided = self._num_undecided, 0
+        return part._replace(text=text, reasoning=reasoning, num_reasoning_tokens=num_tokens)
+
+    def _num_up_to_end(self, token_ids: Sequence[int]) -> int:
+        """How many of a chunk's tokens come up to the end of the reasoning: all, if the end tag is
+        several tokens.
+        """
+        ends = (n for n, id_ in enumerate(token_ids, 1) if self._texts.text(id_) == f'"{END}"')
+        return next(ends, len(token_ids))
 
     def _shown(self, part: Part, parsed: Parsed) -> Part:
         deltas = []

@@ -144,6 +144,8 @@ def chat_job(
         report_tokens=wants.report and text is not None,
     )
     names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
+    # What follows a grammar from its first token on has no reasoning.
+    is_free = request.sampling.structured_output is None
     return Job(
         answer=_answer(ChatForm(), parsed, parsed.n or 1),
         requests=[request],
@@ -152,6 +154,7 @@ def chat_job(
                 wants,
                 parser=make_parser(form, names) if form is not None and names else None,
                 has_one_call=parsed.parallel_tool_calls is False,
+                reads_reasoning=text is not None and text.has_reasoning and is_free,
             )
             for _ in range(parsed.n or 1)
         ],

@@ -11,7 +11,11 @@ from gateway.messages.response import Finished, Usage
 
 
 class UsageTotal:
-    """The cost of one answer; grows with its choices."""
+    """The cost of one answer; grows with its choices.
+
+    Attributes:
+        num_reasoning_tokens: of the choices' tokens, those of reasoning.
+    """
 
     def __init__(self) -> None:
         self._prompts: list[Usage] = []
@@ -19,6 +23,7 @@ class UsageTotal:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_of_choice: dict[int, int] = {}
+        self.num_reasoning_tokens = 0
 
     def start(self, num_prompt_tokens: int) -> None:
         """A prompt began to run."""
@@ -28,6 +33,10 @@ class UsageTotal:
         """A choice of the answer has so many tokens now."""
         self._num_output_tokens += num_output_tokens - self._num_of_choice.get(index, 0)
         self._num_of_choice[index] = num_output_tokens
+
+    def add_reasoning(self, num_tokens: int) -> None:
+        """So many tokens of a choice are of reasoning."""
+        self.num_reasoning_tokens += num_tokens
 
     def so_far(self) -> dict[str, int]:
         """OpenAI's counts, of an answer that goes on."""
@@ -49,6 +58,7 @@ class UsageTotal:
             "prompt_tokens_details": {
                 "cached_tokens": sum(usage.cached_tokens for usage in prompts)
             },
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
             "speculation": self._speculation(),
         }
 

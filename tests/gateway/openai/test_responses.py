@@ -332,7 +332,7 @@ async def test_the_same_is_run_as_for_a_chat_completion(
         ({"input": [5]}, "input.0", "invalid_value"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "invalid_value"),
         (
-            {"input": [{"type": "reasoning", "summary": []}]},
+            {"input": [{"type": "item_reference", "id": "msg_1"}]},
             "input.0",
             "unsupported_parameter",
         ),

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
 from gateway.api.openai.errors import ApiError
@@ -27,21 +28,28 @@ _IN_PROGRESS = "in_progress"
 
 @dataclass(slots=True)
 class _Message:
-    """The model's text, while it comes."""
+    """The model's answer, while it comes."""
 
     id: str
     texts: list[str] = field(default_factory=list)
     # As JSON.
     logprobs: list[str] = field(default_factory=list)
 
+    prefix: ClassVar = "msg"
+    # How its own events begin.
+    event: ClassVar = "response.output_text"
+
     def part(self) -> str:
         """Its only part."""
         return _object(
             type='"output_text"',
-            text=json.dumps("".join(self.texts)),
+            text=self.text(),
             annotations="[]",
             logprobs=_list(self.logprobs),
         )
+
+    def text(self) -> str:
+        return json.dumps("".join(self.texts))
 
     def item(self, status: str) -> str:
         return _object(
@@ -49,6 +57,32 @@ class _Message:
             type='"message"',
             status=json.dumps(status),
             role='"assistant"',
+            content="[]" if status == _IN_PROGRESS else _list([self.part()]),
+        )
+
+
+@dataclass(slots=True)
+class _Reasoning:
+    """The model's reasoning, while it comes."""
+
+    id: str
+    texts: list[str] = field(default_factory=list)
+
+    prefix: ClassVar = "rs"
+    event: ClassVar = "response.reasoning_text"
+
+    def part(self) -> str:
+        return _object(type='"reasoning_text"', text=self.text())
+
+    def text(self) -> str:
+        return json.dumps("".join(self.texts))
+
+    def item(self, status: str) -> str:
+        return _object(
+            id=json.dumps(self.id),
+            type='"reasoning"',
+            status=json.dumps(status),
+            summary="[]",
             content="[]" if status == _IN_PROGRESS else _list([self.part()]),
         )
 
@@ -76,6 +110,9 @@ class _Call:
         )
 
 
+_T = TypeVar("_T", _Message, _Reasoning)
+
+
 class ResponseAnswer:
     """Implements `Answer`; it has one choice."""
 
@@ -96,7 +133,7 @@ class ResponseAnswer:
         }
         # Items that are whole, as JSON; and the one that comes.
         self._items: list[str] = []
-        self._open: _Message | _Call | None = None
+        self._open: _Message | _Reasoning | _Call | None = None
         self._status = _IN_PROGRESS
         self._num_events = 0
         # Of all items, about.
@@ -118,7 +155,7 @@ class ResponseAnswer:
     ) -> str:
         events = self._take(rest)
         if self._open is None and not self._items:
-            events += self._open_message()[1]
+            events += self._open_text(_Message)[1]
         events += self._close("completed" if reason is FinishReason.STOP else "incomplete")
         self._status = _STATUS[reason]
         return events
@@ -153,7 +190,7 @@ class ResponseAnswer:
             ApiError: the answer is too large.
         """
         calls, logprobs = list(part.tool_calls), part.logprobs or []
-        self._num_bytes += len(part.text) + sum(map(len, logprobs))
+        self._num_bytes += len(part.reasoning) + len(part.text) + sum(map(len, logprobs))
         self._num_bytes += sum(len(delta.arguments) for delta in calls)
         if self._num_bytes > MAX_ANSWER_BYTES:
             raise ApiError(
@@ -166,37 +203,48 @@ class ResponseAnswer:
         # What goes on comes before the text that ends it.
         while calls and calls[0].name is None:
             events += self._write_call(calls.pop(0))
-        if part.text or (logprobs and not calls and not isinstance(self._open, _Call)):
+        if part.reasoning:
+            events += self._write_reasoning(part.reasoning)
+        is_of_message = self._open is None or isinstance(self._open, _Message)
+        if part.text or (logprobs and not calls and is_of_message):
             events += self._write_text(part.text, logprobs)
         return events + "".join([self._write_call(delta) for delta in calls])
 
+    def _write_reasoning(self, text: str) -> str:
+        reasoning, events = self._open_text(_Reasoning)
+        reasoning.texts.append(text)
+        return events + self._item_event(
+            f"{reasoning.event}.delta", reasoning, content_index="0", delta=json.dumps(text)
+        )
+
     def _write_text(self, text: str, logprobs: Sequence[str]) -> str:
-        message, events = self._open_message()
+        message, events = self._open_text(_Message)
         message.texts.append(text)
         message.logprobs += logprobs
         return events + self._item_event(
-            "response.output_text.delta",
+            f"{message.event}.delta",
             message,
             content_index="0",
             delta=json.dumps(text),
             logprobs=_list(logprobs),
         )
 
-    def _open_message(self) -> tuple[_Message, str]:
-        """The message that comes; and the events of its beginning."""
-        if isinstance(self._open, _Message):
+    def _open_text(self, kind: type[_T]) -> tuple[_T, str]:
+        """The item of this kind that comes; and the events of its beginning."""
+        if isinstance(self._open, kind):
             return self._open, ""
         events = self._close("completed")
-        message = self._open = _Message(f"msg_{secrets.token_hex(12)}")
+        item = kind(f"{kind.prefix}_{secrets.token_hex(12)}")
+        self._open = item
         added = self._event(
             "response.output_item.added",
             output_index=str(len(self._items)),
-            item=message.item(_IN_PROGRESS),
+            item=item.item(_IN_PROGRESS),
         )
         part = self._item_event(
-            "response.content_part.added", message, content_index="0", part=message.part()
+            "response.content_part.added", item, content_index="0", part=item.part()
         )
-        return message, events + added + part
+        return item, events + added + part
 
     def _write_call(self, delta: ToolCallDelta) -> str:
         events = ""
@@ -223,13 +271,10 @@ class ResponseAnswer:
         item = self._open
         if item is None:
             return ""
-        if isinstance(item, _Message):
+        if isinstance(item, _Message | _Reasoning):
+            logprobs = {"logprobs": _list(item.logprobs)} if isinstance(item, _Message) else {}
             events = self._item_event(
-                "response.output_text.done",
-                item,
-                content_index="0",
-                text=json.dumps("".join(item.texts)),
-                logprobs=_list(item.logprobs),
+                f"{item.event}.done", item, content_index="0", text=item.text(), **logprobs
             )
             events += self._item_event(
                 "response.content_part.done", item, content_index="0", part=item.part()
@@ -249,7 +294,7 @@ class ResponseAnswer:
         self._open = None
         return events
 
-    def _item_event(self, kind: str, item: _Message | _Call, **members: str) -> str:
+    def _item_event(self, kind: str, item: _Message | _Reasoning | _Call, **members: str) -> str:
         """An event of the item that comes."""
         return self._event(
             kind, item_id=json.dumps(item.id), output_index=str(len(self._items)), **members
@@ -298,7 +343,7 @@ def _usage(total: UsageTotal) -> dict[str, object]:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
         "speculation": usage["speculation"],
     }

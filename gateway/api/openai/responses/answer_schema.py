@@ -7,6 +7,7 @@ from pydantic import Field
 
 from gateway.api.openai.answer_schema import (
     AnswerPart,
+    CompletionTokensDetails,
     ErrorBody,
     PromptTokensDetails,
     SpeculationUsage,
@@ -47,7 +48,23 @@ class OutputCall(AnswerPart):
     """As in chat completions."""
 
 
-_Item = Annotated[OutputMessage | OutputCall, Field(discriminator="type")]
+class OutputReasoningText(AnswerPart):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(AnswerPart):
+    """What the model wrote before its answer, where that is known."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: _ItemStatus
+    summary: Annotated[list[Any], Field(max_length=0)]
+    content: list[OutputReasoningText]
+    """One part; none where the item begins."""
+
+
+_Item = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
 
 
 class ChosenFunction(AnswerPart):
@@ -59,15 +76,11 @@ class IncompleteDetails(AnswerPart):
     reason: Literal["max_output_tokens"]
 
 
-class OutputTokensDetails(AnswerPart):
-    reasoning_tokens: Literal[0]
-
-
 class ResponseUsage(AnswerPart):
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
     speculation: SpeculationUsage
 
@@ -124,11 +137,11 @@ class OutputItemEvent(_Event):
 
 
 class ContentPartEvent(_ItemEvent):
-    """The part of a message begins, or is whole."""
+    """The part of a message, or of reasoning, begins, or is whole."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: Literal[0]
-    part: OutputText
+    part: Annotated[OutputText | OutputReasoningText, Field(discriminator="type")]
 
 
 class TextDeltaEvent(_ItemEvent):
@@ -143,6 +156,18 @@ class TextDoneEvent(_ItemEvent):
     content_index: Literal[0]
     text: str
     logprobs: list[TokenLogprob]
+
+
+class ReasoningDeltaEvent(_ItemEvent):
+    type: Literal["response.reasoning_text.delta"]
+    content_index: Literal[0]
+    delta: str
+
+
+class ReasoningDoneEvent(_ItemEvent):
+    type: Literal["response.reasoning_text.done"]
+    content_index: Literal[0]
+    text: str
 
 
 class ArgumentsDeltaEvent(_ItemEvent):
@@ -174,6 +199,8 @@ class ResponseEvent(
             | ContentPartEvent
             | TextDeltaEvent
             | TextDoneEvent
+            | ReasoningDeltaEvent
+            | ReasoningDoneEvent
             | ArgumentsDeltaEvent
             | ArgumentsDoneEvent
             | ErrorEvent,

@@ -15,6 +15,7 @@ from gateway.api.openai.responses.schema import (
     InputCall,
     InputCallOutput,
     InputMessage,
+    InputReasoning,
     InputText,
     NamedSchemaFormat,
     ResponsesRequest,
@@ -87,9 +88,13 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
     if isinstance(parsed.input, str):
         given.append({"role": "user", "content": parsed.input})
     else:
-        # Whether a call would belong to the last message.
-        takes_calls = False
+        # Whether a call would belong to the last message; and what belongs to the next.
+        takes_calls, reasoning = False, ""
         for item in parsed.input:
+            if isinstance(item, InputReasoning):
+                reasoning = "\n".join([part.text for part in item.content or ()])
+                takes_calls = False
+                continue
             if isinstance(item, InputMessage):
                 given.append({"role": item.role, "content": _text(item.content)})
                 takes_calls = item.role == "assistant"
@@ -107,6 +112,9 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
                     given.append({"role": "assistant"})
                     takes_calls = True
                 given[-1].setdefault("tool_calls", []).append(_call(item))
+            if reasoning and takes_calls:
+                given[-1]["reasoning_content"] = reasoning
+            reasoning = ""
     return [schema.Message.model_construct(**each) for each in given]
 
 

@@ -102,17 +102,41 @@ class InputCallOutput(RequestPart):
     status: _NotRead = None
 
 
+class ReasoningText(RequestPart):
+    """A text of a model's reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(RequestPart):
+    """A model's reasoning, before its message or call, for templates that know it."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
+        None
+    )
+    id: _NotRead = None
+    status: _NotRead = None
+    summary: _NotRead = None
+    encrypted_content: _NotRead = None
+
+
+_KINDS = ("function_call", "function_call_output", "reasoning")
+
+
 def _item_kind(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
-    return f"#{kind}" if kind in ("function_call", "function_call_output") else "#message"
+    return f"#{kind}" if kind in _KINDS else "#message"
 
 
 _Item = Annotated[
     Annotated[InputMessage, Tag("#message")]
     | Annotated[InputCall, Tag("#function_call")]
-    | Annotated[InputCallOutput, Tag("#function_call_output")],
+    | Annotated[InputCallOutput, Tag("#function_call_output")]
+    | Annotated[InputReasoning, Tag("#reasoning")],
     one_of(_item_kind, "an object"),
 ]
 _Input = Annotated[
@@ -232,7 +256,7 @@ class ResponsesRequest(CommonRequest):
         ]
         | None
     ) = None
-    """Whether the output's text has logprobs. There is no reasoning to include."""
+    """Whether the output's text has logprobs. Reasoning is not encrypted: it is in the answer."""
 
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives per token; needs `message.output_text.logprobs`."""

@@ -1,0 +1,243 @@
+"""A model's reasoning over HTTP, with the official client."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from gateway.api.openai import answer_schema
+from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.openai.clients import official_client, post
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+PATH, RESPONSES = "/v1/chat/completions", "/v1/responses"
+USER: list[Any] = [{"role": "user", "content": "Weather in Graz?"}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "time"}}]
+CALL = '<tool_call>\n{"name": "time"}\n</tool_call>'
+TEMPLATE = (
+    "{# knows </think> #}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or () %}({{ call.function.name }}){% endfor %}{% endfor %}"
+    "[assistant]{% if is_open %}<think>\n{% endif %}"
+)
+
+
+@pytest.fixture
+async def verifier(start_verifier: StartVerifier) -> ScriptedVerifier:
+    return await start_verifier(vocab_size=2050)
+
+
+@pytest.fixture
+def texts(chat_folder: Path) -> Callable[[str], list[int]]:
+    """The tokens of a text; the model has the tags as tokens, and a template that knows them."""
+    file = chat_folder / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["</think>"])
+    tokenizer.add_tokens(["<think>"])
+    file.unlink()  # a link
+    file.write_text(tokenizer.to_str())
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "scripted", "messages": USER, **fields}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content", "num_tokens"),
+    [
+        ("<think>\nIt may rain.\n</think>\n\nRain.", False, "It may rain.", "Rain.", None),
+        ("It may rain.</think>Rain.", True, "It may rain.", "Rain.", None),
+        ("<think></think>Rain.", False, "", "Rain.", 2),
+        ("Rain. </think>", False, "", "Rain. </think>", 0),
+    ],
+    ids=["tags", "begun by the prompt", "none between tags", "none"],
+)
+async def test_reasoning_comes_beside_the_answer(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Callable[[str], list[int]],
+    text: str,
+    is_open: bool,
+    reasoning: str,
+    content: str,
+    num_tokens: int | None,
+) -> None:
+    token_ids = texts(text)
+    end = texts("</think>")[0]
+    if num_tokens is None:
+        num_tokens = token_ids.index(end) + 1
+    verifier.play(lambda opened: [*token_ids, 0])
+    running = await start_api(stream_interval_s=0)
+    fields: dict[str, Any] = {"extra_body": {"chat_template_kwargs": {"is_open": is_open}}}
+    async with official_client(running) as client:
+        whole = await client.chat.completions.create(model="scripted", messages=USER, **fields)
+        stream = await client.chat.completions.create(
+            model="scripted",
+            messages=USER,
+            stream=True,
+            stream_options={"include_usage": True},
+            **fields,
+        )
+        chunks = [chunk async for chunk in stream]
+    [choice] = whole.choices
+    assert choice.message.content == content
+    assert (choice.message.model_extra or {}).get("reasoning_content", "") == reasoning
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == content
+    told = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
+    assert "".join(told) == reasoning
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == num_tokens
+
+
+async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    text = f"<think>Which {CALL}?</think>I look.\n{CALL}"
+    verifier.play(lambda opened: [*texts(text), 0])
+    running = await start_api(tool_call_parser="hermes", stream_interval_s=0)
+    answer = await post(running, PATH, body(tools=TOOLS))
+    whole = answer_schema.ChatCompletion.model_validate_json(answer.body)
+    message = whole.choices[0].message
+    assert message.reasoning_content == f"Which {CALL}?"
+    assert message.content == "I look."
+    assert [call.function.name for call in message.tool_calls or []] == ["time"]
+    stream = await post(running, PATH, body(tools=TOOLS, stream=True))
+    for event in stream.events[:-1]:
+        chunk = answer_schema.ChatCompletionChunk.model_validate(event)
+        delta = chunk.choices[0].delta
+        assert delta.content is None or delta.reasoning_content is None
+
+    given = {"model": "scripted", "input": USER, "tools": [{"type": "function", "name": "time"}]}
+    response = Response.model_validate_json((await post(running, RESPONSES, given)).body)
+    events = (await post(running, RESPONSES, {**given, "stream": True})).typed_events
+    for each in events:
+        ResponseEvent.model_validate(each)
+    kinds = [each["type"] for each in events]
+    assert "response.reasoning_text.delta" in kinds
+    assert "response.reasoning_text.done" in kinds
+    for found in (response, Response.model_validate(events[-1]["response"])):
+        first, second, third = found.output
+        assert first.type == "reasoning"
+        assert first.content[0].text == message.reasoning_content
+        assert second.type == "message"
+        assert second.content[0].text == "I look."
+        assert third.type == "function_call"
+        assert found.usage is not None
+        assert whole.usage.completion_tokens_details is not None
+        assert found.usage.output_tokens_details == whole.usage.completion_tokens_details
+
+    # Both are sent back, and the template shows the same.
+    calls = [call.model_dump() for call in message.tool_calls or []]
+    earlier = {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": message.reasoning_content,
+        "tool_calls": calls,
+    }
+    tool = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "noon"}
+    output = [item.model_dump() for item in response.output]
+    result = {
+        "type": "function_call_output",
+        "call_id": output[-1]["call_id"],
+        "output": "noon",
+    }
+    await post(running, PATH, body(messages=[*USER, earlier, tool], seed=1))
+    await post(
+        running, RESPONSES, {"model": "scripted", "input": [*USER, *output, result], "seed": 1}
+    )
+    opened = [await verifier.nth("open", n) for n in (4, 5)]
+    assert opened[0].token_ids == opened[1].token_ids
+    assert texts("</think>")[0] in list(opened[0].token_ids)
+
+
+async def test_tokens_of_reasoning_are_counted_up_to_its_end_within_a_step(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    reasoning, answer = texts("<think>It may rain.</think>"), texts("It rains.")
+    running = await start_api()
+    asking = asyncio.ensure_future(post(running, PATH, body()))
+    opened = await verifier.nth("open", 0)
+    token_ids = [*reasoning, *answer, 0]
+    verifier.send(
+        verifier.decided(opened.sequence_id, opened.prompt_length, token_ids, finish=STOP)
+    )
+    whole = answer_schema.ChatCompletion.model_validate_json((await asking).body)
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.reasoning_tokens == len(reasoning)
+
+
+async def test_the_beginning_of_a_tag_is_an_answer_if_no_more_comes(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    verifier.play(lambda opened: [*texts("<thi"), 0])
+    running = await start_api(tool_call_parser="hermes")
+    for fields in ({}, {"tools": TOOLS}):
+        answer = await post(running, PATH, body(**fields))
+        [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+        assert choice.message.content == "<thi"
+
+
+async def test_an_output_that_is_cut_while_the_model_reasons_has_no_answer(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    verifier.play(lambda opened: [*texts("<think>It may rain.</think>Rain."), 0])
+    running = await start_api()
+    answer = await post(running, PATH, body(max_tokens=3))
+    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.content == ""
+    assert choice.message.reasoning_content
+    assert "It may rain.".startswith(choice.message.reasoning_content)
+    given = {"model": "scripted", "input": USER, "max_output_tokens": 3}
+    response = Response.model_validate_json((await post(running, RESPONSES, given)).body)
+    assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {"reasoning_parser": "none"}),
+        ({"response_format": {"type": "json_object"}}, {}),
+    ],
+)
+async def test_reasoning_stays_text_where_it_is_not_looked_for(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Callable[[str], list[int]],
+    fields: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    verifier.play(lambda opened: [*texts("<think>a b"), 0])
+    running = await start_api(**options)
+    answer = await post(running, PATH, body(**fields))
+    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+    assert (choice.message.content, choice.message.reasoning_content) == ("<think>a b", None)
+
+
+async def test_a_template_without_the_tags_leaves_them_in_the_text_unless_told_otherwise(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    chat_folder: Path,
+    texts: Callable[[str], list[int]],
+) -> None:
+    template = TEMPLATE.replace("</think>", "").replace("<think>", "")
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    verifier.play(lambda opened: [*texts("<think>a</think>b"), 0])
+    for option, content in (("auto", "<think>ab"), ("think", "b")):
+        running = await start_api(reasoning_parser=option)
+        answer = await post(running, PATH, body())
+        [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+        assert choice.message.content == content
