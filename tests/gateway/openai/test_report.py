@@ -205,11 +205,14 @@ def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_on
         total.add(
             Finished(choice_index=choice_index, finish_reason=FinishReason.LENGTH, usage=usage)
         )
+    for num_tokens in (2, 0, 3):
+        total.add_reasoning(num_tokens)
     assert total.to_json() == {
         "prompt_tokens": 15,
         "completion_tokens": 21,
         "total_tokens": 36,
         "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 5},
         "speculation": {
             "num_steps": 15,
             "num_drafts": 6,

@@ -555,7 +555,7 @@ async def test_a_drain_waits_until_the_last_bytes_of_an_answer_are_taken(
 async def test_what_a_whole_answer_may_hold_is_counted_in_bytes(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_writer, "_MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(answer_writer, "MAX_ANSWER_BYTES", 1000)
     running = await start_api()
     # As JSON, the second one has six bytes for each character.
     for text, status in (("a" * 300, 200), ("日" * 300, 400)):
