@@ -496,7 +496,8 @@ class Scheduler:
             budget -= num_tokens
             num_spare_blocks -= num_blocks
             scored_rows -= len(sequence.scored_rows(num_tokens))
-        return [*overtaking, *(s for s in prefilling if s not in overtaking)]
+        overtakes = set(overtaking)
+        return [*overtaking, *(s for s in prefilling if s not in overtakes)]
 
     def _drafts(
         self,

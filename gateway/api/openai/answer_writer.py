@@ -5,7 +5,6 @@ until every prompt has begun and the first text is there; an error after that co
 the stream.
 """
 
-import json
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import Send
@@ -25,9 +24,6 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 _BYTES_PER_LOGPROB = 8
 _BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4
-
-# Six digits, and the comma and the space between two.
-_BYTES_PER_TOKEN_ID = 8
 
 _JSON = (b"content-type", b"application/json")
 _SSE_HEADERS = (
@@ -129,7 +125,7 @@ class AnswerWriter:
                 part = await self._read(job.choices[index], event)
                 usage.add_reasoning(part.num_reasoning_tokens)
                 parts[index].append(part)
-                num_bytes += _num_bytes(part)
+                num_bytes += part.num_bytes
                 if num_bytes > MAX_ANSWER_BYTES:
                     raise ApiError(
                         400,
@@ -189,14 +185,3 @@ async def send_json(send: Send, body: str) -> None:
 
 async def _send_part(send: Send, text: str, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
-
-
-def _num_bytes(part: Part) -> int:
-    """About as much as the part takes as JSON."""
-    logprobs = part.logprobs or ()
-    num_bytes = _BYTES_PER_TOKEN_ID * len(part.token_ids or ())
-    for text in (part.text, part.reasoning, *(call.arguments for call in part.tool_calls)):
-        num_bytes += len(json.dumps(text))
-    return num_bytes + sum(
-        len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
-    )

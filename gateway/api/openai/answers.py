@@ -24,6 +24,9 @@ _FINISH_REASONS = {
 #: What an answer may hold that stays in memory to its end.
 MAX_ANSWER_BYTES = 32 << 20
 
+# Six digits, and the comma and the space between two.
+_BYTES_PER_TOKEN_ID = 8
+
 
 class ToolCallDelta(NamedTuple):
     """What came of a call of a tool.
@@ -66,6 +69,17 @@ class Part(NamedTuple):
     tool_calls: Sequence[ToolCallDelta] = ()
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """About as much as it takes as JSON."""
+        texts = (self.text, self.reasoning, *(call.arguments for call in self.tool_calls))
+        num_bytes = _BYTES_PER_TOKEN_ID * len(self.token_ids or ())
+        num_bytes += sum(len(json.dumps(text)) for text in texts if text)
+        return num_bytes + sum(
+            len(each) if isinstance(each, str) else sum(map(len, each))
+            for each in self.logprobs or ()
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -76,6 +76,27 @@ def one_of(kind: Callable[[Any], str | None], what: str) -> Discriminator:
     )
 
 
+def of_kind(what: str, *supported: str) -> pydantic.BeforeValidator:
+    """Refuses objects of a type that OpenAI knows and this server does not.
+
+    Args:
+        what: they are, for the caller.
+        supported: what their `type` may be. Without one, the object is left to its own fields.
+    """
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in supported:
+            raise PydanticCustomError(
+                "unsupported",
+                "{what} of type {kind} is not supported",
+                {"what": what, "kind": kind[:64]},
+            )
+        return value
+
+    return pydantic.BeforeValidator(check)
+
+
 _Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
 _Text = Annotated[str, Field(min_length=1)]
 _Prompt = Annotated[
@@ -312,16 +333,6 @@ class TextPart(RequestPart):
     type: Literal["text"]
     text: str
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, value: Any) -> Any:
-        kind = value.get("type", "text") if isinstance(value, dict) else "text"
-        if kind != "text" and isinstance(kind, str):
-            raise PydanticCustomError(
-                "unsupported", "content of type {kind} is not supported", {"kind": kind[:64]}
-            )
-        return value
-
 
 class EarlierFunction(RequestPart):
     """The function of an earlier tool call."""
@@ -345,7 +356,11 @@ class EarlierToolCall(RequestPart):
 
 _Content = Annotated[
     Annotated[str, Tag("#text")]
-    | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("#list")],
+    | Annotated[
+        list[Annotated[TextPart, of_kind("content", "text")]],
+        Field(fail_fast=True, max_length=MAX_PARTS),
+        Tag("#list"),
+    ],
     one_of(text_or_list, "a string or a list of parts"),
 ]
 

@@ -190,6 +190,48 @@ async def test_the_beginning_of_a_tag_is_an_answer_if_no_more_comes(
         assert choice.message.content == "<thi"
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 100])
+@pytest.mark.parametrize("text", ["<think>It may rain.</think>日本 it rains.", "日本 it rains."])
+async def test_a_responses_message_has_the_logprobs_of_its_tokens_alone(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Callable[[str], list[int]],
+    text: str,
+    num_tokens: int,
+) -> None:
+    token_ids = [*texts(text), 0]
+    end = texts("</think>")[0]
+    num_reasoning = token_ids.index(end) + 1 if end in token_ids else 0
+    running = await start_api(stream_interval_s=0)
+    given = {
+        "model": "scripted",
+        "input": USER,
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    }
+    asking = asyncio.ensure_future(post(running, RESPONSES, given))
+    opened = await verifier.nth("open", 0)
+    for first in range(0, len(token_ids), num_tokens):
+        step = token_ids[first : first + num_tokens]
+        is_last = first + num_tokens >= len(token_ids)
+        decided = verifier.decided(
+            opened.sequence_id, opened.prompt_length + first, step, finish=STOP if is_last else 0
+        )
+        for place, token_id in enumerate(step):
+            decided.decided.logprobs.add(token_id=token_id, logprob=-(first + place + 1))
+        verifier.send(decided)
+    events = (await asking).typed_events
+    response = Response.model_validate(events[-1]["response"])
+    message = response.output[-1]
+    assert message.type == "message"
+    assert message.content[0].text == "日本 it rains."
+    logprobs = [-each.logprob for each in message.content[0].logprobs]
+    assert logprobs == list(range(num_reasoning + 1, len(token_ids) + 1))
+    streamed = [each for event in events for each in event.get("logprobs", [])]
+    assert [-each["logprob"] for each in streamed[: len(streamed) // 2]] == logprobs
+    assert [item.type for item in response.output] == ["reasoning", "message"][not num_reasoning :]
+
+
 async def test_an_output_that_is_cut_while_the_model_reasons_has_no_answer(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
 ) -> None:

@@ -470,17 +470,19 @@ async def test_a_stream_keeps_no_more_than_an_answer_may_hold(
     texts: Texts,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = "It rains."
-    monkeypatch.setattr(response_answer, "MAX_ANSWER_BYTES", len(text))
+    verifier.play(lambda opened: [*texts("Es regnet nicht, 日本."), 0])
     running = await start_api(stream_interval_s=0)
-    for more, kind in (("", "response.completed"), (" ", "error")):
-        verifier.play(lambda opened, more=more: [*texts(text + more), 0])  # type: ignore[misc]
-        stream = await post(running, PATH, body(stream=True))
-        last = stream.typed_events[-1]
-        assert last["type"] == kind, stream.body
-        if more:
-            ResponseEvent.model_validate(last)
-            assert (last["param"], last["code"]) == ("max_output_tokens", "answer_too_large")
+
+    async def events() -> list[dict[str, Any]]:
+        return (await post(running, PATH, body(stream=True))).typed_events
+
+    num_bytes = sum(len(json.dumps(each["delta"])) for each in await events() if "delta" in each)
+    for most, kind in ((4 * num_bytes, "response.completed"), (4 * num_bytes - 4, "error")):
+        monkeypatch.setattr(response_answer, "MAX_ANSWER_BYTES", most)
+        last = (await events())[-1]
+        ResponseEvent.model_validate(last)
+        assert last["type"] == kind
+    assert (last["param"], last["code"]) == ("max_output_tokens", "answer_too_large")
     await running.until_idle()
 
 

@@ -25,6 +25,9 @@ _STATUS = {
 }
 _IN_PROGRESS = "in_progress"
 
+# A stream's last events repeat what it holds: as a text, a part, an item and in the whole.
+_TIMES_WRITTEN = 4
+
 
 @dataclass(slots=True)
 class _Message:
@@ -39,25 +42,19 @@ class _Message:
     # How its own events begin.
     event: ClassVar = "response.output_text"
 
-    def part(self) -> str:
-        """Its only part."""
+    def part(self, text: str) -> str:
+        """Its only part, with this text."""
         return _object(
-            type='"output_text"',
-            text=self.text(),
-            annotations="[]",
-            logprobs=_list(self.logprobs),
+            type='"output_text"', text=text, annotations="[]", logprobs=_list(self.logprobs)
         )
 
-    def text(self) -> str:
-        return json.dumps("".join(self.texts))
-
-    def item(self, status: str) -> str:
+    def item(self, status: str, *parts: str) -> str:
         return _object(
             id=json.dumps(self.id),
             type='"message"',
             status=json.dumps(status),
             role='"assistant"',
-            content="[]" if status == _IN_PROGRESS else _list([self.part()]),
+            content=_list(parts),
         )
 
 
@@ -71,19 +68,16 @@ class _Reasoning:
     prefix: ClassVar = "rs"
     event: ClassVar = "response.reasoning_text"
 
-    def part(self) -> str:
-        return _object(type='"reasoning_text"', text=self.text())
+    def part(self, text: str) -> str:
+        return _object(type='"reasoning_text"', text=text)
 
-    def text(self) -> str:
-        return json.dumps("".join(self.texts))
-
-    def item(self, status: str) -> str:
+    def item(self, status: str, *parts: str) -> str:
         return _object(
             id=json.dumps(self.id),
             type='"reasoning"',
             status=json.dumps(status),
             summary="[]",
-            content="[]" if status == _IN_PROGRESS else _list([self.part()]),
+            content=_list(parts),
         )
 
 
@@ -96,17 +90,14 @@ class _Call:
     name: str
     pieces: list[str] = field(default_factory=list)
 
-    def arguments(self) -> str:
-        return json.dumps("".join(self.pieces))
-
-    def item(self, status: str) -> str:
+    def item(self, status: str, arguments: str = '""') -> str:
         return _object(
             id=json.dumps(self.id),
             type='"function_call"',
             status=json.dumps(status),
             call_id=json.dumps(self.call_id),
             name=json.dumps(self.name),
-            arguments=self.arguments(),
+            arguments=arguments,
         )
 
 
@@ -135,8 +126,10 @@ class ResponseAnswer:
         self._items: list[str] = []
         self._open: _Message | _Reasoning | _Call | None = None
         self._status = _IN_PROGRESS
+        # Of tokens whose text has not come yet.
+        self._held_logprobs: list[str] = []
         self._num_events = 0
-        # Of all items, about.
+        # Of a stream's parts.
         self._num_bytes = 0
 
     def begin(self) -> str:
@@ -148,6 +141,14 @@ class ResponseAnswer:
         )
 
     def part(self, index: int, part: Part, usage: UsageTotal) -> str:
+        self._num_bytes += part.num_bytes
+        if self._num_bytes > MAX_ANSWER_BYTES // _TIMES_WRITTEN:
+            raise ApiError(
+                400,
+                f"the answer is over {MAX_ANSWER_BYTES // _TIMES_WRITTEN} bytes",
+                param="max_output_tokens",
+                code="answer_too_large",
+            )
         return self._take(part)
 
     def last(
@@ -156,6 +157,9 @@ class ResponseAnswer:
         events = self._take(rest)
         if self._open is None and not self._items:
             events += self._open_text(_Message)[1]
+        if self._held_logprobs and isinstance(self._open, _Message):
+            # Of tokens without a text, such as the last one.
+            events += self._write_text("", self._held_logprobs)
         events += self._close("completed" if reason is FinishReason.STOP else "incomplete")
         self._status = _STATUS[reason]
         return events
@@ -184,30 +188,21 @@ class ResponseAnswer:
         return self._response(json.dumps(_usage(usage)))
 
     def _take(self, part: Part) -> str:
-        """Adds a part to the items; returns its events.
-
-        Raises:
-            ApiError: the answer is too large.
-        """
-        calls, logprobs = list(part.tool_calls), part.logprobs or []
-        self._num_bytes += len(part.reasoning) + len(part.text) + sum(map(len, logprobs))
-        self._num_bytes += sum(len(delta.arguments) for delta in calls)
-        if self._num_bytes > MAX_ANSWER_BYTES:
-            raise ApiError(
-                400,
-                f"the answer is over {MAX_ANSWER_BYTES} bytes",
-                param="max_output_tokens",
-                code="answer_too_large",
-            )
+        """Adds a part to the items; returns its events."""
+        calls = list(part.tool_calls)
+        # Of the answer's tokens, or of those that may become so.
+        logprobs = (self._held_logprobs + (part.logprobs or []))[part.num_reasoning_tokens :]
+        self._held_logprobs = []
         events = ""
         # What goes on comes before the text that ends it.
         while calls and calls[0].name is None:
             events += self._write_call(calls.pop(0))
         if part.reasoning:
             events += self._write_reasoning(part.reasoning)
-        is_of_message = self._open is None or isinstance(self._open, _Message)
-        if part.text or (logprobs and not calls and is_of_message):
+        if part.text:
             events += self._write_text(part.text, logprobs)
+        elif not calls and not isinstance(self._open, _Call):
+            self._held_logprobs = logprobs
         return events + "".join([self._write_call(delta) for delta in calls])
 
     def _write_reasoning(self, text: str) -> str:
@@ -242,7 +237,7 @@ class ResponseAnswer:
             item=item.item(_IN_PROGRESS),
         )
         part = self._item_event(
-            "response.content_part.added", item, content_index="0", part=item.part()
+            "response.content_part.added", item, content_index="0", part=item.part('""')
         )
         return item, events + added + part
 
@@ -271,22 +266,27 @@ class ResponseAnswer:
         item = self._open
         if item is None:
             return ""
-        if isinstance(item, _Message | _Reasoning):
-            logprobs = {"logprobs": _list(item.logprobs)} if isinstance(item, _Message) else {}
-            events = self._item_event(
-                f"{item.event}.done", item, content_index="0", text=item.text(), **logprobs
-            )
-            events += self._item_event(
-                "response.content_part.done", item, content_index="0", part=item.part()
-            )
-        else:
+        # Written once: a text may be long.
+        if isinstance(item, _Call):
+            arguments = json.dumps("".join(item.pieces))
+            written = item.item(status, arguments)
             events = self._item_event(
                 "response.function_call_arguments.done",
                 item,
                 name=json.dumps(item.name),
-                arguments=item.arguments(),
+                arguments=arguments,
             )
-        written = item.item(status)
+        else:
+            text = json.dumps("".join(item.texts))
+            part = item.part(text)
+            written = item.item(status, part)
+            logprobs = {"logprobs": _list(item.logprobs)} if isinstance(item, _Message) else {}
+            events = self._item_event(
+                f"{item.event}.done", item, content_index="0", text=text, **logprobs
+            )
+            events += self._item_event(
+                "response.content_part.done", item, content_index="0", part=part
+            )
         events += self._event(
             "response.output_item.done", output_index=str(len(self._items)), item=written
         )

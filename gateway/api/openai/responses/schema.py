@@ -22,6 +22,7 @@ from gateway.api.openai.schema import (
     ReasoningEffort,
     RequestPart,
     TextFormat,
+    of_kind,
     one_of,
     text_or_list,
     text_or_named,
@@ -32,16 +33,6 @@ from gateway.messages.sizes import MAX_UINT32
 _NotRead = Annotated[Any, Field(description="Not looked at.")]
 
 
-def _check_kind(value: Any, supported: tuple[str, ...], what: str) -> Any:
-    """Refuses kinds of parts, items and tools that OpenAI knows and this server does not."""
-    kind = value.get("type", supported[0]) if isinstance(value, dict) else supported[0]
-    if isinstance(kind, str) and kind not in supported:
-        raise PydanticCustomError(
-            "unsupported", "{what} of type {kind} are not supported", {"what": what, "kind": kind}
-        )
-    return value
-
-
 class InputText(RequestPart):
     """A text of a message, or of what a tool gave."""
 
@@ -50,15 +41,14 @@ class InputText(RequestPart):
     annotations: _NotRead = None
     logprobs: _NotRead = None
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _is_text(cls, value: Any) -> Any:
-        return _check_kind(value, ("input_text", "output_text", "text"), "parts")
-
 
 _Texts = Annotated[
     Annotated[str, Tag("#text")]
-    | Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS), Tag("#list")],
+    | Annotated[
+        list[Annotated[InputText, of_kind("a part", "input_text", "output_text", "text")]],
+        Field(fail_fast=True, max_length=MAX_PARTS),
+        Tag("#list"),
+    ],
     one_of(text_or_list, "a string or a list of parts"),
 ]
 
@@ -72,11 +62,6 @@ class InputMessage(RequestPart):
     id: _NotRead = None
     status: _NotRead = None
     phase: _NotRead = None
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _is_message(cls, value: Any) -> Any:
-        return _check_kind(value, ("message",), "items")
 
 
 class InputCall(RequestPart):
@@ -133,7 +118,7 @@ def _item_kind(value: Any) -> str | None:
 
 
 _Item = Annotated[
-    Annotated[InputMessage, Tag("#message")]
+    Annotated[InputMessage, of_kind("an item", "message"), Tag("#message")]
     | Annotated[InputCall, Tag("#function_call")]
     | Annotated[InputCallOutput, Tag("#function_call_output")]
     | Annotated[InputReasoning, Tag("#reasoning")],
@@ -159,11 +144,6 @@ class FunctionTool(RequestPart):
     strict: bool | None = None
     """Not looked at: a call that must come follows the schema, others do as the model does."""
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _is_function(cls, value: Any) -> Any:
-        return _check_kind(value, ("function",), "tools")
-
 
 class FunctionChoice(RequestPart):
     """The tool that must be called."""
@@ -171,15 +151,10 @@ class FunctionChoice(RequestPart):
     type: Literal["function"]
     name: str
 
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _is_function(cls, value: Any) -> Any:
-        return _check_kind(value, ("function",), "choices")
-
 
 _Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#text")]
-    | Annotated[FunctionChoice, Tag("#named")],
+    | Annotated[FunctionChoice, of_kind("a choice", "function"), Tag("#named")],
     one_of(text_or_named, "'none', 'auto', 'required' or a function"),
 ]
 
@@ -238,7 +213,13 @@ class ResponsesRequest(CommonRequest):
 
     text: TextOptions | None = None
 
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[
+            list[Annotated[FunctionTool, of_kind("a tool", "function")]],
+            Field(fail_fast=True, max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = None
     """For the model's chat template; its calls come as items where their form is known."""
 
     tool_choice: _Choice | None = None
