@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
+from gateway.api.openai.answers import Part
 from gateway.api.openai.responses import answer as response_answer
 from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
+from gateway.api.openai.responses.schema import ResponsesRequest
+from gateway.api.openai.usage import UsageTotal
+from gateway.messages.response import FinishReason
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -484,6 +489,22 @@ async def test_a_stream_keeps_no_more_than_an_answer_may_hold(
         assert last["type"] == kind
     assert (last["param"], last["code"]) == ("max_output_tokens", "answer_too_large")
     await running.until_idle()
+
+
+def test_a_whole_answer_costs_no_events() -> None:
+    """They would repeat it four times, on the event loop."""
+    text = "x" * (1 << 20)
+    parsed = ResponsesRequest(model="scripted", input="hi")
+    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    tracemalloc.start()
+    try:
+        answer.collect(0, [Part(text, None, None)], FinishReason.STOP)
+        whole = answer.whole(UsageTotal())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert Response.model_validate_json(whole).output[0].status == "completed"
+    assert peak_bytes < 6 * len(text)
 
 
 async def test_a_model_without_template_refuses_responses_by_name(

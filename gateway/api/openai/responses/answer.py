@@ -42,11 +42,13 @@ class _Message:
     # How its own events begin.
     event: ClassVar = "response.output_text"
 
-    def part(self, text: str) -> str:
-        """Its only part, with this text."""
-        return _object(
-            type='"output_text"', text=text, annotations="[]", logprobs=_list(self.logprobs)
-        )
+    def written(self) -> dict[str, str]:
+        """What came of it, as JSON."""
+        return {"text": json.dumps("".join(self.texts)), "logprobs": _list(self.logprobs)}
+
+    def part(self, *, text: str, logprobs: str) -> str:
+        """Its only part. What is given: as JSON."""
+        return _object(type='"output_text"', text=text, annotations="[]", logprobs=logprobs)
 
     def item(self, status: str, *parts: str) -> str:
         return _object(
@@ -68,7 +70,10 @@ class _Reasoning:
     prefix: ClassVar = "rs"
     event: ClassVar = "response.reasoning_text"
 
-    def part(self, text: str) -> str:
+    def written(self) -> dict[str, str]:
+        return {"text": json.dumps("".join(self.texts))}
+
+    def part(self, *, text: str) -> str:
         return _object(type='"reasoning_text"', text=text)
 
     def item(self, status: str, *parts: str) -> str:
@@ -111,6 +116,8 @@ class ResponseAnswer:
         choice = parsed.tool_choice
         self._id = f"resp_{request_id}"
         self._created_at = int(time.time())
+        # A whole answer has no events, and the last ones of a stream are long.
+        self._is_stream = bool(parsed.stream)
         # What the answer repeats of its request. Instructions, tools and schemas may be long.
         self._repeated = {
             "max_output_tokens": json.dumps(parsed.max_output_tokens),
@@ -237,7 +244,7 @@ class ResponseAnswer:
             item=item.item(_IN_PROGRESS),
         )
         part = self._item_event(
-            "response.content_part.added", item, content_index="0", part=item.part('""')
+            "response.content_part.added", item, content_index="0", part=item.part(**item.written())
         )
         return item, events + added + part
 
@@ -277,13 +284,10 @@ class ResponseAnswer:
                 arguments=arguments,
             )
         else:
-            text = json.dumps("".join(item.texts))
-            part = item.part(text)
+            members = item.written()
+            part = item.part(**members)
             written = item.item(status, part)
-            logprobs = {"logprobs": _list(item.logprobs)} if isinstance(item, _Message) else {}
-            events = self._item_event(
-                f"{item.event}.done", item, content_index="0", text=text, **logprobs
-            )
+            events = self._item_event(f"{item.event}.done", item, content_index="0", **members)
             events += self._item_event(
                 "response.content_part.done", item, content_index="0", part=part
             )
@@ -301,7 +305,9 @@ class ResponseAnswer:
         )
 
     def _event(self, kind: str, **members: str) -> str:
-        """A server-sent event. `members`: as JSON."""
+        """A server-sent event; "" if there are none. `members`: as JSON."""
+        if not self._is_stream:
+            return ""
         number, self._num_events = self._num_events, self._num_events + 1
         data = _object(type=f'"{kind}"', sequence_number=str(number), **members)
         return f"event: {kind}\ndata: {data}\n\n"
@@ -329,12 +335,15 @@ class ResponseAnswer:
 
 def _object(**members: str) -> str:
     """A JSON object. `members`: as JSON."""
-    return "{" + ",".join([f'"{name}":{value}' for name, value in members.items()]) + "}"
+    # Copied once: they may be long.
+    pieces = [piece for name, value in members.items() for piece in (',"', name, '":', value)]
+    pieces[0] = '{"'
+    return "".join([*pieces, "}"])
 
 
 def _list(elements: Sequence[str]) -> str:
     """A JSON list. `elements`: as JSON."""
-    return "[" + ",".join(elements) + "]"
+    return f"[{','.join(elements)}]"
 
 
 def _usage(total: UsageTotal) -> dict[str, object]:
