@@ -40,10 +40,21 @@ class ToolCallForm(enum.Enum):
 
 
 class Parsed(NamedTuple):
-    """What became final with some text: what belongs to no call, and what came of calls."""
+    """What became final with some text.
 
-    text: str
-    calls: list[CallDelta]
+    Attributes:
+        pieces: in the text's order; a text belongs to no call.
+    """
+
+    pieces: list[str | CallDelta]
+
+    @property
+    def text(self) -> str:
+        return "".join([each for each in self.pieces if isinstance(each, str)])
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [each for each in self.pieces if not isinstance(each, str)]
 
 
 class ToolCallParser:
@@ -61,33 +72,32 @@ class ToolCallParser:
 
     def feed(self, text: str) -> Parsed:
         """Appends the text's next piece."""
-        shown: list[str] = []
-        deltas: list[CallDelta] = []
+        shown: list[str | CallDelta] = []
         place = 0
         while place < len(text):
             if self._reader is None:
                 place = self._read_text(text, place, shown)
                 continue
             place = self._reader.feed(text, place)
-            deltas += self._reader.take()
+            shown += self._reader.take()
             if self._reader.is_over:
                 self._end_call(shown)
-        return Parsed("".join(shown), deltas)
+        return Parsed(shown)
 
     def finish(self) -> Parsed:
         """Ends the text: shows what was held back."""
-        shown: list[str] = []
+        shown: list[str | CallDelta] = []
         if self._reader is not None:
             self._end_call(shown)
         shown.append(self._held)
         self._held = ""
-        return Parsed("".join(shown), [])
+        return Parsed(shown)
 
-    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+    def _read_text(self, text: str, start: int, shown: list[str | CallDelta]) -> int:
         """Reads up to the next call, if there is one; returns where to go on."""
         raise NotImplementedError
 
-    def _end_call(self, shown: list[str]) -> None:
+    def _end_call(self, shown: list[str | CallDelta]) -> None:
         assert self._reader is not None, "a call ends"
         self._is_after_call = self._reader.has_begun
         shown.append(self._reader.rest())
@@ -131,7 +141,7 @@ class HermesParser(ToolCallParser):
             self._held = ""
         return super().finish()
 
-    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+    def _read_text(self, text: str, start: int, shown: list[str | CallDelta]) -> int:
         if self._is_after_call:
             start = _end_of_space(text, start)
             if self._is_end_tag_due:
@@ -156,7 +166,7 @@ class HermesParser(ToolCallParser):
         self._reader = CallReader(self._names, text[end:begin])
         return begin
 
-    def _end_call(self, shown: list[str]) -> None:
+    def _end_call(self, shown: list[str | CallDelta]) -> None:
         super()._end_call(shown)
         self._is_end_tag_due = self._is_after_call
 
@@ -168,7 +178,7 @@ class Llama3Parser(ToolCallParser):
         super().__init__(names)
         self._is_text = False
 
-    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+    def _read_text(self, text: str, start: int, shown: list[str | CallDelta]) -> int:
         if self._is_text:
             shown.append(text[start:])
             return len(text)
@@ -186,7 +196,7 @@ class Llama3Parser(ToolCallParser):
                 shown.append(held)
         return begin
 
-    def _end_call(self, shown: list[str]) -> None:
+    def _end_call(self, shown: list[str | CallDelta]) -> None:
         super()._end_call(shown)
         self._is_text = not self._is_after_call
 

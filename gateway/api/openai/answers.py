@@ -36,12 +36,14 @@ class ToolCallDelta(NamedTuple):
         call_id: by which the client answers it; None: the call goes on.
         name: of the tool; None: the call goes on.
         arguments: the next piece of a JSON object; "" where a call begins.
+        place: so many characters of its part's text come before it.
     """
 
     position: int
     call_id: str | None
     name: str | None
     arguments: str
+    place: int
 
     def fields(self) -> dict[str, Any]:
         """As chunks state it."""

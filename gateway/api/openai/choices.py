@@ -13,7 +13,8 @@ from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
 from gateway.text.reasoning import END, ReasoningReader
-from gateway.text.tool_calls import Parsed, ToolCallParser
+from gateway.text.tool_call_reader import CallDelta
+from gateway.text.tool_calls import ToolCallParser
 
 # Of a prompt's last tokens, in which a tag that begins reasoning would be.
 _PROMPT_END_TOKENS = 16
@@ -130,7 +131,9 @@ class ChatChoice(Choice):
         part = self._part(chunk.text, logprobs, chunk)
         if self._reasoning is not None and not self._reasoning.is_answer:
             part = self._read_reasoning(self._reasoning, part, chunk.token_ids)
-        return part if self._parser is None else self._shown(part, self._parser.feed(part.text))
+        if self._parser is None:
+            return part
+        return self._shown(part, self._parser.feed(part.text).pieces)
 
     def finish(self) -> Part:
         part = super().finish()
@@ -140,7 +143,7 @@ class ChatChoice(Choice):
         if self._parser is None:
             return part
         fed, rest = self._parser.feed(part.text), self._parser.finish()
-        return self._shown(part, Parsed(fed.text + rest.text, [*fed.calls, *rest.calls]))
+        return self._shown(part, [*fed.pieces, *rest.pieces])
 
     def _read_reasoning(
         self, reader: ReasoningReader, part: Part, token_ids: Sequence[int]
@@ -164,16 +167,24 @@ class ChatChoice(Choice):
         ends = (n for n, id_ in enumerate(token_ids, 1) if self._texts.text(id_) == f'"{END}"')
         return next(ends, len(token_ids))
 
-    def _shown(self, part: Part, parsed: Parsed) -> Part:
+    def _shown(self, part: Part, pieces: Sequence[str | CallDelta]) -> Part:
+        texts: list[str] = []
+        num_characters = 0
         deltas = []
-        for name, arguments in parsed.calls:
+        for piece in pieces:
+            if isinstance(piece, str):
+                texts.append(piece)
+                num_characters += len(piece)
+                continue
+            name, arguments = piece
             begins = name is not None
             self._num_calls += begins
             if self._has_one_call and self._num_calls > 1:
                 continue
             call_id = f"call_{secrets.token_hex(12)}" if begins else None
-            deltas.append(ToolCallDelta(self._num_calls - 1, call_id, name, arguments))
-        return part._replace(text=parsed.text, tool_calls=deltas)
+            position = self._num_calls - 1
+            deltas.append(ToolCallDelta(position, call_id, name, arguments, num_characters))
+        return part._replace(text="".join(texts), tool_calls=deltas)
 
 
 class CompletionChoice(Choice):

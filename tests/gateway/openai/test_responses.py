@@ -71,8 +71,18 @@ def shown(response: Any) -> list[tuple[str, ...]]:
                 ("function_call", "completed", "time", "{}"),
             ],
         ),
+        (
+            f"I look.\n{CALL}\nAnd then, {OTHER} done.",
+            [
+                ("message", "completed", "I look."),
+                ("function_call", "completed", "weather", '{"city": "Graz"}'),
+                ("message", "completed", "And then,"),
+                ("function_call", "completed", "time", "{}"),
+                ("message", "completed", "done."),
+            ],
+        ),
     ],
-    ids=["text", "nothing", "a call", "text and calls"],
+    ids=["text", "nothing", "a call", "text and calls", "text between calls"],
 )
 async def test_a_stream_has_the_items_of_the_whole_answer(
     start_api: StartApi,

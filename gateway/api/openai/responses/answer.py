@@ -196,21 +196,21 @@ class ResponseAnswer:
 
     def _take(self, part: Part) -> str:
         """Adds a part to the items; returns its events."""
-        calls = list(part.tool_calls)
         # Of the answer's tokens, or of those that may become so.
         logprobs = (self._held_logprobs + (part.logprobs or []))[part.num_reasoning_tokens :]
         self._held_logprobs = []
-        events = ""
-        # What goes on comes before the text that ends it.
-        while calls and calls[0].name is None:
-            events += self._write_call(calls.pop(0))
-        if part.reasoning:
-            events += self._write_reasoning(part.reasoning)
-        if part.text:
-            events += self._write_text(part.text, logprobs)
-        elif not calls and not isinstance(self._open, _Call):
+        events = self._write_reasoning(part.reasoning) if part.reasoning else ""
+        num_written = 0
+        for delta in part.tool_calls:
+            if text := part.text[num_written : delta.place]:
+                events += self._write_text(text, logprobs)
+                num_written, logprobs = delta.place, []
+            events += self._write_call(delta)
+        if text := part.text[num_written:]:
+            events += self._write_text(text, logprobs)
+        elif not isinstance(self._open, _Call):
             self._held_logprobs = logprobs
-        return events + "".join([self._write_call(delta) for delta in calls])
+        return events
 
     def _write_reasoning(self, text: str) -> str:
         reasoning, events = self._open_text(_Reasoning)
