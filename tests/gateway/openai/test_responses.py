@@ -501,6 +501,30 @@ async def test_a_stream_keeps_no_more_than_an_answer_may_hold(
     await running.until_idle()
 
 
+async def test_logprobs_that_an_answer_leaves_out_do_not_count_among_what_it_may_hold(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of reasoning and of calls."""
+    call = CALL.replace("Graz", "Graz, " * 99)
+    verifier.play(lambda opened: [*texts(f"<think>{'It rains. ' * 99}</think>No.{call}"), 0])
+    running = await start_api(
+        stream_interval_s=0, reasoning_parser="think", tool_call_parser="hermes"
+    )
+    fields = body(stream=True, tools=TOOLS, include=["message.output_text.logprobs"])
+    # Each has some 60 bytes, and those of a call that may yet be text count.
+    monkeypatch.setattr(response_answer, "MAX_ANSWER_BYTES", 4 * 8_000)
+    last = (await post(running, PATH, fields)).typed_events[-1]
+    assert last["type"] == "response.completed"
+    response = Response.model_validate(last["response"])
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert response.usage is not None
+    assert response.usage.output_tokens > 500
+    await running.until_idle()
+
+
 def test_a_whole_answer_costs_no_events() -> None:
     """They would repeat it four times, on the event loop."""
     text = "x" * (1 << 20)

@@ -136,7 +136,7 @@ class ResponseAnswer:
         # Of tokens whose text has not come yet.
         self._held_logprobs: list[str] = []
         self._num_events = 0
-        # Of a stream's parts.
+        # Of the texts, arguments and logprobs that are kept, as JSON.
         self._num_bytes = 0
 
     def begin(self) -> str:
@@ -148,7 +148,7 @@ class ResponseAnswer:
         )
 
     def part(self, index: int, part: Part, usage: UsageTotal) -> str:
-        self._num_bytes += part.num_bytes
+        events = self._take(part)
         if self._num_bytes > MAX_ANSWER_BYTES // _TIMES_WRITTEN:
             raise ApiError(
                 400,
@@ -156,7 +156,7 @@ class ResponseAnswer:
                 param="max_output_tokens",
                 code="answer_too_large",
             )
-        return self._take(part)
+        return events
 
     def last(
         self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
@@ -197,8 +197,12 @@ class ResponseAnswer:
     def _take(self, part: Part) -> str:
         """Adds a part to the items; returns its events."""
         # Of the answer's tokens, or of those that may become so.
-        logprobs = (self._held_logprobs + (part.logprobs or []))[part.num_reasoning_tokens :]
+        logprobs = self._held_logprobs + (part.logprobs or [])
         self._held_logprobs = []
+        self._num_bytes += sum(map(len, part.logprobs or ()))
+        if part.num_reasoning_tokens:
+            self._num_bytes -= sum(map(len, logprobs[: part.num_reasoning_tokens]))
+            logprobs = logprobs[part.num_reasoning_tokens :]
         events = self._write_reasoning(part.reasoning) if part.reasoning else ""
         num_written = 0
         for delta in part.tool_calls:
@@ -210,13 +214,15 @@ class ResponseAnswer:
             events += self._write_text(text, logprobs)
         elif not isinstance(self._open, _Call):
             self._held_logprobs = logprobs
+        else:
+            self._num_bytes -= sum(map(len, logprobs))
         return events
 
     def _write_reasoning(self, text: str) -> str:
         reasoning, events = self._open_text(_Reasoning)
         reasoning.texts.append(text)
         return events + self._item_event(
-            f"{reasoning.event}.delta", reasoning, content_index="0", delta=json.dumps(text)
+            f"{reasoning.event}.delta", reasoning, content_index="0", delta=self._written(text)
         )
 
     def _write_text(self, text: str, logprobs: Sequence[str]) -> str:
@@ -227,7 +233,7 @@ class ResponseAnswer:
             f"{message.event}.delta",
             message,
             content_index="0",
-            delta=json.dumps(text),
+            delta=self._written(text),
             logprobs=_list(logprobs),
         )
 
@@ -265,8 +271,14 @@ class ResponseAnswer:
             return events
         call.pieces.append(delta.arguments)
         return events + self._item_event(
-            "response.function_call_arguments.delta", call, delta=json.dumps(delta.arguments)
+            "response.function_call_arguments.delta", call, delta=self._written(delta.arguments)
         )
+
+    def _written(self, text: str) -> str:
+        """A text that is kept, as JSON."""
+        written = json.dumps(text)
+        self._num_bytes += len(written)
+        return written
 
     def _close(self, status: str) -> str:
         """Ends the item that comes, if there is one; returns the events of its end."""
