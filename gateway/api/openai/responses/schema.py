@@ -40,6 +40,7 @@ class InputText(RequestPart):
     text: str
     annotations: _NotRead = None
     logprobs: _NotRead = None
+    parsed: _NotRead = None
 
 
 _Texts = Annotated[
