@@ -163,6 +163,24 @@ async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
     assert texts("</think>")[0] in list(opened[0].token_ids)
 
 
+async def test_reasoning_in_several_items_reaches_the_template_in_one_message(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    verifier.play(lambda opened: [*texts("Rain."), 0])
+    running = await start_api()
+    said = {"role": "assistant", "content": "Wait."}
+    thoughts = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+        for text in ("Which day?", "Today.")
+    ]
+    given = {"model": "scripted", "input": [*USER, *thoughts, said, *USER], "seed": 1}
+    assert (await post(running, RESPONSES, given)).status == 200
+    said["reasoning_content"] = "Which day?\nToday."
+    await post(running, PATH, body(messages=[*USER, said, *USER], seed=1))
+    opened = [await verifier.nth("open", n) for n in (0, 1)]
+    assert opened[0].token_ids == opened[1].token_ids
+
+
 async def test_tokens_of_reasoning_are_counted_up_to_its_end_within_a_step(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
 ) -> None:

@@ -89,10 +89,11 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
         given.append({"role": "user", "content": parsed.input})
     else:
         # Whether a call would belong to the last message; and what belongs to the next.
-        takes_calls, reasoning = False, ""
+        takes_calls = False
+        reasoning: list[str] = []
         for item in parsed.input:
             if isinstance(item, InputReasoning):
-                reasoning = "\n".join([part.text for part in item.content or ()])
+                reasoning += [part.text for part in item.content or () if part.text]
                 takes_calls = False
                 continue
             if isinstance(item, InputMessage):
@@ -113,8 +114,8 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
                     takes_calls = True
                 given[-1].setdefault("tool_calls", []).append(_call(item))
             if reasoning and takes_calls:
-                given[-1]["reasoning_content"] = reasoning
-            reasoning = ""
+                given[-1]["reasoning_content"] = "\n".join(reasoning)
+            reasoning = []
     return [schema.Message.model_construct(**each) for each in given]
 
 
