@@ -4,6 +4,7 @@ Owns the tags, and whether a chat template teaches them. Some templates end with
 that the output begins within the reasoning.
 """
 
+import copy
 import enum
 
 BEGIN, END = "<think>", "</think>"
@@ -42,6 +43,10 @@ class ReasoningReader:
         self._place = _Place.BEGINNING if self.has_begun else _Place.START
         # White space, and the beginning of a tag.
         self._held = ""
+
+    def copy(self) -> "ReasoningReader":
+        """An independent one in the same state."""
+        return copy.copy(self)  # every attribute is immutable
 
     @property
     def is_over(self) -> bool:

@@ -12,9 +12,12 @@ from gateway.api.openai.answers import Part, ToolCallDelta
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
-from gateway.text.reasoning import END, ReasoningReader
+from gateway.text.reasoning import ReasoningReader
 from gateway.text.tool_call_reader import CallDelta
 from gateway.text.tool_calls import ToolCallParser
+
+# Read at once where the end of reasoning is looked for: a chunk may hold very many.
+_GROUP_TOKENS = 64
 
 # Of a prompt's last tokens, in which a tag that begins reasoning would be.
 _PROMPT_END_TOKENS = 16
@@ -149,23 +152,36 @@ class ChatChoice(Choice):
         self, reader: ReasoningReader, part: Part, token_ids: Sequence[int]
     ) -> Part:
         """The part, with reasoning and answer told from each other."""
-        was_over = reader.is_over
+        was_over, before = reader.is_over, reader.copy()
         reasoning, text = reader.feed(part.text)
         num_tokens = 0
         if not was_over:
             self._num_undecided += len(token_ids)
             if reader.is_over:
-                self._num_undecided -= len(token_ids) - self._num_up_to_end(token_ids)
+                self._num_undecided -= len(token_ids) - self._num_up_to_end(before, token_ids)
             if reader.has_begun:
                 num_tokens, self._num_undecided = self._num_undecided, 0
         return part._replace(text=text, reasoning=reasoning, num_reasoning_tokens=num_tokens)
 
-    def _num_up_to_end(self, token_ids: Sequence[int]) -> int:
-        """How many of a chunk's tokens come up to the end of the reasoning: all, if the end tag is
-        several tokens.
+    def _num_up_to_end(self, reader: ReasoningReader, token_ids: Sequence[int]) -> int:
+        """How many of a chunk's tokens come up to the end of the reasoning.
+
+        Args:
+            reader: as it was before the chunk.
         """
-        ends = (n for n, id_ in enumerate(token_ids, 1) if self._texts.text(id_) == f'"{END}"')
-        return next(ends, len(token_ids))
+        # What a character lacks that an earlier chunk began belongs to no tag.
+        detokenizer = self._texts.detokenizer(())
+        assert detokenizer is not None, "a text was read"
+        num_tokens = 0
+        for size in (_GROUP_TOKENS, 1):
+            while num_tokens < len(token_ids):
+                tried, tried_detokenizer = reader.copy(), detokenizer.copy()
+                tried.feed(tried_detokenizer.feed(token_ids[num_tokens : num_tokens + size]))
+                if tried.is_over:
+                    break
+                reader, detokenizer = tried, tried_detokenizer
+                num_tokens += size
+        return min(num_tokens + 1, len(token_ids))
 
     def _shown(self, part: Part, pieces: Sequence[str | CallDelta]) -> Part:
         texts: list[str] = []

@@ -11,6 +11,7 @@ import tokenizers
 
 from gateway.api.openai import answer_schema
 from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
@@ -195,6 +196,32 @@ async def test_tokens_of_reasoning_are_counted_up_to_its_end_within_a_step(
     whole = answer_schema.ChatCompletion.model_validate_json((await asking).body)
     assert whole.usage.completion_tokens_details is not None
     assert whole.usage.completion_tokens_details.reasoning_tokens == len(reasoning)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 100])
+async def test_tokens_are_counted_up_to_a_tag_of_several_tokens(
+    start_api: StartApi, verifier: ScriptedVerifier, tokenizer: Tokenizer, num_tokens: int
+) -> None:
+    reasoning = tokenizer.encode("<think>It may rain.</think>")
+    token_ids = [*reasoning, *tokenizer.encode("It rains."), 0]
+    assert len(tokenizer.encode("</think>")) > 1
+    running = await start_api(reasoning_parser="think")
+    given = {"model": "scripted", "input": USER, "include": ["message.output_text.logprobs"]}
+    asking = asyncio.ensure_future(post(running, RESPONSES, given))
+    opened = await verifier.nth("open", 0)
+    for first in range(0, len(token_ids), num_tokens):
+        step = token_ids[first : first + num_tokens]
+        finish = STOP if first + num_tokens >= len(token_ids) else 0
+        length = opened.prompt_length + first
+        verifier.send(
+            verifier.decided(opened.sequence_id, length, step, finish=finish, with_logprobs=True)
+        )
+    response = Response.model_validate_json((await asking).body)
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == len(reasoning)
+    message = response.output[-1]
+    assert message.type == "message"
+    assert len(message.content[0].logprobs) == len(token_ids) - len(reasoning)
 
 
 async def test_the_beginning_of_a_tag_is_an_answer_if_no_more_comes(
