@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
+import pydantic
 import pytest
+from openai.types.responses import ResponseStreamEvent
 
 from gateway.api.openai.answers import Part
 from gateway.api.openai.responses import answer as response_answer
@@ -152,6 +154,10 @@ async def test_every_event_and_answer_has_the_documents_form(
     )
     stream = await post(running, PATH, {**fields, "stream": True})
     events = [ResponseEvent.model_validate(each).root for each in stream.typed_events]
+    # The official client reads what lacks members, too, and then fails where they are used.
+    official: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
+    for each in stream.typed_events:
+        official.validate_python(each)
     kinds = [event.type for event in events]
     assert stream.body.count("data: ") == len(events), "there is no [DONE]"
     assert kinds[:4] == [

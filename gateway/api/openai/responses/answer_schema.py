@@ -76,9 +76,14 @@ class IncompleteDetails(AnswerPart):
     reason: Literal["max_output_tokens"]
 
 
+class InputTokensDetails(PromptTokensDetails):
+    cache_write_tokens: Literal[0]
+    """The prefix cache keeps no account of what is written to it."""
+
+
 class ResponseUsage(AnswerPart):
     input_tokens: int
-    input_tokens_details: PromptTokensDetails
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: CompletionTokensDetails
     total_tokens: int
