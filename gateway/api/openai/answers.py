@@ -62,6 +62,7 @@ class Part(NamedTuple):
         tool_calls: what came of calls.
         reasoning: of the model, before its answer.
         num_reasoning_tokens: those that it has become known to have.
+        parts: the same, token by token, if wanted.
     """
 
     text: str
@@ -71,6 +72,7 @@ class Part(NamedTuple):
     tool_calls: Sequence[ToolCallDelta] = ()
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+    parts: Sequence["Part"] = ()
 
     @property
     def num_bytes(self) -> int:

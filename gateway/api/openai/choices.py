@@ -29,11 +29,13 @@ class Wants:
 
     Attributes:
         report: of the drafts.
+        parts: token by token; needs logprobs, and chunks that tell the text of each token.
     """
 
     logprobs: bool
     token_ids: bool
     report: bool
+    parts: bool = False
 
 
 class Choice:
@@ -132,11 +134,16 @@ class ChatChoice(Choice):
         if self.wants.logprobs:
             logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
         part = self._part(chunk.text, logprobs, chunk)
-        if self._reasoning is not None and not self._reasoning.is_answer:
-            part = self._read_reasoning(self._reasoning, part, chunk.token_ids)
-        if self._parser is None:
-            return part
-        return self._shown(part, self._parser.feed(part.text).pieces)
+        if not self.wants.parts:
+            return self._told_apart(part, chunk.token_ids)
+        assert logprobs is not None, "wanted, too"
+        texts = [text for step in chunk.steps for text in step.token_texts]
+        parts = [
+            self._told_apart(Part(text, [logprob], None), [token_id])
+            for text, logprob, token_id in zip(texts, logprobs, chunk.token_ids, strict=True)
+        ]
+        num_reasoning_tokens = sum(each.num_reasoning_tokens for each in parts)
+        return part._replace(num_reasoning_tokens=num_reasoning_tokens, parts=parts)
 
     def finish(self) -> Part:
         part = super().finish()
@@ -147,6 +154,14 @@ class ChatChoice(Choice):
             return part
         fed, rest = self._parser.feed(part.text), self._parser.finish()
         return self._shown(part, [*fed.pieces, *rest.pieces])
+
+    def _told_apart(self, part: Part, token_ids: Sequence[int]) -> Part:
+        """The part, with reasoning, text and calls told from each other."""
+        if self._reasoning is not None and not self._reasoning.is_answer:
+            part = self._read_reasoning(self._reasoning, part, token_ids)
+        if self._parser is None:
+            return part
+        return self._shown(part, self._parser.feed(part.text).pieces)
 
     def _read_reasoning(
         self, reader: ReasoningReader, part: Part, token_ids: Sequence[int]

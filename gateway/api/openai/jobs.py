@@ -117,6 +117,7 @@ def chat_job(
     text: ModelText | None,
     num_bytes: int,
     allows_trace: bool,
+    tells_logprobs_apart: bool = False,
 ) -> Job:
     """The job of a request for a chat completion.
 
@@ -125,25 +126,27 @@ def chat_job(
             come is not looked at.
         text, allows_trace: as above.
         num_bytes: of the body.
+        tells_logprobs_apart: whether those of tool calls are told from those of text.
 
     Raises:
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
+    form = None if text is None else text.tool_call_form
+    names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     wants = Wants(
         logprobs=bool(parsed.logprobs),
         token_ids=bool(parsed.return_token_ids),
         report=_wants_report(parsed),
+        parts=tells_logprobs_apart and bool(parsed.logprobs and form is not None and names),
     )
-    form = None if text is None else text.tool_call_form
     grammar = tools.forced_call(parsed, text) if is_served else None
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),
         grammar=grammar,
         trace=wants.report and allows_trace,
-        report_tokens=wants.report and text is not None,
+        report_tokens=(wants.report or wants.parts) and text is not None,
     )
-    names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     # What follows a grammar from its first token on has no reasoning.
     is_free = request.sampling.structured_output is None
     return Job(
@@ -188,6 +191,7 @@ def response_job(
             text=text,
             num_bytes=num_bytes,
             allows_trace=False,
+            tells_logprobs_apart=True,
         )
     except ApiError as error:
         raise conversion.renamed(error) from None

@@ -449,6 +449,34 @@ async def test_what_a_verifier_refuses_is_named_as_the_client_named_it(
     assert (await asking).error["param"] == param
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 3, 1000])
+async def test_a_message_beside_calls_has_the_logprobs_of_its_tokens_alone(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, num_tokens: int, stream: bool
+) -> None:
+    token_ids = [*texts(f"I look.\n{CALL}\nSo, 日本."), 0]
+    running = await start_api(tool_call_parser="hermes")
+    fields = body(tools=TOOLS, include=["message.output_text.logprobs"], stream=stream)
+    asking = asyncio.ensure_future(post(running, PATH, fields))
+    opened = await verifier.nth("open", 0)
+    for start in range(0, len(token_ids), num_tokens):
+        step = token_ids[start : start + num_tokens]
+        finish = STOP if start + num_tokens >= len(token_ids) else 0
+        length = opened.prompt_length + start
+        verifier.send(
+            verifier.decided(opened.sequence_id, length, step, finish=finish, with_logprobs=True)
+        )
+    answer = await asking
+    whole = answer.typed_events[-1]["response"] if stream else json.loads(answer.body)
+    first, call, second = whole["output"]
+    assert call["type"] == "function_call"
+    shown = [
+        b"".join(bytes(each["bytes"]) for each in message["content"][0]["logprobs"])
+        for message in (first, second)
+    ]
+    assert [text.decode().strip() for text in shown] == ["I look.", "So, 日本.<|end|>"]
+
+
 async def test_an_output_that_the_length_ends_is_incomplete(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:

@@ -196,6 +196,8 @@ class ResponseAnswer:
 
     def _take(self, part: Part) -> str:
         """Adds a part to the items; returns its events."""
+        if part.parts:
+            return "".join([self._take(each) for each in part.parts])
         # Of the answer's tokens, or of those that may become so.
         logprobs = self._held_logprobs + (part.logprobs or [])
         self._held_logprobs = []
