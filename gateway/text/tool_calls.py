@@ -70,6 +70,11 @@ class ToolCallParser:
         self._reader: CallReader | None = None
         self._is_after_call = False
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text so far ends within a call."""
+        return self._reader is not None and self._reader.has_begun
+
     def feed(self, text: str) -> Parsed:
         """Appends the text's next piece."""
         shown: list[str | CallDelta] = []
@@ -129,6 +134,10 @@ class HermesParser(ToolCallParser):
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
         self._is_end_tag_due = False
+
+    @property
+    def is_in_call(self) -> bool:
+        return super().is_in_call or self._is_end_tag_due
 
     def feed(self, text: str) -> Parsed:
         # White space, and the beginning of a tag.

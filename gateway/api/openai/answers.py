@@ -62,6 +62,7 @@ class Part(NamedTuple):
         tool_calls: what came of calls.
         reasoning: of the model, before its answer.
         num_reasoning_tokens: those that it has become known to have.
+        begins_in_call: whether the output before it ends within a call.
         parts: the same, token by token, if wanted.
     """
 
@@ -72,6 +73,7 @@ class Part(NamedTuple):
     tool_calls: Sequence[ToolCallDelta] = ()
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+    begins_in_call: bool = False
     parts: Sequence["Part"] = ()
 
     @property

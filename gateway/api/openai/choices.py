@@ -161,6 +161,7 @@ class ChatChoice(Choice):
             part = self._read_reasoning(self._reasoning, part, token_ids)
         if self._parser is None:
             return part
+        part = part._replace(begins_in_call=self._parser.is_in_call)
         return self._shown(part, self._parser.feed(part.text).pieces)
 
     def _read_reasoning(

@@ -454,7 +454,7 @@ async def test_what_a_verifier_refuses_is_named_as_the_client_named_it(
 async def test_a_message_beside_calls_has_the_logprobs_of_its_tokens_alone(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, num_tokens: int, stream: bool
 ) -> None:
-    token_ids = [*texts(f"I look.\n{CALL}\nSo, 日本."), 0]
+    token_ids = [*texts(f"I look.\n{CALL}\n日本, so."), 0]
     running = await start_api(tool_call_parser="hermes")
     fields = body(tools=TOOLS, include=["message.output_text.logprobs"], stream=stream)
     asking = asyncio.ensure_future(post(running, PATH, fields))
@@ -474,7 +474,7 @@ async def test_a_message_beside_calls_has_the_logprobs_of_its_tokens_alone(
         b"".join(bytes(each["bytes"]) for each in message["content"][0]["logprobs"])
         for message in (first, second)
     ]
-    assert [text.decode().strip() for text in shown] == ["I look.", "So, 日本.<|end|>"]
+    assert [text.decode().strip() for text in shown] == ["I look.", "日本, so.<|end|>"]
 
 
 async def test_an_output_that_the_length_ends_is_incomplete(

@@ -214,10 +214,10 @@ class ResponseAnswer:
             events += self._write_call(delta)
         if text := part.text[num_written:]:
             events += self._write_text(text, logprobs)
-        elif not isinstance(self._open, _Call):
-            self._held_logprobs = logprobs
-        else:
+        elif part.tool_calls or part.begins_in_call:
             self._num_bytes -= sum(map(len, logprobs))
+        else:
+            self._held_logprobs = logprobs
         return events
 
     def _write_reasoning(self, text: str) -> str:
