@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -574,6 +575,19 @@ def test_a_whole_answer_costs_no_events() -> None:
         tracemalloc.stop()
     assert Response.model_validate_json(whole).output[0].status == "completed"
     assert peak_bytes < 6 * len(text)
+
+
+def test_tokens_whose_text_does_not_come_cost_no_more_the_more_there_are() -> None:
+    parsed = ResponsesRequest(model="scripted", input="hi", stream=True)
+    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    part, usage = Part("", ['{"token":"a"}'], None), UsageTotal()
+    durations_s = []
+    for num_tokens in (1_000, 60_000, 1_000):
+        started_at_s = time.thread_time()
+        for _ in range(num_tokens):
+            answer.part(0, part, usage)
+        durations_s.append(time.thread_time() - started_at_s)
+    assert durations_s[2] < 10 * durations_s[0], "copying them took 60 times as long"
 
 
 async def test_a_model_without_template_refuses_responses_by_name(

@@ -199,12 +199,12 @@ class ResponseAnswer:
         if part.parts:
             return "".join([self._take(each) for each in part.parts])
         # Of the answer's tokens, or of those that may become so.
-        logprobs = self._held_logprobs + (part.logprobs or [])
-        self._held_logprobs = []
+        logprobs, self._held_logprobs = self._held_logprobs, []
+        logprobs += part.logprobs or ()
         self._num_bytes += sum(map(len, part.logprobs or ()))
         if part.num_reasoning_tokens:
             self._num_bytes -= sum(map(len, logprobs[: part.num_reasoning_tokens]))
-            logprobs = logprobs[part.num_reasoning_tokens :]
+            del logprobs[: part.num_reasoning_tokens]
         events = self._write_reasoning(part.reasoning) if part.reasoning else ""
         num_written = 0
         for delta in part.tool_calls:
