@@ -257,6 +257,43 @@ def test_a_prompt_that_overtakes_none_waits_for_one_that_begins_like_it(
     assert scheduler.admit() == [long]
 
 
+def test_those_behind_one_that_waits_for_a_common_beginning_are_admitted() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=6, max_num_batched_tokens=16)
+    text = list(range(100, 190))
+    first, *copies = (make_sequence(token_ids=[*text, i]) for i in range(4))
+    for sequence in (first, *copies[:2]):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first]
+    others = [make_sequence(token_ids=[i] * length) for i, length in enumerate((4, 60, 4))]
+    for sequence in (*others[:2], copies[2], others[2]):
+        scheduler.add(sequence)
+    assert scheduler.admit() == others[:2]
+    # Six places: one for each copy, too.
+    assert scheduler.waiting == [*copies, others[2]]
+    assert chunks(scheduler.schedule(), [first, *others]) == [12, 4, 0, 0]
+    scheduler.finish(others[0])
+    assert scheduler.admit() == [others[2]]
+    scheduler.block_pool.extend(first.block_table, scheduler.num_blocks_for(91))
+    first.num_computed_tokens = 90
+    assert scheduler.admit() == copies
+    assert [copy.num_computed_tokens for copy in copies] == [88] * 3
+    assert scheduler.running == [first, *copies[:2], others[1], copies[2], others[2]]
+
+
+@pytest.mark.parametrize(("num_blocks", "passes"), [(36, True), (35, False)])
+def test_one_that_waits_for_a_common_beginning_keeps_its_blocks(
+    num_blocks: int, passes: bool
+) -> None:
+    scheduler = make_scheduler(num_blocks=num_blocks, max_num_batched_tokens=32)
+    text = list(range(100, 188))
+    first, copy = (make_sequence(token_ids=text) for _ in range(2))
+    behind = make_sequence(19)
+    for sequence in (first, copy, behind):
+        scheduler.add(sequence)
+    # 23 blocks, 8 for the next chunk of the copy, 5.
+    assert scheduler.admit() == [first, *([behind] if passes else [])]
+
+
 @settings(max_examples=examples(200))
 @given(
     lengths=st.lists(st.tuples(st.integers(2, 40), st.integers(0, 1)), min_size=1, max_size=8),
@@ -575,10 +612,14 @@ def test_every_sequence_finishes_in_a_tiny_pool(
     )
     longest = num_blocks * block_size
     coming = []
-    for _ in range(25):
+    for i in range(25):
         num_prompt = draw.randrange(1, longest)
         coming.append(
-            make_sequence(num_prompt, num_output_tokens=draw.randint(1, longest - num_prompt))
+            make_sequence(
+                # None begins like another one, and waits for that.
+                token_ids=[i] * num_prompt,
+                num_output_tokens=draw.randint(1, longest - num_prompt),
+            )
         )
     order = list(coming)
     admitted: list[Sequence] = []

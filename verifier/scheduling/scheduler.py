@@ -7,11 +7,12 @@ that short ones overtake: up to half of the prompts' budget goes to those that t
 the shortest first. The rest goes in order, so long prompts are computed one after the other, and
 none starves. A sequence is admitted when there are blocks for its next chunk beside the blocks that
 running sequences need now; nothing is reserved for later growth. While one before it computes the
-same prompt, it waits, to share the blocks. When blocks run short, idle cached blocks are evicted,
-then drafts are cut, then the last running sequence in order is preempted: it frees its blocks,
-keeps its tokens, and computes them again when there is room for them and for all running sequences
-to grow (`growth_tokens`). So it is preempted again only after it, or one before it in order, has
-grown by about as much.
+same prompt, it waits, to share the blocks; those behind it are admitted as far as they leave it its
+place and its blocks. When blocks run short, idle cached blocks are evicted, then drafts are cut,
+then the last running sequence in order is preempted: it frees its blocks, keeps its tokens, and
+computes them again when there is room for them and for all running sequences to grow
+(`growth_tokens`). So it is preempted again only after it, or one before it in order, has grown by
+about as much.
 
 Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
 blocks than the pool has (`add` asserts it), so:
@@ -41,8 +42,8 @@ _MAX_TABLE_ID = (1 << 31) - 1
 # a long prompt take 16 ms, in which no stream runs.
 _DIGESTS_AT_ONCE = 64
 
-# While the first waiting sequence has no room, one in so many calls of `admit` asks the cache for
-# its prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
+# While a waiting sequence has no room, one in so many calls of `admit` asks the cache for its
+# prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
 _CALLS_PER_LOOK_UP = 16
 
 
@@ -66,7 +67,7 @@ class ScheduledSequence(NamedTuple):
 
 
 @dataclass(slots=True)
-class _FirstWaiting:
+class _LookUp:
     """A waiting sequence, and what the cache has of it.
 
     Attributes:
@@ -135,8 +136,9 @@ class Scheduler:
         self._last_table_id = 0
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._num_arrivals = 0
-        # The first waiting sequence, when it had no room.
-        self._blocked: _FirstWaiting | None = None
+        # The waiting sequences that the last `admit` has looked up: those that wait for a leader,
+        # and the one that had no room.
+        self._look_ups: dict[Sequence, _LookUp] = {}
         # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
 
@@ -152,7 +154,8 @@ class Scheduler:
         self._wait(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Moves waiting sequences to running, in order, while there is room.
+        """Moves waiting sequences to running, in order, while there is room for them and for those
+        before them that wait for a leader.
 
         Returns:
             Sequences that run for the first time.
@@ -162,26 +165,31 @@ class Scheduler:
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
                 self.current = sequence
                 self._enter_full_blocks(sequence)
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.current = self.waiting[0]
-            if self._is_known_blocked(sequence):
+        known, self._look_ups = self._look_ups, {}
+        # Those that wait for a leader; they are the first of `waiting`.
+        led: list[_LookUp] = []
+        while len(led) < min(len(self.waiting), self.max_num_seqs - len(self.running)):
+            sequence = self.current = self.waiting[len(led)]
+            look_up = known.get(sequence)
+            if look_up is None or not self._is_known_to_wait(look_up, led):
+                found = self._find_cached(sequence)
+                look_up = _LookUp(
+                    sequence,
+                    len(found),
+                    sum(map(self.block_pool.cache.is_idle, found)),
+                    self._find_leader(sequence, len(found)),
+                )
+                if look_up.leader is None and self._has_room(look_up, led):
+                    self._end_wait(sequence)
+                    self._start(sequence, found)
+                    if not sequence.is_preempted:
+                        self._count_lookup(sequence)
+                        self._opened.append(sequence)
+                    continue
+            self._look_ups[sequence] = look_up
+            if look_up.leader is None:
                 break
-            found = self._find_cached(sequence)
-            first = _FirstWaiting(
-                sequence,
-                len(found),
-                sum(map(self.block_pool.cache.is_idle, found)),
-                self._find_leader(sequence, len(found)),
-            )
-            if first.leader is not None or not self._has_room(first):
-                self._blocked = first
-                break
-            self._blocked = None
-            self._end_wait(sequence)
-            self._start(sequence, found)
-            if not sequence.is_preempted:
-                self._count_lookup(sequence)
-                self._opened.append(sequence)
+            led.append(look_up)
         self.current = None
         opened, self._opened = self._opened, []
         return opened
@@ -298,8 +306,8 @@ class Scheduler:
         Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
         most; a short one, which could overtake, some steps in which the first prompt computes what
         both have in common. Where a long prompt is not the first, a short one does not wait for it,
-        and computes that itself. Those behind the waiting one wait, too. A sequence with rows to
-        score is no leader: it may leave budget to those behind it in every step.
+        and computes that itself. A sequence with rows to score is no leader: it may leave budget to
+        those behind it in every step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
@@ -331,46 +339,48 @@ class Scheduler:
         num_missing = len(sequence.token_ids) - num_found * self.block_size
         return num_missing <= self.max_num_batched_tokens // 2
 
-    def _is_known_blocked(self, sequence: Sequence) -> bool:
-        """Whether the first waiting sequence has no room by what was found in the cache last; that
-        is found anew now and then. Or whether its leader still computes what it waits for.
+    def _is_known_to_wait(self, look_up: _LookUp, led: list[_LookUp]) -> bool:
+        """Whether a waiting sequence has no room by what was found in the cache last; that is found
+        anew now and then. Or whether its leader still computes what it waits for.
         """
-        blocked = self._blocked
-        if blocked is None or blocked.sequence is not sequence:
-            return False
-        if (leader := blocked.leader) is not None:
+        if (leader := look_up.leader) is not None:
             if not (leader.is_running and leader.is_prefilling):
                 return False
             # A long prompt is not looked up in every step: that takes 1 ms.
-            is_passed = leader.num_entered_blocks > blocked.num_found
-            return not (is_passed and self._may_overtake(sequence, blocked.num_found))
-        blocked.num_calls += 1
-        return blocked.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(blocked)
+            is_passed = leader.num_entered_blocks > look_up.num_found
+            return not (is_passed and self._may_overtake(look_up.sequence, look_up.num_found))
+        look_up.num_calls += 1
+        return look_up.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(look_up, led)
 
-    def _has_room(self, first: _FirstWaiting) -> bool:
+    def _has_room(self, look_up: _LookUp, led: list[_LookUp]) -> bool:
         """Whether there are blocks for a waiting sequence's next chunk, beside those that running
-        sequences need now.
+        sequences need now, and those before it that wait for a leader.
 
-        A preempted one needs blocks for all its tokens, and room for all sequences to grow, so that
-        it makes progress before it is preempted again.
+        A preempted one needs room for all sequences to grow, so that it makes progress before it is
+        preempted again.
         """
-        sequence = first.sequence
-        num_found_tokens = first.num_found * self.block_size
-        if sequence.is_preempted:
-            num_missing = len(sequence.token_ids) - num_found_tokens
+        growth_tokens = 0
+        if look_up.sequence.is_preempted:
+            num_missing = len(look_up.sequence.token_ids) - look_up.num_found * self.block_size
             # While it is recomputed, the others grow by one token per step.
             growth_tokens = self._growth_tokens + num_missing // self.max_num_batched_tokens
-            num_required = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
-        else:
-            growth_tokens = 0
-            chunk_end = num_found_tokens + self.max_num_batched_tokens
-            num_required = self._num_blocks_with_growth(sequence, 1)
-            num_required = min(num_required, self.num_blocks_for(chunk_end))
-        num_required += first.num_idle - first.num_found
+        num_required = self._num_blocks_to_start(look_up, growth_tokens)
+        for each in led:
+            num_required += self._num_blocks_to_start(each, growth_tokens)
         for running in self.running:
             num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
             num_required += max(0, num_needed - len(running.block_table))
         return num_required <= self.block_pool.num_available
+
+    def _num_blocks_to_start(self, look_up: _LookUp, growth_tokens: int) -> int:
+        """Available blocks that a waiting sequence takes: for its next chunk, or for all its tokens
+        and growth, if it was preempted.
+        """
+        num_blocks = self._num_blocks_with_growth(look_up.sequence, 1 + growth_tokens)
+        if not look_up.sequence.is_preempted:
+            chunk_end = look_up.num_found * self.block_size + self.max_num_batched_tokens
+            num_blocks = min(num_blocks, self.num_blocks_for(chunk_end))
+        return num_blocks + look_up.num_idle - look_up.num_found
 
     def _num_blocks_with_growth(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for a sequence's tokens and the next `num_tokens`, up to its maximum length."""
