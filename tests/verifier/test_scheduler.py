@@ -371,6 +371,22 @@ def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> 
     assert scheduler.waiting == [large]
 
 
+def test_admitting_many_at_once_does_not_count_the_blocks_of_all_for_each() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=100, max_num_batched_tokens=100)
+    for i in range(100):
+        scheduler.add(make_sequence(token_ids=[i]))
+    counted: list[int] = []
+    num_blocks_for = scheduler.num_blocks_for
+
+    def counting(num_tokens: int) -> int:
+        counted.append(num_tokens)
+        return num_blocks_for(num_tokens)
+
+    scheduler.num_blocks_for = counting  # type: ignore[method-assign]
+    assert len(scheduler.admit()) == 100
+    assert len(counted) <= 3 * 100
+
+
 def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
     """As which they travel; 0 is that of a table of which nothing is known."""
     scheduler = make_scheduler()
