@@ -387,6 +387,22 @@ def test_admitting_many_at_once_does_not_count_the_blocks_of_all_for_each() -> N
     assert len(counted) <= 3 * 100
 
 
+def test_long_prompts_are_looked_up_in_several_steps_as_they_take_long() -> None:
+    scheduler = make_scheduler(num_blocks=4000, max_num_seqs=16)
+    text = list(range(8000))
+    first, *copies = (make_sequence(token_ids=text) for _ in range(9))
+    scheduler.add(first)
+    scheduler.admit()
+    scheduler.block_pool.extend(first.block_table, 2000)
+    first.num_computed_tokens = 7999
+    for sequence in copies:
+        scheduler.add(sequence)
+    # They have 2,000 blocks each.
+    assert scheduler.admit() == copies[:5]
+    assert scheduler.admit() == copies[5:]
+    assert [copy.num_computed_tokens for copy in copies] == [7996] * 8
+
+
 def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
     """As which they travel; 0 is that of a table of which nothing is known."""
     scheduler = make_scheduler()
