@@ -161,6 +161,46 @@ def test_a_prompt_overtakes_none_of_a_higher_priority() -> None:
     assert chunks(scheduler.schedule(), sequences) == [15, 0, 5, 0]
 
 
+def test_prompts_overtake_equals_also_behind_a_higher_priority_that_leaves_budget() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    low = prompts(scheduler, 100, 100, 6, 4)
+    high = prompts(scheduler, 3, 5, priority=1)
+    assert chunks(scheduler.schedule(), [*high, *low]) == [3, 5, 8, 0, 0, 4]
+
+
+@pytest.mark.parametrize(("num_taken", "expected"), [(58, [8, 16, 0]), (57, [8, 12, 8])])
+def test_prompts_overtake_by_the_blocks_that_a_higher_priority_leaves(
+    num_taken: int, expected: list[int]
+) -> None:
+    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
+    low = prompts(scheduler, 64, 8)
+    high = prompts(scheduler, 8, priority=1)
+    # They need 2 blocks, 3 for one half of 24 tokens, and 2.
+    scheduler.block_pool.extend([], num_taken)
+    assert chunks(scheduler.schedule(), [*high, *low]) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(2, [4, 16, 0]), (1, [4, 11, 5])])
+def test_prompts_overtake_by_the_rows_that_a_higher_priority_leaves(
+    num_rows: int, expected: list[int]
+) -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    scheduler._max_scored_rows = 4
+    low = [*prompts(scheduler, 100), *prompts(scheduler, 5, rows_to_score=range(num_rows))]
+    high = prompts(scheduler, 4, rows_to_score=range(3), priority=1)
+    assert chunks(scheduler.schedule(), [*high, *low]) == expected
+
+
+def test_a_short_prompt_waits_for_no_long_one_behind_another_of_its_priority() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
+    text = list(range(100, 190))
+    first, high = make_sequence(60), make_sequence(token_ids=[1] * 60, priority=1)
+    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:8], 1])
+    for sequence in (high, first, long, short):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [high, first, long, short]
+
+
 def test_a_prompt_that_overtakes_leaves_the_first_the_blocks_for_its_half() -> None:
     scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
     sequences = prompts(scheduler, 64, 8)
@@ -321,10 +361,10 @@ def test_one_half_of_the_budget_goes_in_order_and_the_other_to_prompts_that_end(
     assert sum(got[i] for i in overtaking) <= budget // 2
     for i in overtaking:
         assert got[i] == missing[i]
-        assert waiting[i].priority == waiting[0].priority
-        for j in range(1, len(got)):
-            is_equal = waiting[j].priority == waiting[0].priority
-            if is_equal and (missing[j], j) < (missing[i], i):
+        equals = [j for j in range(len(got)) if waiting[j].priority == waiting[i].priority]
+        assert all(got[j] == missing[j] for j in range(equals[0])), "it overtook a higher one"
+        for j in equals[1:]:
+            if (missing[j], j) < (missing[i], i):
                 assert got[j] == missing[j], "one with fewer tokens was left behind"
 
 

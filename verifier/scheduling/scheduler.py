@@ -26,6 +26,7 @@ Knows no tensor and no clock.
 
 import bisect
 import itertools
+import operator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -319,10 +320,10 @@ class Scheduler:
         and take twice the blocks.
 
         Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
-        most; a short one, which could overtake, some steps in which the first prompt computes what
-        both have in common. Where a long prompt is not the first, a short one does not wait for it,
-        and computes that itself. A sequence with rows to score is no leader: it may leave budget to
-        those behind it in every step.
+        most; a short one, which could overtake, some steps in which the first prompt of its
+        priority computes what both have in common. Where a long prompt is not that first one, a
+        short one does not wait for it, and computes that itself. A sequence with rows to score is
+        no leader: it may leave budget to those behind it in every step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
@@ -333,7 +334,8 @@ class Scheduler:
         for running in itertools.islice(self.running, num_before):
             if not running.is_prefilling:
                 continue
-            first = first or running
+            if running.priority == sequence.priority:
+                first = first or running
             digests = running.block_digests
             if len(digests) == num_found < len(running.token_ids) // self.block_size:
                 self._extend_digests(running, num_found + 1)
@@ -341,7 +343,7 @@ class Scheduler:
             if not is_ahead or digests[num_found] != digest or running.rows_to_score:
                 continue
             is_long = _num_missing_tokens(running) > self.max_num_batched_tokens // 2
-            is_behind = running is not first and first.priority == sequence.priority
+            is_behind = running.priority == sequence.priority and running is not first
             if not (may_overtake and is_long and is_behind):
                 return running
         return None
@@ -499,31 +501,54 @@ class Scheduler:
     def _in_prefill_order(
         self, prefilling: list[Sequence], budget: int, num_spare_blocks: int
     ) -> list[Sequence]:
-        """The prompts in the order in which they get the step's budget.
-
-        Of the first one's priority, those that half of the budget can finish overtake it, those
-        with the fewest missing tokens first. They leave the first one the blocks and the scored
-        rows for its own half, besides its next block, which is reserved.
+        """The prompts in the order in which they get the step's budget: by priority. Within each,
+        short ones overtake, by what higher priorities leave.
         """
         if len(prefilling) < 2:
             return prefilling
         first = prefilling[0]
+        # Its next block is reserved.
+        num_spare_blocks += self._num_blocks_with_next(first) - len(first.block_table)
         scored_rows = self._max_scored_rows
+        in_order: list[Sequence] = []
+        for _, equals in itertools.groupby(prefilling, key=operator.attrgetter("priority")):
+            prompts = list(equals)
+            if len(prompts) > 1 and budget > 0:
+                prompts = self._overtaking(prompts, budget, num_spare_blocks, scored_rows)
+            in_order += prompts
+            if len(in_order) == len(prefilling):
+                break
+            for sequence in prompts:
+                if budget <= 0:
+                    break
+                num_missing = _num_missing_tokens(sequence)
+                num_tokens = min(num_missing, sequence.longest_chunk(scored_rows))
+                budget -= num_tokens
+                num_spare_blocks -= self._num_blocks_for_next(sequence, num_tokens)
+                scored_rows -= len(sequence.scored_rows(num_tokens))
+        return in_order
+
+    def _overtaking(
+        self, prompts: list[Sequence], budget: int, num_spare_blocks: int, scored_rows: int
+    ) -> list[Sequence]:
+        """Prompts of one priority in the order in which they get the budget.
+
+        Those that half of the budget can finish overtake the first one, those with the fewest
+        missing tokens first. They leave it the blocks and the scored rows for its own half.
+        """
+        first = prompts[0]
         num_kept = min(
             _num_missing_tokens(first), first.longest_chunk(scored_rows), budget - budget // 2
         )
-        num_blocks_kept = self.num_blocks_for(first.num_computed_tokens + num_kept)
-        num_spare_blocks -= num_blocks_kept - self._num_blocks_with_next(first)
+        num_spare_blocks -= self._num_blocks_for_next(first, num_kept)
         scored_rows -= len(first.scored_rows(num_kept))
         budget //= 2
         overtaking = []
-        equals = [s for s in prefilling[1:] if s.priority == first.priority]
-        for sequence in sorted(equals, key=_num_missing_tokens):
+        for sequence in sorted(prompts[1:], key=_num_missing_tokens):
             num_tokens = _num_missing_tokens(sequence)
             if num_tokens > budget:
                 break
-            num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-            num_blocks -= len(sequence.block_table)
+            num_blocks = self._num_blocks_for_next(sequence, num_tokens)
             if num_blocks > num_spare_blocks or num_tokens > sequence.longest_chunk(scored_rows):
                 continue
             overtaking.append(sequence)
@@ -531,7 +556,12 @@ class Scheduler:
             num_spare_blocks -= num_blocks
             scored_rows -= len(sequence.scored_rows(num_tokens))
         overtakes = set(overtaking)
-        return [*overtaking, *(s for s in prefilling if s not in overtakes)]
+        return [*overtaking, *(s for s in prompts if s not in overtakes)]
+
+    def _num_blocks_for_next(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a running sequence lacks for its next `num_tokens`."""
+        num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+        return num_blocks - len(sequence.block_table)
 
     def _drafts(
         self,
