@@ -230,6 +230,9 @@ class VerifierLink:
             for event in events:
                 if isinstance(event, Decided | Rejected):
                     self.load.prompts.pop(event.sequence_id, None)
+        if response.HasField("step"):
+            # Before choices may move there.
+            self.load.num_waiting = response.step.num_waiting
         self._listener.on_step(self, events)
         self.load.answer(self._loop.time())
         if not response.HasField("step"):
@@ -242,7 +245,6 @@ class VerifierLink:
             num_own=self.num_sequences,
             step_s=step.duration_s,
         )
-        self.load.num_waiting = step.num_waiting
         round_trip_s = step.draft_round_trip_s
         if 0 < round_trip_s <= _MAX_ROUND_TRIP_S:
             self._metrics.observe_draft_round_trip(round_trip_s)

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -195,6 +196,28 @@ async def test_none_goes_to_a_verifier_where_other_clients_wait(start_queue: Sta
     await queue.report(0, other)
     await other.nth("open", 0)
     assert await queue.end_all(other) == [[7]] * 6
+
+
+async def test_none_goes_to_a_verifier_that_just_reports_that_others_wait(
+    start_queue: StartQueue,
+) -> None:
+    queue = await start_queue(4, num_waiting=0)
+    other = await queue.another_comes()
+    moves = queue.running.gateway.coordinator._waiting_moves
+    loads = {each.name: each.load for each in queue.running.gateway.fleet.verifiers}
+    queue.reports.clear()
+    moves._next_search_s = math.inf
+    queue.busy.tell_step(num_waiting=3)
+    await until(lambda: loads[queue.busy.address].num_waiting == 3)
+    other.tell_step()
+    await until(lambda: loads[other.address]._num_steps == other.num_steps + 1)
+    moves._next_search_s = -math.inf
+    other.tell_step(num_waiting=1)
+    await until(lambda: loads[other.address].num_waiting == 1)
+    assert queue.num_moves == 0
+    queue.reports |= {queue.busy: 3, other: 0}
+    await other.nth("open", 0)
+    assert await queue.end_all(other) == [[7]] * 4
 
 
 async def test_what_the_former_verifier_decides_until_it_is_told_counts_nowhere(

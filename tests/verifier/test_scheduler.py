@@ -161,6 +161,46 @@ def test_a_prompt_overtakes_none_of_a_higher_priority() -> None:
     assert chunks(scheduler.schedule(), sequences) == [15, 0, 5, 0]
 
 
+def test_prompts_overtake_equals_also_behind_a_higher_priority_that_leaves_budget() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    low = prompts(scheduler, 100, 100, 6, 4)
+    high = prompts(scheduler, 3, 5, priority=1)
+    assert chunks(scheduler.schedule(), [*high, *low]) == [3, 5, 8, 0, 0, 4]
+
+
+@pytest.mark.parametrize(("num_taken", "expected"), [(58, [8, 16, 0]), (57, [8, 12, 8])])
+def test_prompts_overtake_by_the_blocks_that_a_higher_priority_leaves(
+    num_taken: int, expected: list[int]
+) -> None:
+    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
+    low = prompts(scheduler, 64, 8)
+    high = prompts(scheduler, 8, priority=1)
+    # They need 2 blocks, 3 for one half of 24 tokens, and 2.
+    scheduler.block_pool.extend([], num_taken)
+    assert chunks(scheduler.schedule(), [*high, *low]) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(2, [4, 16, 0]), (1, [4, 11, 5])])
+def test_prompts_overtake_by_the_rows_that_a_higher_priority_leaves(
+    num_rows: int, expected: list[int]
+) -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
+    scheduler._max_scored_rows = 4
+    low = [*prompts(scheduler, 100), *prompts(scheduler, 5, rows_to_score=range(num_rows))]
+    high = prompts(scheduler, 4, rows_to_score=range(3), priority=1)
+    assert chunks(scheduler.schedule(), [*high, *low]) == expected
+
+
+def test_a_short_prompt_waits_for_no_long_one_behind_another_of_its_priority() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
+    text = list(range(100, 190))
+    first, high = make_sequence(60), make_sequence(token_ids=[1] * 60, priority=1)
+    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:8], 1])
+    for sequence in (high, first, long, short):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [high, first, long, short]
+
+
 def test_a_prompt_that_overtakes_leaves_the_first_the_blocks_for_its_half() -> None:
     scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
     sequences = prompts(scheduler, 64, 8)
@@ -257,6 +297,43 @@ def test_a_prompt_that_overtakes_none_waits_for_one_that_begins_like_it(
     assert scheduler.admit() == [long]
 
 
+def test_those_behind_one_that_waits_for_a_common_beginning_are_admitted() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=6, max_num_batched_tokens=16)
+    text = list(range(100, 190))
+    first, *copies = (make_sequence(token_ids=[*text, i]) for i in range(4))
+    for sequence in (first, *copies[:2]):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first]
+    others = [make_sequence(token_ids=[i] * length) for i, length in enumerate((4, 60, 4))]
+    for sequence in (*others[:2], copies[2], others[2]):
+        scheduler.add(sequence)
+    assert scheduler.admit() == others[:2]
+    # Six places: one for each copy, too.
+    assert scheduler.waiting == [*copies, others[2]]
+    assert chunks(scheduler.schedule(), [first, *others]) == [12, 4, 0, 0]
+    scheduler.finish(others[0])
+    assert scheduler.admit() == [others[2]]
+    scheduler.block_pool.extend(first.block_table, scheduler.num_blocks_for(91))
+    first.num_computed_tokens = 90
+    assert scheduler.admit() == copies
+    assert [copy.num_computed_tokens for copy in copies] == [88] * 3
+    assert scheduler.running == [first, *copies[:2], others[1], copies[2], others[2]]
+
+
+@pytest.mark.parametrize(("num_blocks", "passes"), [(36, True), (35, False)])
+def test_one_that_waits_for_a_common_beginning_keeps_its_blocks(
+    num_blocks: int, passes: bool
+) -> None:
+    scheduler = make_scheduler(num_blocks=num_blocks, max_num_batched_tokens=32)
+    text = list(range(100, 188))
+    first, copy = (make_sequence(token_ids=text) for _ in range(2))
+    behind = make_sequence(19)
+    for sequence in (first, copy, behind):
+        scheduler.add(sequence)
+    # 23 blocks, 8 for the next chunk of the copy, 5.
+    assert scheduler.admit() == [first, *([behind] if passes else [])]
+
+
 @settings(max_examples=examples(200))
 @given(
     lengths=st.lists(st.tuples(st.integers(2, 40), st.integers(0, 1)), min_size=1, max_size=8),
@@ -284,10 +361,10 @@ def test_one_half_of_the_budget_goes_in_order_and_the_other_to_prompts_that_end(
     assert sum(got[i] for i in overtaking) <= budget // 2
     for i in overtaking:
         assert got[i] == missing[i]
-        assert waiting[i].priority == waiting[0].priority
-        for j in range(1, len(got)):
-            is_equal = waiting[j].priority == waiting[0].priority
-            if is_equal and (missing[j], j) < (missing[i], i):
+        equals = [j for j in range(len(got)) if waiting[j].priority == waiting[i].priority]
+        assert all(got[j] == missing[j] for j in range(equals[0])), "it overtook a higher one"
+        for j in equals[1:]:
+            if (missing[j], j) < (missing[i], i):
                 assert got[j] == missing[j], "one with fewer tokens was left behind"
 
 
@@ -332,6 +409,38 @@ def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> 
     scheduler.add(small)
     assert scheduler.admit() == [small]
     assert scheduler.waiting == [large]
+
+
+def test_admitting_many_at_once_does_not_count_the_blocks_of_all_for_each() -> None:
+    scheduler = make_scheduler(num_blocks=400, max_num_seqs=100, max_num_batched_tokens=100)
+    for i in range(100):
+        scheduler.add(make_sequence(token_ids=[i]))
+    counted: list[int] = []
+    num_blocks_for = scheduler.num_blocks_for
+
+    def counting(num_tokens: int) -> int:
+        counted.append(num_tokens)
+        return num_blocks_for(num_tokens)
+
+    scheduler.num_blocks_for = counting  # type: ignore[method-assign]
+    assert len(scheduler.admit()) == 100
+    assert len(counted) <= 3 * 100
+
+
+def test_long_prompts_are_looked_up_in_several_steps_as_they_take_long() -> None:
+    scheduler = make_scheduler(num_blocks=4000, max_num_seqs=16)
+    text = list(range(8000))
+    first, *copies = (make_sequence(token_ids=text) for _ in range(9))
+    scheduler.add(first)
+    scheduler.admit()
+    scheduler.block_pool.extend(first.block_table, 2000)
+    first.num_computed_tokens = 7999
+    for sequence in copies:
+        scheduler.add(sequence)
+    # They have 2,000 blocks each.
+    assert scheduler.admit() == copies[:5]
+    assert scheduler.admit() == copies[5:]
+    assert [copy.num_computed_tokens for copy in copies] == [7996] * 8
 
 
 def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
@@ -575,10 +684,14 @@ def test_every_sequence_finishes_in_a_tiny_pool(
     )
     longest = num_blocks * block_size
     coming = []
-    for _ in range(25):
+    for i in range(25):
         num_prompt = draw.randrange(1, longest)
         coming.append(
-            make_sequence(num_prompt, num_output_tokens=draw.randint(1, longest - num_prompt))
+            make_sequence(
+                # None begins like another one, and waits for that.
+                token_ids=[i] * num_prompt,
+                num_output_tokens=draw.randint(1, longest - num_prompt),
+            )
         )
     order = list(coming)
     admitted: list[Sequence] = []

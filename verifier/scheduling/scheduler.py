@@ -7,11 +7,12 @@ that short ones overtake: up to half of the prompts' budget goes to those that t
 the shortest first. The rest goes in order, so long prompts are computed one after the other, and
 none starves. A sequence is admitted when there are blocks for its next chunk beside the blocks that
 running sequences need now; nothing is reserved for later growth. While one before it computes the
-same prompt, it waits, to share the blocks. When blocks run short, idle cached blocks are evicted,
-then drafts are cut, then the last running sequence in order is preempted: it frees its blocks,
-keeps its tokens, and computes them again when there is room for them and for all running sequences
-to grow (`growth_tokens`). So it is preempted again only after it, or one before it in order, has
-grown by about as much.
+same prompt, it waits, to share the blocks; those behind it are admitted as far as they leave it its
+place and its blocks. When blocks run short, idle cached blocks are evicted, then drafts are cut,
+then the last running sequence in order is preempted: it frees its blocks, keeps its tokens, and
+computes them again when there is room for them and for all running sequences to grow
+(`growth_tokens`). So it is preempted again only after it, or one before it in order, has grown by
+about as much.
 
 Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
 blocks than the pool has (`add` asserts it), so:
@@ -24,6 +25,8 @@ Knows no tensor and no clock.
 """
 
 import bisect
+import itertools
+import operator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,8 +44,12 @@ _MAX_TABLE_ID = (1 << 31) - 1
 # a long prompt take 16 ms, in which no stream runs.
 _DIGESTS_AT_ONCE = 64
 
-# While the first waiting sequence has no room, one in so many calls of `admit` asks the cache for
-# its prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
+# Blocks of waiting sequences after which the cache is asked for no more of them in one call of
+# `admit`: they take 10 ms, and 128 copies of 32,000 tokens 255 ms, in which no stream runs.
+_MAX_LOOKED_UP_BLOCKS = 8192
+
+# While a waiting sequence has no room, one in so many calls of `admit` asks the cache for its
+# prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
 _CALLS_PER_LOOK_UP = 16
 
 
@@ -66,7 +73,7 @@ class ScheduledSequence(NamedTuple):
 
 
 @dataclass(slots=True)
-class _FirstWaiting:
+class _LookUp:
     """A waiting sequence, and what the cache has of it.
 
     Attributes:
@@ -135,8 +142,9 @@ class Scheduler:
         self._last_table_id = 0
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._num_arrivals = 0
-        # The first waiting sequence, when it had no room.
-        self._blocked: _FirstWaiting | None = None
+        # The waiting sequences that the last `admit` has looked up: those that wait for a leader,
+        # and the one that had no room.
+        self._look_ups: dict[Sequence, _LookUp] = {}
         # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
 
@@ -152,7 +160,8 @@ class Scheduler:
         self._wait(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Moves waiting sequences to running, in order, while there is room.
+        """Moves waiting sequences to running, in order, while there is room for them and for those
+        before them that wait for a leader.
 
         Returns:
             Sequences that run for the first time.
@@ -162,26 +171,41 @@ class Scheduler:
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
                 self.current = sequence
                 self._enter_full_blocks(sequence)
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.current = self.waiting[0]
-            if self._is_known_blocked(sequence):
+        known, self._look_ups = self._look_ups, {}
+        # Those that wait for a leader; they are the first of `waiting`.
+        led: list[_LookUp] = []
+        num_needed = num_looked_up = 0
+        if self.waiting and len(self.running) < self.max_num_seqs:
+            # By the running ones and by `led`. Counted for each that is admitted, it would take
+            # 15 ms where 256 are.
+            num_needed = self._num_blocks_needed(led)
+        while len(led) < min(len(self.waiting), self.max_num_seqs - len(self.running)):
+            sequence = self.current = self.waiting[len(led)]
+            look_up = known.get(sequence)
+            if look_up is None or not self._is_known_to_wait(look_up, led, num_needed):
+                if num_looked_up >= _MAX_LOOKED_UP_BLOCKS:
+                    break
+                found = self._find_cached(sequence)
+                num_looked_up += len(sequence.block_digests)
+                look_up = _LookUp(
+                    sequence,
+                    len(found),
+                    sum(map(self.block_pool.cache.is_idle, found)),
+                    self._find_leader(sequence, len(found)),
+                )
+                if look_up.leader is None and self._has_room(look_up, led, num_needed):
+                    self._end_wait(sequence)
+                    self._start(sequence, found)
+                    num_needed += self._num_blocks_missing(sequence)
+                    if not sequence.is_preempted:
+                        self._count_lookup(sequence)
+                        self._opened.append(sequence)
+                    continue
+            self._look_ups[sequence] = look_up
+            if look_up.leader is None:
                 break
-            found = self._find_cached(sequence)
-            first = _FirstWaiting(
-                sequence,
-                len(found),
-                sum(map(self.block_pool.cache.is_idle, found)),
-                self._find_leader(sequence, len(found)),
-            )
-            if first.leader is not None or not self._has_room(first):
-                self._blocked = first
-                break
-            self._blocked = None
-            self._end_wait(sequence)
-            self._start(sequence, found)
-            if not sequence.is_preempted:
-                self._count_lookup(sequence)
-                self._opened.append(sequence)
+            led.append(look_up)
+            num_needed += self._num_blocks_to_start(look_up)
         self.current = None
         opened, self._opened = self._opened, []
         return opened
@@ -296,31 +320,31 @@ class Scheduler:
         and take twice the blocks.
 
         Of two prompts, the leader's is computed first, so the waiting one loses a part of a step at
-        most; a short one, which could overtake, some steps in which the first prompt computes what
-        both have in common. Where a long prompt is not the first, a short one does not wait for it,
-        and computes that itself. Those behind the waiting one wait, too. A sequence with rows to
-        score is no leader: it may leave budget to those behind it in every step.
+        most; a short one, which could overtake, some steps in which the first prompt of its
+        priority computes what both have in common. Where a long prompt is not that first one, a
+        short one does not wait for it, and computes that itself. A sequence with rows to score is
+        no leader: it may leave budget to those behind it in every step.
         """
         if not self.has_prefix_cache or num_found >= sequence.max_cached_tokens // self.block_size:
             return None
         digest = sequence.block_digests[num_found]
         may_overtake = self._may_overtake(sequence, num_found)
         first: Sequence | None = None
-        for running in self.running:
-            if _place(running) > _place(sequence):
-                break
+        num_before = bisect.bisect(self.running, _place(sequence), key=_place)
+        for running in itertools.islice(self.running, num_before):
             if not running.is_prefilling:
                 continue
-            first = first or running
-            is_long = _num_missing_tokens(running) > self.max_num_batched_tokens // 2
-            is_behind = running is not first and first.priority == sequence.priority
-            if running.rows_to_score or (may_overtake and is_long and is_behind):
-                continue
+            if running.priority == sequence.priority:
+                first = first or running
             digests = running.block_digests
             if len(digests) == num_found < len(running.token_ids) // self.block_size:
                 self._extend_digests(running, num_found + 1)
             is_ahead = running.num_entered_blocks <= num_found < len(digests)
-            if is_ahead and digests[num_found] == digest:
+            if not is_ahead or digests[num_found] != digest or running.rows_to_score:
+                continue
+            is_long = _num_missing_tokens(running) > self.max_num_batched_tokens // 2
+            is_behind = running.priority == sequence.priority and running is not first
+            if not (may_overtake and is_long and is_behind):
                 return running
         return None
 
@@ -331,46 +355,58 @@ class Scheduler:
         num_missing = len(sequence.token_ids) - num_found * self.block_size
         return num_missing <= self.max_num_batched_tokens // 2
 
-    def _is_known_blocked(self, sequence: Sequence) -> bool:
-        """Whether the first waiting sequence has no room by what was found in the cache last; that
-        is found anew now and then. Or whether its leader still computes what it waits for.
+    def _is_known_to_wait(self, look_up: _LookUp, led: list[_LookUp], num_needed: int) -> bool:
+        """Whether a waiting sequence has no room by what was found in the cache last; that is found
+        anew now and then. Or whether its leader still computes what it waits for.
         """
-        blocked = self._blocked
-        if blocked is None or blocked.sequence is not sequence:
-            return False
-        if (leader := blocked.leader) is not None:
+        if (leader := look_up.leader) is not None:
             if not (leader.is_running and leader.is_prefilling):
                 return False
             # A long prompt is not looked up in every step: that takes 1 ms.
-            is_passed = leader.num_entered_blocks > blocked.num_found
-            return not (is_passed and self._may_overtake(sequence, blocked.num_found))
-        blocked.num_calls += 1
-        return blocked.num_calls % _CALLS_PER_LOOK_UP != 0 and not self._has_room(blocked)
+            is_passed = leader.num_entered_blocks > look_up.num_found
+            return not (is_passed and self._may_overtake(look_up.sequence, look_up.num_found))
+        look_up.num_calls += 1
+        if look_up.num_calls % _CALLS_PER_LOOK_UP == 0:
+            return False
+        return not self._has_room(look_up, led, num_needed)
 
-    def _has_room(self, first: _FirstWaiting) -> bool:
+    def _has_room(self, look_up: _LookUp, led: list[_LookUp], num_needed: int) -> bool:
         """Whether there are blocks for a waiting sequence's next chunk, beside those that running
-        sequences need now.
+        sequences need now, and those before it that wait for a leader: `num_needed`.
 
-        A preempted one needs blocks for all its tokens, and room for all sequences to grow, so that
-        it makes progress before it is preempted again.
+        A preempted one needs room for all sequences to grow, so that it makes progress before it is
+        preempted again.
         """
-        sequence = first.sequence
-        num_found_tokens = first.num_found * self.block_size
-        if sequence.is_preempted:
-            num_missing = len(sequence.token_ids) - num_found_tokens
+        growth_tokens = 0
+        if look_up.sequence.is_preempted:
+            num_missing = len(look_up.sequence.token_ids) - look_up.num_found * self.block_size
             # While it is recomputed, the others grow by one token per step.
             growth_tokens = self._growth_tokens + num_missing // self.max_num_batched_tokens
-            num_required = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
-        else:
-            growth_tokens = 0
-            chunk_end = num_found_tokens + self.max_num_batched_tokens
-            num_required = self._num_blocks_with_growth(sequence, 1)
-            num_required = min(num_required, self.num_blocks_for(chunk_end))
-        num_required += first.num_idle - first.num_found
-        for running in self.running:
-            num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
-            num_required += max(0, num_needed - len(running.block_table))
-        return num_required <= self.block_pool.num_available
+            num_needed = self._num_blocks_needed(led, growth_tokens)
+        num_needed += self._num_blocks_to_start(look_up, growth_tokens)
+        return num_needed <= self.block_pool.num_available
+
+    def _num_blocks_needed(self, led: list[_LookUp], growth_tokens: int = 0) -> int:
+        """Available blocks that running sequences, and those that wait for a leader, need now."""
+        num_blocks = sum(self._num_blocks_to_start(each, growth_tokens) for each in led)
+        return num_blocks + sum(
+            self._num_blocks_missing(running, growth_tokens) for running in self.running
+        )
+
+    def _num_blocks_missing(self, running: Sequence, growth_tokens: int = 0) -> int:
+        """Blocks that a running sequence lacks for its tokens, the next one, and growth."""
+        num_blocks = self._num_blocks_with_growth(running, 1 + growth_tokens)
+        return max(0, num_blocks - len(running.block_table))
+
+    def _num_blocks_to_start(self, look_up: _LookUp, growth_tokens: int = 0) -> int:
+        """Available blocks that a waiting sequence takes: for its next chunk, or for all its tokens
+        and growth, if it was preempted.
+        """
+        num_blocks = self._num_blocks_with_growth(look_up.sequence, 1 + growth_tokens)
+        if not look_up.sequence.is_preempted:
+            chunk_end = look_up.num_found * self.block_size + self.max_num_batched_tokens
+            num_blocks = min(num_blocks, self.num_blocks_for(chunk_end))
+        return num_blocks + look_up.num_idle - look_up.num_found
 
     def _num_blocks_with_growth(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for a sequence's tokens and the next `num_tokens`, up to its maximum length."""
@@ -465,31 +501,54 @@ class Scheduler:
     def _in_prefill_order(
         self, prefilling: list[Sequence], budget: int, num_spare_blocks: int
     ) -> list[Sequence]:
-        """The prompts in the order in which they get the step's budget.
-
-        Of the first one's priority, those that half of the budget can finish overtake it, those
-        with the fewest missing tokens first. They leave the first one the blocks and the scored
-        rows for its own half, besides its next block, which is reserved.
+        """The prompts in the order in which they get the step's budget: by priority. Within each,
+        short ones overtake, by what higher priorities leave.
         """
         if len(prefilling) < 2:
             return prefilling
         first = prefilling[0]
+        # Its next block is reserved.
+        num_spare_blocks += self._num_blocks_with_next(first) - len(first.block_table)
         scored_rows = self._max_scored_rows
+        in_order: list[Sequence] = []
+        for _, equals in itertools.groupby(prefilling, key=operator.attrgetter("priority")):
+            prompts = list(equals)
+            if len(prompts) > 1 and budget > 0:
+                prompts = self._overtaking(prompts, budget, num_spare_blocks, scored_rows)
+            in_order += prompts
+            if len(in_order) == len(prefilling):
+                break
+            for sequence in prompts:
+                if budget <= 0:
+                    break
+                num_missing = _num_missing_tokens(sequence)
+                num_tokens = min(num_missing, sequence.longest_chunk(scored_rows))
+                budget -= num_tokens
+                num_spare_blocks -= self._num_blocks_for_next(sequence, num_tokens)
+                scored_rows -= len(sequence.scored_rows(num_tokens))
+        return in_order
+
+    def _overtaking(
+        self, prompts: list[Sequence], budget: int, num_spare_blocks: int, scored_rows: int
+    ) -> list[Sequence]:
+        """Prompts of one priority in the order in which they get the budget.
+
+        Those that half of the budget can finish overtake the first one, those with the fewest
+        missing tokens first. They leave it the blocks and the scored rows for its own half.
+        """
+        first = prompts[0]
         num_kept = min(
             _num_missing_tokens(first), first.longest_chunk(scored_rows), budget - budget // 2
         )
-        num_blocks_kept = self.num_blocks_for(first.num_computed_tokens + num_kept)
-        num_spare_blocks -= num_blocks_kept - self._num_blocks_with_next(first)
+        num_spare_blocks -= self._num_blocks_for_next(first, num_kept)
         scored_rows -= len(first.scored_rows(num_kept))
         budget //= 2
         overtaking = []
-        equals = [s for s in prefilling[1:] if s.priority == first.priority]
-        for sequence in sorted(equals, key=_num_missing_tokens):
+        for sequence in sorted(prompts[1:], key=_num_missing_tokens):
             num_tokens = _num_missing_tokens(sequence)
             if num_tokens > budget:
                 break
-            num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-            num_blocks -= len(sequence.block_table)
+            num_blocks = self._num_blocks_for_next(sequence, num_tokens)
             if num_blocks > num_spare_blocks or num_tokens > sequence.longest_chunk(scored_rows):
                 continue
             overtaking.append(sequence)
@@ -497,7 +556,12 @@ class Scheduler:
             num_spare_blocks -= num_blocks
             scored_rows -= len(sequence.scored_rows(num_tokens))
         overtakes = set(overtaking)
-        return [*overtaking, *(s for s in prefilling if s not in overtakes)]
+        return [*overtaking, *(s for s in prompts if s not in overtakes)]
+
+    def _num_blocks_for_next(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a running sequence lacks for its next `num_tokens`."""
+        num_blocks = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+        return num_blocks - len(sequence.block_table)
 
     def _drafts(
         self,
