@@ -114,16 +114,18 @@ def verify_drafts(
         raise ValueError("needs one prompt without padding: drafts differ in length")
     if generation_config.do_sample:
         raise ValueError("this loop is greedy; set do_sample=False")
-    cache = model_kwargs["past_key_values"]
+    # Its name since transformers 5.24, and before.
+    cache_name = "cache" if "cache" in model_kwargs else "past_key_values"
+    cache = model_kwargs[cache_name]
     while True:
         length = input_ids.shape[1]
         candidate_ids, _ = candidate_generator.get_candidates(input_ids)
         num_draft_tokens = candidate_ids.shape[1] - length
         outputs = model(
             input_ids=candidate_ids[:, cache.get_seq_length() :],
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=num_draft_tokens + 1,
+            **{cache_name: cache},
         )
         # Row j decides the token at length + j, after j accepted drafts.
         for j, logits in enumerate(outputs.logits[0].float()):

@@ -14,6 +14,7 @@ from tests.verifier.paged_model import some_tokens
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.engine.messages import Decided
+from verifier.model.parity_reference import cache_name
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
@@ -102,7 +103,7 @@ def test_a_long_texts_greedy_tokens_are_transformers_likeliest(tmp_path: Path) -
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         for chunk in token_ids.split(2000, dim=1):
-            output = model(chunk, past_key_values=cache)
+            output = model(chunk, **{cache_name(model): cache})
     # Of the last chunk, the new tokens but the last, and the prompt's last token before them.
     logits = output.logits[0, -NUM_NEW_TOKENS - 1 : -1]
     chosen = logits.gather(1, token_ids[0, LENGTH:, None])[:, 0]

@@ -169,8 +169,8 @@ class TestRefusals:
                 id="quantised already",
             ),
             pytest.param(
-                {"model_type": "gptj"},
-                "gptj is not served: its code knows no attention function but its own",
+                {"model_type": "gpt_neo"},
+                "gpt_neo is not served: its code knows no attention function but its own",
                 id="no registered attention",
             ),
             pytest.param({"model_type": "no such model"}, "no such model", id="unknown"),
@@ -308,7 +308,10 @@ class TestRefusals:
             load_model(config_for(tmp_path))
 
     def test_attention_by_no_registered_function(self, save_model: SaveModel) -> None:
-        folder = save_model(AutoConfig.for_model("codegen", **OLD_SMALL, rotary_dim=8))
+        config = AutoConfig.for_model(
+            "xglm", vocab_size=97, d_model=64, ffn_dim=64, num_layers=2, attention_heads=4
+        )
+        folder = save_model(config)
         with pytest.raises(CheckpointError, match="attention does not go through transformers'"):
             load_model(config_for(folder))
 

@@ -70,6 +70,7 @@ def _prepare() -> None:
     _patch_once(its_module)
     _remember_types(its_module)
     _replace_fp8_conversion(its_module)
+    _keep_comparisons(its_module)
 
 
 def _patch_once(its_module: Any) -> None:
@@ -145,6 +146,22 @@ def _replace_fp8_conversion(its_module: Any) -> None:
         return converted.view(torch.uint8).numpy()
 
     its_module._convert_float = convert
+
+
+def _keep_comparisons(its_module: Any) -> None:
+    """A comparison of two numbers stays one when it becomes a block: by Triton 3.9's interpreter it
+    would become a block of integers, which is no mask.
+    """
+    import triton.language as tl
+
+    own = its_module.InterpreterBuilder.create_splat
+
+    def splat(self: Any, its_type: Any, handle: Any) -> Any:
+        if handle.data.dtype != np.bool_:
+            return own(self, its_type, handle)
+        return type(handle)(np.full(its_type.shape, handle.data), tl.int1)
+
+    its_module.InterpreterBuilder.create_splat = splat
 
 
 def _create_dot(

@@ -10,6 +10,7 @@ OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
 """
 
 import argparse
+import inspect
 import math
 import os
 import sys
@@ -115,6 +116,12 @@ def rounding_distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return float(finite.median()) if len(finite) else math.nan
 
 
+def cache_name(model: PreTrainedModel) -> str:
+    """The argument of its `forward` that takes a cache: `cache` since transformers 5.24."""
+    is_new = "cache" in inspect.signature(model.forward).parameters
+    return "cache" if is_new else "past_key_values"
+
+
 class _RoundingCache(DynamicCache):
     """Gives attention K and V rounded to a dtype."""
 
@@ -185,10 +192,8 @@ class _Model:
             computed_in(model, dtype, quantization=quantization, rounds_rows=rounds_rows),
             torch.inference_mode(),
         ):
-            cache = None if kv_dtype is None else _RoundingCache(kv_dtype)
-            output = model(
-                input_ids=self._input_ids, past_key_values=cache, use_cache=cache is not None
-            )
+            cache = {} if kv_dtype is None else {cache_name(model): _RoundingCache(kv_dtype)}
+            output = model(input_ids=self._input_ids, use_cache=bool(cache), **cache)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 

@@ -17,6 +17,7 @@ from verifier.gpu.kernels.experts import (
     gate_up_kernel,
 )
 from verifier.gpu.kernels.fp8 import quantise_rows_kernel, rescale_kernel
+from verifier.gpu.kernels.fusion import FUSED
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
 from verifier.gpu.kernels.rotary import rotate_and_store_kernel
@@ -31,7 +32,7 @@ def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants
     signature = types | dict.fromkeys(constants, "constexpr")
     names = {name: signature[name] for name in kernel.arg_names}
     source = ASTSource(kernel, signature=names, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=FUSED)
     assert compiled.asm["cubin"]
 
 

@@ -15,6 +15,7 @@ from verifier.gpu.kernels.experts import (
     find_tiles_kernel,
     gate_up_kernel,
 )
+from verifier.gpu.kernels.fusion import FUSED
 
 # Hopper's matrix units take 64 rows. Few tokens fill such a tile with nothing, which costs little
 # where reading the weights bounds the product. (Not tuned.)
@@ -61,6 +62,7 @@ def mix(
         TILE=TILE,
         EXPERTS=triton.next_power_of_2(num_experts),
         CHUNK=_CHUNK,
+        **FUSED,
     )
     block_k = _BLOCK_K_BYTES // rows.element_size()
     gated = rows.new_empty(num_pairs, size)
@@ -77,6 +79,7 @@ def mix(
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
+        **FUSED,
     )
     outputs = rows.new_empty(num_pairs, hidden_size)
     down_kernel[(num_tiles, triton.cdiv(hidden_size, _BLOCK_N))](
@@ -90,8 +93,9 @@ def mix(
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
+        **FUSED,
     )
     add_experts_kernel[(num_tokens, triton.cdiv(hidden_size, _SUM_BLOCK))](
-        outputs, weights, mixed, hidden_size, per_token, BLOCK=_SUM_BLOCK
+        outputs, weights, mixed, hidden_size, per_token, BLOCK=_SUM_BLOCK, **FUSED
     )
     return mixed

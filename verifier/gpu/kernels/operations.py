@@ -6,6 +6,7 @@ import triton
 
 from verifier.attention.overlapping_kernels import overlap_options
 from verifier.cpu.weights import Activation
+from verifier.gpu.kernels.fusion import FUSED
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
 from verifier.gpu.kernels.product import (
@@ -73,6 +74,7 @@ class TritonOperations:
                 TILE_INPUTS=tile.inputs,
                 num_warps=tile.num_warps,
                 num_stages=num_stages,
+                **FUSED,
                 **overlap_options(self._overlaps, num_rows),
             )
         return product
@@ -104,6 +106,7 @@ class TritonOperations:
                 HAS_UPDATE_NORM=update_norm is not None,
                 BLOCK=block,
                 num_warps=min(max(block // 256, 1), 16),
+                **FUSED,
                 **overlap_options(self._overlaps, num_rows),
             )
         return normed
@@ -141,6 +144,7 @@ class TritonOperations:
                 HAS_NORMS=head_norms is not None,
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,
+                **FUSED,
                 **overlap_options(self._overlaps, num_tokens),
             )
         return rotated
@@ -155,6 +159,7 @@ class TritonOperations:
                 size,
                 IS_SILU=activation is Activation.SILU,
                 BLOCK=_GATE_BLOCK,
+                **FUSED,
                 **overlap_options(self._overlaps, num_rows),
             )
         return gated

@@ -4,6 +4,7 @@ import torch
 import triton
 
 from verifier.gpu.kernels.fp8 import quantise_rows_kernel, rescale_kernel
+from verifier.gpu.kernels.fusion import FUSED
 
 _BLOCK = 2048
 _RESCALE_BLOCK = 1024
@@ -17,7 +18,7 @@ def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = rows.new_empty((num_rows, 1), dtype=torch.float32)
     # A grid without programs is an error.
     if num_rows:
-        quantise_rows_kernel[(num_rows,)](rows, values, scales, size, BLOCK=_BLOCK)
+        quantise_rows_kernel[(num_rows,)](rows, values, scales, size, BLOCK=_BLOCK, **FUSED)
     return values, scales
 
 
@@ -41,5 +42,6 @@ def rescale_product(
             size,
             HAS_BIAS=bias is not None,
             BLOCK=_RESCALE_BLOCK,
+            **FUSED,
         )
     return rescaled
