@@ -109,7 +109,8 @@ class PoolText:
 class Pool:
     """The record of one pool; its tokens and its index are in `block`, 0: not allocated yet.
 
-    `texts` are in the order of feeding; `newest` maps a feed key to the last of its texts. Each
+    `texts` are in the order of feeding; the last `num_waiting` of them have tokens that wait to be
+    appended, and count `waiting_bytes`. `newest` maps a feed key to the last of its texts. Each
     change that a snapshot would show raises `version`.
     """
 
@@ -118,8 +119,16 @@ class Pool:
     block: int = 0
     ngram_mask: int = 0
     num_kept: int = 0
+    num_waiting: int = 0
+    waiting_bytes: int = 0
+    is_unindexed: bool = False
     texts: "deque[Text]" = field(default_factory=deque)
     newest: "dict[bytes, Text]" = field(default_factory=dict)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has tokens to append or to index."""
+        return self.is_unindexed or self.num_waiting > 0
 
     def add(self, text: "Text") -> None:
         self.texts.append(text)

@@ -5,7 +5,8 @@ together are, or it is too old. Does not know why a text is fed, who runs the wo
 is laid out and counted (`drafter.pool_index`).
 
 A fed text waits until `work` appends it to its pool and indexes it, piece by piece, so that nobody
-waits for it; drafts come from the part that is indexed. To make room the oldest text is evicted,
+waits for it; drafts come from the part that is indexed. Pools with work take turns, so a pool that
+is fed much, or indexed anew, does not hold up the others. To make room the oldest text is evicted,
 piece by piece from its beginning: that of the same pool if the pool is at its bound, else the
 oldest of all.
 
@@ -14,7 +15,8 @@ the piece before, which are not indexed again, and drafts continue from piece to
 pieces give the same drafts as the whole text.
 """
 
-from collections import OrderedDict, deque
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -43,8 +45,9 @@ MIN_TEXT_TOKENS = 2
 class PoolStore:
     """Owned by the event loop; no method awaits.
 
-    Invariants (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes`; texts are
-    in the order of feeding, in each pool and over all; a pool has a text. `on_feed` is called for
+    Invariants (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes`; a
+    pool's texts are in the order of feeding, and those of all in the order in which they came into
+    their pools; a pool has a text. `on_feed` is called for
     every text that is fed, `on_eviction` for every text that is forgotten.
 
     Attributes:
@@ -80,13 +83,12 @@ class PoolStore:
         self.generation += 1
         self._pools: dict[str, Pool] = {}
         self._num_texts = 0
-        # Texts that are in a pool, of the last one maybe only a part, in the order of feeding.
+        # Texts that are in a pool, maybe only a part, in the order in which they came there.
         self._texts: OrderedDict[Text, None] = OrderedDict()
-        # Texts of which tokens wait to be appended, in the order of feeding; the bytes they count.
-        self._waiting: deque[Text] = deque()
+        # Of all texts that wait to be appended.
         self._waiting_bytes = 0
-        # In the order in which they are indexed.
-        self._unindexed: dict[Pool, None] = {}
+        # Pools that have work, the next one first: they take turns, so that none holds up another.
+        self._turns: OrderedDict[Pool, None] = OrderedDict()
 
     @property
     def num_pools(self) -> int:
@@ -187,21 +189,22 @@ class PoolStore:
     @property
     def has_work(self) -> bool:
         """Whether `work` has anything to do."""
-        return bool(self._unindexed or self._waiting or self._has_expired())
+        return bool(self._turns or self._has_expired())
 
     def work(self) -> bool:
         """Does one small piece of the work; returns `has_work`."""
         if self._has_expired():
             self._evict_piece(next(iter(self._texts)), TextEviction.EXPIRED)
-        elif self._unindexed:
-            pool = next(iter(self._unindexed))
-            num_indexed = self._memory.index(pool, POOL_NGRAMS_PER_PIECE)
-            if num_indexed < 0:
-                self._make_room(pool)
-            elif num_indexed < POOL_NGRAMS_PER_PIECE:
-                del self._unindexed[pool]
-        elif self._waiting:
-            self._append_piece(self._waiting[0])
+        elif self._turns:
+            pool = next(iter(self._turns))
+            self._turns.move_to_end(pool)
+            # Text that is not indexed yet would evict text that is.
+            if pool.is_unindexed:
+                self._index_piece(pool)
+            else:
+                self._append_piece(pool.texts[-pool.num_waiting])
+            if not pool.has_work:
+                self._turns.pop(pool, None)
         return self.has_work
 
     def finish(self) -> None:
@@ -227,9 +230,12 @@ class PoolStore:
         if pool is None:
             return
         now_s = self._clock()
+        fed_at_s = -math.inf
         for text in list(pool.texts):
             if self._pools.get(pool_id) is not pool:
                 return  # the pool is gone; its blocks may hold other texts now
+            # A text that waits may come to be as young as the one before it, see `_append_piece`.
+            fed_at_s = max(fed_at_s, text.fed_at_s)
             token_ids = self._memory.copy(text)
             if text.waiting is not None:
                 token_ids = np.concatenate((token_ids, text.waiting))
@@ -238,7 +244,7 @@ class PoolStore:
                     pool_id=pool_id,
                     token_ids=token_ids,
                     feed_key=text.feed_key,
-                    age_s=max(0.0, now_s - text.fed_at_s),
+                    age_s=max(0.0, now_s - fed_at_s),
                     ngram_mask=pool.ngram_mask,
                     num_overlap=text.num_overlap,
                     end=text.end,
@@ -249,17 +255,19 @@ class PoolStore:
         assert self.occupied_bytes <= self.limits.max_pools_bytes
         assert self.num_texts == sum(len(pool.texts) for pool in self._pools.values())
         self._memory.check_integrity(self._pools.values())
-        assert all(text.waiting is not None and len(text.waiting) > 0 for text in self._waiting)
-        assert self._waiting_bytes == sum(text.waiting_bytes for text in self._waiting)
+        assert self._waiting_bytes == sum(pool.waiting_bytes for pool in self._pools.values())
         assert self._waiting_bytes <= self.limits.max_waiting_bytes
+        assert set(self._turns) == {pool for pool in self._pools.values() if pool.has_work}
         for pool in self._pools.values():
             assert pool.texts, "a pool without text is not there"
             for feed_key, text in pool.newest.items():
                 assert text is [each for each in pool.texts if each.feed_key == feed_key][-1]
             assert pool.num_kept == sum(text in self._texts for text in pool.texts)
-            fed_at = [text.fed_at_s for text in pool.texts]
-            assert fed_at == sorted(fed_at)
-        fed_at = [text.fed_at_s for text in (*self._texts, *self._waiting)]
+            waiting = [text for text in pool.texts if text.waiting is not None]
+            assert waiting == list(pool.texts)[len(pool.texts) - pool.num_waiting :]
+            assert pool.waiting_bytes == sum(text.waiting_bytes for text in waiting)
+            assert all(text.waiting is None or len(text.waiting) > 0 for text in waiting)
+        fed_at = [text.fed_at_s for text in self._texts]
         assert fed_at == sorted(fed_at)
 
     def _feed(self, text: PoolText) -> FeedOutcome:
@@ -276,7 +284,9 @@ class PoolStore:
             return FeedOutcome.DUPLICATE
         # A waiting text counts with its record and a pool's: nothing else limits their number.
         waiting_bytes = fed.token_ids.nbytes + TEXT_RECORD_BYTES + POOL_RECORD_BYTES
-        if self._waiting_bytes + waiting_bytes > self.limits.max_waiting_bytes:
+        free_bytes = self.limits.max_waiting_bytes - self._waiting_bytes - waiting_bytes
+        # What a pool has waiting may take as much as it leaves free: others are fed, too.
+        if free_bytes < (0 if pool is None else pool.waiting_bytes):
             return FeedOutcome.DROPPED
         waiting = fed.token_ids.copy()  # first of all: there may be no memory left
         if pool is None:
@@ -296,14 +306,18 @@ class PoolStore:
         pool.add(text)
         self._num_texts += 1
         self._waiting_bytes += waiting_bytes
-        self._waiting.append(text)
+        pool.num_waiting += 1
+        pool.waiting_bytes += waiting_bytes
+        self._turns[pool] = None
         self._cover(pool, fed.ngram_mask)
         return FeedOutcome.KEPT
 
     def _end_wait(self, text: Text) -> None:
-        """Removes the first of the waiting texts."""
-        first = self._waiting.popleft()
-        assert first is text
+        """Nothing waits any more of the first of a pool's waiting texts."""
+        pool = text.pool
+        assert text is pool.texts[-pool.num_waiting]
+        pool.num_waiting -= 1
+        pool.waiting_bytes -= text.waiting_bytes
         self._waiting_bytes -= text.waiting_bytes
         text.waiting = None
 
@@ -313,7 +327,19 @@ class PoolStore:
             pool.version += 1
         if pool.block:
             self._memory.cover(pool)
-            self._unindexed[pool] = None
+            self._index_later(pool)
+
+    def _index_later(self, pool: Pool) -> None:
+        pool.is_unindexed = True
+        self._turns[pool] = None
+
+    def _index_piece(self, pool: Pool) -> None:
+        """Indexes the next n-grams of a pool, or makes room for them."""
+        num_indexed = self._memory.index(pool, POOL_NGRAMS_PER_PIECE)
+        if num_indexed < 0:
+            self._make_room(pool)
+        elif num_indexed < POOL_NGRAMS_PER_PIECE:
+            pool.is_unindexed = False
 
     def _append_piece(self, text: Text) -> None:
         """Appends the next tokens of a waiting text, or makes room for them."""
@@ -323,6 +349,10 @@ class PoolStore:
             if not self._memory.add(text):
                 self._make_room(pool)
                 return
+            # Texts are forgotten in this order: while it waited, younger ones of other pools may
+            # have come before it.
+            if self._texts:
+                text.fed_at_s = max(text.fed_at_s, next(reversed(self._texts)).fed_at_s)
             self._texts[text] = None
         assert text.waiting is not None
         num_appended = self._memory.append(text, text.waiting[:POOL_TOKENS_PER_PIECE])
@@ -330,7 +360,7 @@ class PoolStore:
             self._make_room(pool)
             return
         text.waiting = text.waiting[num_appended:]
-        self._unindexed[pool] = None
+        self._index_later(pool)
         if len(text.waiting) == 0:
             self._end_wait(text)
 
@@ -344,7 +374,7 @@ class PoolStore:
             self._evict_piece(oldest, reason)
         else:
             # There is nothing to evict: the text would wait for ever.
-            text = self._waiting[0]
+            text = pool.texts[-pool.num_waiting]
             self._end_wait(text)
             self._forget(text, TextEviction.POOLS_FULL)
 
@@ -371,7 +401,7 @@ class PoolStore:
         if not pool.texts:
             self._memory.free(pool)
             self.generation += 1
-            self._unindexed.pop(pool, None)
+            self._turns.pop(pool, None)
             del self._pools[pool.pool_id]
 
     def _has_expired(self) -> bool:

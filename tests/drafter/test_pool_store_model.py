@@ -205,9 +205,9 @@ class PoolStoreMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.store.finish()
-        for texts in self.model.values():
-            texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
         self.forget_evicted_texts()
+        for texts in self.model.values():
+            assert all(self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s for t in texts)
         for pool_id, texts in self.model.items():
             # Of its last text a single token may be left, which `texts_of` leaves out.
             assert texts or not list(self.store.texts_of(pool_id))
@@ -262,10 +262,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
                 end = len(text) - where[1] % min(8, len(text) + 1)
             context = text[max(0, end - length) : end] + more[:1]
         self.store.block_of(pool_id, ngrams(*size))
-        self.store.finish()
-        for texts in self.model.values():
-            texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
-        self.forget_evicted_texts()
+        self.expire()
         pool = self.store.block_of(pool_id, ngrams(*size))
         options: dict[str, Any] = {
             "min_ngram": size[0],
@@ -296,6 +293,10 @@ class PoolStoreMachine(RuleBasedStateMachine):
                 known.num_overlap = max(0, known.num_overlap - num_evicted_tokens)
                 assert (text.num_overlap, text.end) == (known.num_overlap, known.end)
                 known.token_ids = token_ids
+                # While it waited, others may have come before it: it counts as no older than they.
+                fed_at_s = self.clock.now_s - text.age_s
+                assert known.fed_at_s <= fed_at_s + 1e-6
+                known.fed_at_s = fed_at_s
 
     @invariant()
     def keeps_its_invariants(self) -> None:

@@ -170,7 +170,8 @@ def test_texts_over_the_waiting_limit_are_dropped_and_counted() -> None:
     for _ in range(50):
         store.feed("p", text, feed_id="", ngram_mask=NGRAMS)
         store.check_integrity()
-    assert [outcome.value for outcome in outcomes[:5]] == ["kept"] * 4 + ["dropped"]
+    assert [outcome.value for outcome in outcomes[:3]] == ["kept"] * 2 + ["dropped"]
+    assert store.feed("other", text, feed_id="", ngram_mask=NGRAMS).value == "kept", "it has room"
     # The many short texts that a flood may bring are counted with their records.
     for i in range(1000):
         store.feed(f"p{i}", text[:2], feed_id="", ngram_mask=NGRAMS)
@@ -178,6 +179,59 @@ def test_texts_over_the_waiting_limit_are_dropped_and_counted() -> None:
     store.finish()
     store.check_integrity()
     assert store.feed("p", text, feed_id="", ngram_mask=NGRAMS).value == "kept"
+
+
+def num_pieces_until_drafted(store: PoolStore, pool_id: str) -> int:
+    """How much work it takes until a text that is fed now is drafted from."""
+    text = np.arange(1_000_000, 1_000_100, dtype=np.uint32)
+    store.feed(pool_id, text, feed_id="", ngram_mask=NGRAMS)
+    context = text[80:90].tolist()
+    for num_pieces in range(100_000):
+        pool = store.block_of(pool_id, NGRAMS)
+        if pool and draft_from_pool(
+            store.arena, pool, context, min_ngram=2, max_ngram=5, tie=LATEST, max_draft_tokens=4
+        ):
+            return num_pieces
+        store.work()
+    raise AssertionError("it is never drafted from")
+
+
+def test_a_pool_that_is_fed_much_or_indexed_anew_holds_up_no_other() -> None:
+    limits = PoolLimits(max_pool_bytes=8 << 20, max_pools_bytes=64 << 20, pool_ttl_s=1000)
+    store = PoolStore(limits, clock=lambda: 0.0, seed=3)
+    alone = num_pieces_until_drafted(store, "alone")
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        text = rng.integers(0, 30_000, 4_000, dtype=np.uint32)
+        store.feed("large", text, feed_id="", ngram_mask=NGRAMS)
+    assert num_pieces_until_drafted(store, "beside much text") <= 2 * alone + 2
+    store.finish()
+    store.block_of("large", (1 << 32) - 1)
+    assert num_pieces_until_drafted(store, "beside new sizes") <= 2 * alone + 2
+    store.check_integrity()
+
+
+def test_a_text_that_waited_is_kept_as_long_as_those_that_came_before_it() -> None:
+    limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=10)
+    now_s = 0.0
+    store = PoolStore(limits, clock=lambda: now_s, seed=3)
+    long, short = np.arange(5000, dtype=np.uint32), np.arange(50, dtype=np.uint32)
+    for text in (long, short):
+        store.feed("long", text, feed_id="", ngram_mask=NGRAMS)
+    now_s = 4.0
+    store.feed("short", short, feed_id="", ngram_mask=NGRAMS)
+    store.work()
+    assert [text.age_s for text in store.texts_of("long")] == [4.0, 4.0]
+    store.finish()
+    store.check_integrity()
+    ages = [text.age_s for text in store.texts_of("long")]
+    assert ages == [4.0, 0.0], "texts are forgotten in the order in which they came to their pools"
+    now_s = 13.9
+    store.finish()
+    assert store.pool_ids() == ["long", "short"]
+    now_s = 14.0
+    store.finish()
+    assert store.pool_ids() == []
 
 
 def test_a_partly_indexed_text_counts_once() -> None:
