@@ -18,7 +18,7 @@ from drafter.budgets import MAX_APPENDED_UNINDEXED, MAX_LIVE_TOKENS, MIN_UNINDEX
 from drafter.history.history import History
 from drafter.history.store import HistoryStore, StreamLease
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS
-from servicekit.kernels.memory import address_of, whole_lines
+from servicekit.kernels.memory import address_of, untouched
 from tandem.v1 import drafter_pb2
 
 # A response without refusals: as large as drafts may make it, and the batch's id.
@@ -29,10 +29,10 @@ _NONE = np.frombuffer(b"", dtype=np.uint8)
 class Batch:
     """The batch of a stream, which has one at a time, or of a unary call.
 
-    The arrays are as large as a message may ask for; they take memory only where they were written
-    to. Rows hold addresses of texts, which only the batch's own kernels leave where they are. So
-    `hold` comes before anything else that may move or free a text, and `refresh` after a pause in
-    which others may have.
+    The arrays are as large as a message may ask for; they take memory only where they are written
+    to, however many streams came before. Rows hold addresses of texts, which only the batch's own
+    kernels leave where they are. So `hold` comes before anything else that may move or free a text,
+    and `refresh` after a pause in which others may have.
 
     Attributes:
         lease: of the stream; None: sequences that it creates are tied to no stream.
@@ -57,17 +57,22 @@ class Batch:
         self.num_rows = 0
         self.max_draft_tokens = 0
         self.releases: Sequence[drafter_pb2.Release] = ()
-        self.rows = whole_lines(wire.MAX_SEQUENCES_PER_BATCH, scan.FIELDS)
-        self.drafts = np.empty(wire.MAX_MESSAGE_BYTES // wire.MAX_TOKEN_BYTES, dtype=np.uint32)
+        max_rows = wire.MAX_SEQUENCES_PER_BATCH
+        self.rows: npt.NDArray[np.int64] = untouched(max_rows * scan.FIELDS, np.int64).reshape(
+            max_rows, scan.FIELDS
+        )
+        self.drafts: npt.NDArray[np.uint32] = untouched(
+            wire.MAX_MESSAGE_BYTES // wire.MAX_TOKEN_BYTES, np.uint32
+        )
         self.backlog: list[tuple[int, int]] = []
         self.tally = np.zeros(scan.NUM_OUTCOMES, dtype=np.int64)
         self.scanned_s = self.duration_s = 0.0
         self._store = store
-        max_odd = wire.MAX_SEQUENCES_PER_BATCH + wire.MAX_RELEASES_PER_BATCH
-        self._odd_fields = np.empty((max_odd, 3), dtype=np.int64)
-        self._backlog = np.empty((wire.MAX_SEQUENCES_PER_BATCH, 2), dtype=np.int64)
+        max_odd = max_rows + wire.MAX_RELEASES_PER_BATCH
+        self._odd_fields = untouched(max_odd * 3, np.int64).reshape(max_odd, 3)
+        self._backlog = untouched(max_rows * 2, np.int64).reshape(max_rows, 2)
         self._head = np.zeros(3, dtype=np.int64)
-        self._response = np.empty(_RESPONSE_BYTES, dtype=np.uint8)
+        self._response = untouched(_RESPONSE_BYTES, np.uint8)
         self._payload = b""
         self.payload: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         # Of the first rows, as far as they are held.

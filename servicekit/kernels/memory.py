@@ -5,6 +5,7 @@ instead. The caller owns the arrays and keeps them alive during the call. Nothin
 anything.
 """
 
+import mmap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -110,3 +111,13 @@ def whole_lines(num_rows: int, num_words: int) -> npt.NDArray[np.int64]:
     words = np.zeros(num_words * num_rows + 8, dtype=np.int64)
     first = -address_of(words) // 8 % 8
     return words[first : first + num_words * num_rows].reshape(num_rows, num_words)
+
+
+def untouched(num_items: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Returns [num_items] zeros that take memory only where they are written to.
+
+    They begin with a page. Arrays of the heap are zeroed, or lie where others were written to, once
+    the allocator has memory to use again.
+    """
+    num_bytes = max(num_items * np.dtype(dtype).itemsize, 1)
+    return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype, count=num_items)
