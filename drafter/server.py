@@ -113,10 +113,11 @@ class DrafterServer:
         """Binds every port, then warms up; meanwhile RPCs are refused.
 
         Raises:
-            ConfigError: a port cannot be bound, or no snapshot written.
+            ConfigError: a port cannot be bound, or no snapshot written, or another drafter writes
+                them to the same folder.
         """
         if self.snapshotter is not None:
-            await asyncio.to_thread(self.snapshotter.try_folder)
+            await asyncio.to_thread(self.snapshotter.take_folder)
         await self.server.start()
         await self.warm_up()
 
@@ -140,3 +141,4 @@ class DrafterServer:
         await self.servicer.drain()
         if self.snapshotter is not None:
             await self.snapshotter.write()
+            self.snapshotter.leave_folder()

@@ -14,6 +14,7 @@ Texts are in the order of feeding; numbers are little-endian.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -75,6 +76,26 @@ def try_folder(folder: Path) -> None:
     os.close(_create(tried))
     tried.unlink()
     sync_folder(folder)
+
+
+def lock_folder(folder: Path) -> int:
+    """Returns a descriptor of a folder; until it is closed, no other can be had.
+
+    A file system without locks gives any number of them.
+
+    Raises:
+        BlockingIOError: a drafter has one.
+        OSError: there is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        pass
+    return descriptor
 
 
 def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = ()) -> Path:

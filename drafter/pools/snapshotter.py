@@ -7,6 +7,7 @@ copied on the event loop, one at a time, and written by a thread. Does not know 
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from drafter.budgets import SNAPSHOT_SLICE_S
 from drafter.pool_index.records import FeedOutcome, PoolText
 from drafter.pools.snapshot import (
+    lock_folder,
     read_pool,
     remove,
     snapshots_in,
@@ -73,24 +75,39 @@ class Snapshotter:
         self._on_failure = on_failure
         self._clock = clock
         self._turn = asyncio.Lock()
+        # Keeps other drafters out of the folder; None: it is not taken.
+        self._folder_lock: int | None = None
         # Files that could not be restored; they are never changed.
         self._skipped: set[Path] = set()
         # Files that were restored, and of which pool, until the first snapshot replaces them.
         self._restored: dict[Path, str] = {}
         self._written: dict[str, _Written] = {}
 
-    def try_folder(self) -> None:
-        """Makes the folder, if there is none, and tries it; blocks, as a disk may.
+    def take_folder(self) -> None:
+        """Makes the folder, if there is none, tries it, and keeps other drafters out of it until
+        `leave_folder`; blocks, as a disk may.
 
         Raises:
-            ConfigError: no snapshot can be written there.
+            ConfigError: no snapshot can be written there, or another drafter writes there.
         """
         try:
             try_folder(self._folder)
+            self._folder_lock = lock_folder(self._folder)
+        except BlockingIOError:
+            # Each would write its own pools over the other's.
+            raise ConfigError(
+                "--snapshot-dir", f"{self._folder}: another drafter uses it"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 "--snapshot-dir", f"{self._folder}: cannot be written to: {error.strerror}"
             ) from None
+
+    def leave_folder(self) -> None:
+        """Lets another drafter have the folder; may be called twice."""
+        if self._folder_lock is not None:
+            os.close(self._folder_lock)
+            self._folder_lock = None
 
     def restore(self) -> None:
         """Restores the last snapshot; called once, off the event loop, before the store is used."""

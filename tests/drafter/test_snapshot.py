@@ -1,6 +1,7 @@
 """Pools on disk: they are restored, and damaged files are skipped."""
 
 import asyncio
+import errno
 import hashlib
 import signal
 from collections.abc import Callable
@@ -59,6 +60,12 @@ def test_a_pool_s_id_may_hold_anything(tmp_path: Path) -> None:
     for pool_id in pool_ids:
         write_pool(tmp_path, [text([1, 2], pool_id=pool_id)])
     assert {read_pool(path)[0].pool_id for path in snapshots_in(tmp_path)} == set(pool_ids)
+
+
+def end_abruptly(running: RunningDrafter) -> None:
+    """What the end of its process does to the folder of a drafter that was not drained."""
+    assert running.drafter.snapshotter is not None
+    running.drafter.snapshotter.leave_folder()
 
 
 def names_in(folder: Path) -> set[str]:
@@ -186,6 +193,7 @@ async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_pa
     await second.drafter.pool_keeper.settle()
     assert await draft_of(second, [1, 2], pool_id="a") == NOTHING
     assert await draft_of(second, [1, 2], pool_id="b") == ([4], 2, pb.SOURCE_POOL)
+    end_abruptly(second)
     third = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=50)
     assert third.drafter.pools.num_pools == 1, "the bound of the new drafter counts"
 
@@ -389,6 +397,7 @@ async def test_files_of_expired_pools_are_removed_where_no_pool_can_be_written(
     """Their texts go, and a full disk has room again."""
     running = await with_an_old_and_a_new_pool(start_drafter, tmp_path)
     if is_restarted:
+        end_abruptly(running)
         running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
@@ -448,6 +457,35 @@ async def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(
     assert refused.value.key == "--snapshot-dir"
     assert str(tmp_path / place) in refused.value.message
     assert (tmp_path / "file").read_bytes() == b"kept"
+
+
+async def test_a_folder_that_another_drafter_uses_is_refused_at_the_start(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    """Each would write its pools over those of the other, whose text would be lost."""
+    first = await start_drafter(snapshot_dir=tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as refused:
+            await start_drafter(snapshot_dir=tmp_path)
+        assert refused.value.key == "--snapshot-dir"
+        assert refused.value.message == f"{tmp_path}: another drafter uses it"
+    await keep_in_pool(first, [1, 2, 3], pool_id="a")
+    await first.drafter.drain()
+    second = await start_drafter(snapshot_dir=tmp_path)
+    assert await draft_of(second, [1, 2], pool_id="a") == ([3], 2, pb.SOURCE_POOL)
+
+
+async def test_a_file_system_without_locks_can_have_snapshots(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "as NFS says of folders")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    running = await start_drafter(snapshot_dir=tmp_path)
+    await keep_in_pool(running, [1, 2, 3], pool_id="a")
+    await running.drafter.drain()
+    assert snapshots_in(tmp_path) == [path_of(tmp_path, "a")]
 
 
 async def test_a_start_leaves_nothing_in_the_folder(
