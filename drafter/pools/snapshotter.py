@@ -170,8 +170,11 @@ class Snapshotter:
             await self.write()
 
     async def _write(self) -> tuple[int, Exception | None]:
-        """Writes pools that changed; returns how many steps failed, and the first reason."""
+        """Writes pools that changed or have no file; returns how many steps failed, and the first
+        reason.
+        """
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        present = set(await asyncio.to_thread(snapshots_in, self._folder))
         num_failed, first_error = 0, None
         pool_ids = self._store.pool_ids()
         try:
@@ -181,7 +184,7 @@ class Snapshotter:
             num_failed, first_error = 1, error
         for pool_id in pool_ids:
             try:
-                await self._write_pool(pool_id)
+                await self._write_pool(pool_id, present)
             except Exception as error:  # the others are written nevertheless
                 num_failed += 1
                 first_error = first_error or error
@@ -190,13 +193,14 @@ class Snapshotter:
         await asyncio.to_thread(sync_folder, self._folder)
         return num_failed, first_error
 
-    async def _write_pool(self, pool_id: str) -> None:
-        """Writes a pool, unless its file is up to date."""
+    async def _write_pool(self, pool_id: str, present: set[Path]) -> None:
+        """Writes a pool, unless its file is up to date, and among those that are present."""
         version, now_s = self._store.version_of(pool_id), self._clock()
         written = self._written.get(pool_id)
         if (
             written is not None
             and written.version == version
+            and written.path in present
             and now_s - written.at_s < self._store.limits.pool_ttl_s / REWRITES_PER_TTL
         ):
             return

@@ -446,6 +446,22 @@ async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
 
 
+async def test_a_file_that_is_gone_is_written_again_though_its_pool_has_not_changed(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path)
+    assert running.drafter.snapshotter is not None
+    for pool_id in ("a", "b"):
+        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
+    await running.drafter.snapshotter.write()
+    kept, gone = path_of(tmp_path, "a"), path_of(tmp_path, "b")
+    written_at = kept.stat().st_mtime_ns
+    gone.unlink()
+    await running.drafter.drain()
+    assert snapshots_in(tmp_path) == sorted([kept, gone])
+    assert kept.stat().st_mtime_ns == written_at, "it is up to date"
+
+
 # The last one no user may write to, the superuser included.
 @pytest.mark.parametrize("place", ["file", "file/pools", "/proc/self"])
 async def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(
