@@ -118,6 +118,7 @@ def untouched(num_items: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
     They begin with a page. Arrays of the heap are zeroed, or lie where others were written to, once
     the allocator has memory to use again.
+    They are shared memory: of private memory, a kernel may take huge pages of 2 MiB.
     """
     num_bytes = max(num_items * np.dtype(dtype).itemsize, 1)
     return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype, count=num_items)
