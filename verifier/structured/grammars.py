@@ -6,7 +6,7 @@ nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is 
 until the thread has left it. A row of a step may take up to some 60 ms, with long literals after
 drafts. So an operator says whether clients may send grammars at all.
 
-A compiled grammar may hold 12 MB. So only some are compiled before their sequences run; further
+A compiled grammar may hold 60 MB. So only some are compiled before their sequences run; further
 ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread. Those of
 a low priority may wait for long to run, and take no place of those that run before them.
 
