@@ -229,6 +229,9 @@ class Grammars:
             try:
                 state = self._compile_observed(tokenizer, job)
                 job.future.set_result(self._counted(state, job.priority))
+            except RequestError as error:
+                # Its traceback leads to the matchers, and back to the future.
+                job.future.set_exception(error.with_traceback(None))
             except BaseException as error:  # also what the library panics with
                 job.future.set_exception(error)
         timer.cancel()
@@ -330,7 +333,11 @@ class Grammars:
         )
         state.take_in(job.output_token_ids, 0)
         # The first mask takes the longest; one that is too complex is refused here.
-        state.allowed(())
+        try:
+            state.allowed(())
+        except Exception:
+            state.forget_fault()
+            raise
         return state
 
 
