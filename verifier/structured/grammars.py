@@ -1,10 +1,10 @@
 """Compiles grammars, in one thread of its own, so that a slow one delays other grammars only.
 
-A grammar is the client's. `_LIMITS` bounds the memory of compiling it, and the items and states of
-each step. They do not bound time well: a grammar of a few bytes may compile for very long, which
-nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is every other grammar
-until the thread has left it. A row of a step may take up to some 60 ms, with long literals after
-drafts. So an operator says whether clients may send grammars at all.
+A grammar is the client's. `_LIMITS` bounds its size, and the items and states of each step. They
+bound compiling badly: a grammar of a few bytes may compile for very long, and take some 50 MB more
+each second, which nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is
+every other grammar until the thread has left it. A row of a step may take up to some 60 ms, with
+long literals after drafts. So an operator says whether clients may send grammars at all.
 
 A compiled grammar may hold 60 MB. So only some are compiled before their sequences run; further
 ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread. Those of
