@@ -19,6 +19,11 @@ _MAX_FORCED_BYTES = 1 << 16
 # Before what is wrong with a schema that is part of a grammar in Lark: a line and a column of that.
 _PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema: )")
 
+# Behind a name that is no token: those that are, as the library knows them (`LibraryTokenizer`).
+_ITS_TOKENS = re.compile(r"; following special tokens are available: .*")
+# What the library calls a place where nothing may come, not even the end.
+_NOTHING_ALLOWED = frozenset(("NoExtension", "NoExtensionBias"))
+
 
 class GrammarPanicError(Exception):
     """The grammar library panicked."""
@@ -276,6 +281,9 @@ def wrong_grammar(reason: str, field: str) -> InvalidRequestError:
     that was made of a schema, and the line that names the cause. The others repeat the grammar.
     """
     first, *others = reason.splitlines()
+    if first in _NOTHING_ALLOWED:
+        first = "it allows none of the model's tokens here"
+    first = _ITS_TOKENS.sub("", first)
     causes = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     parts = (part[:_MAX_REASON_CHARACTERS] for part in (_PLACE.sub("", first), *causes[:1]))
     return InvalidRequestError(" ".join(parts), field=field)

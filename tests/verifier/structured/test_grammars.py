@@ -376,6 +376,16 @@ def test_a_refused_pattern_is_told_why_in_one_line(
     assert kind is GrammarKind.REGEX or not message.startswith("at ")
 
 
+def test_what_the_library_says_in_its_own_names_is_told_in_words(grammars: Grammars) -> None:
+    for text, reason in (
+        ("start: /[^\\s\\S]/", "it allows none of the model's tokens here"),
+        ("start: <nonsense>", 'at 1(8): unknown special token: "<nonsense>"'),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            state_of(grammars, GrammarKind.LARK, text)
+        assert caught.value.message == reason
+
+
 def test_a_schema_that_is_true_allows_any_json(grammars: Grammars) -> None:
     for text in ("true", "{}"):
         assert state_of(grammars, GrammarKind.JSON_SCHEMA, text) is not None
