@@ -141,10 +141,13 @@ class MessageLimits:
             MessageLimitError: a field is over its limit; the error names its path from that other
                 message on.
         """
+        outer = name if index is None else f"{name}[{index}]"
+        limit = self._max_message_bytes
+        if limit and (num_bytes := message.ByteSize()) > limit:
+            raise MessageLimitError(outer, f"{num_bytes} bytes are over the limit of {limit}")
         try:
             self.check(message)
         except MessageLimitError as error:
-            outer = name if index is None else f"{name}[{index}]"
             raise MessageLimitError(f"{outer}.{error.field}", error.reason) from None
 
     def _add(self, field: FieldDescriptor, options: LimitOptions) -> None:

@@ -26,4 +26,6 @@ max_items: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOption
 max_bytes: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, _builtins.int]
 """Most bytes of a string (in UTF-8) or bytes field; of a repeated one, of each element."""
 max_message_bytes: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MessageOptions, _builtins.int]
-"""Most bytes of a whole request message as sent. Without it: the transport's limit, 5 MiB."""
+"""Most bytes of a whole message as sent, or as it stands in another one. Without it: those of a
+request are the transport's limit, 5 MiB.
+"""

@@ -269,6 +269,9 @@ async def test_structured_output_follows_its_grammar(client: openai.AsyncOpenAI)
     with pytest.raises(openai.BadRequestError) as caught:
         await chat(extra_body={"structured_outputs": {"regex": "(a"}})
     assert caught.value.param == "structured_outputs"
+    with pytest.raises(openai.BadRequestError, match="over the limit of 65536") as caught:
+        await chat(extra_body={"structured_outputs": {"choice": ["a" * 4_000] * 20}})
+    assert caught.value.param == "structured_outputs"
     with pytest.raises(openai.BadRequestError):
         await chat(extra_body={"structured_outputs": {"regex": "a", "grammar": "b"}})
 

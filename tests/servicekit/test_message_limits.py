@@ -42,6 +42,16 @@ Generate = gateway_pb2.GenerateRequest
             ),
             "sampling.logit_bias: 1025 items are over the limit of 1024",
         ),
+        (
+            Generate(
+                sampling=sampling_pb2.SamplingParams(
+                    structured_output=sampling_pb2.StructuredOutput(
+                        choices=sampling_pb2.Choices(values=["x" * 4093] * 16 + ["x"])
+                    )
+                )
+            ),
+            "sampling.structured_output.choices: 65539 bytes are over the limit of 65536",
+        ),
     ],
 )
 def test_what_is_over_a_limit_is_refused_by_its_path_and_the_limit(

@@ -13,8 +13,16 @@ from llguidance.numpy import fill_next_token_bitmask
 from verifier.errors import InvalidRequestError
 
 _MAX_REASON_CHARACTERS = 512
+# Of a text that must come: as many as a grammar may have. A regex of 25 bytes forces so long a text
+# that its matcher takes 160 MB to find it.
+_MAX_FORCED_BYTES = 1 << 16
 # Before what is wrong with a schema that is part of a grammar in Lark: a line and a column of that.
 _PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema: )")
+
+# Behind a name that is no token: those that are, as the library knows them (`LibraryTokenizer`).
+_ITS_TOKENS = re.compile(r"; following special tokens are available: .*")
+# What the library calls a place where nothing may come, not even the end.
+_NOTHING_ALLOWED = frozenset(("NoExtension", "NoExtensionBias"))
 
 
 class GrammarPanicError(Exception):
@@ -29,7 +37,8 @@ class GrammarState:
     go on by the output when they are first asked: a device computes the step by then.
 
     An error of a matcher is for ever. So all that a step with drafts needs is asked of another one:
-    where the grammar is too complex for that, the sequence gets no more drafts, and goes on.
+    where the grammar is too complex for that, the sequence gets no more drafts, and goes on. So it
+    does where a text that must come after drafts is too long.
 
     A matcher that raises leaves nobody to know where it stands. So whatever is asked after that
     raises the same exception.
@@ -170,6 +179,10 @@ class GrammarState:
         for row, draft in enumerate((*draft_token_ids, None)):
             if row and place == len(run):
                 run, place = self._ask(_forced_by, matcher), 0
+                if run is None:
+                    # The output may never come to it. This matcher holds much memory now.
+                    self._draft_matcher = None
+                    break
             if place < len(run):
                 word, bit = divmod(run[place], 32)
                 masks.view(np.uint32)[row, word] = 1 << bit
@@ -235,8 +248,12 @@ class GrammarState:
         place = self._num_taken - self._run_start
         if place == 0 or place < len(self._run):
             return place
-        self._run = self._ask(_forced_by, self._matcher)
-        self._run_start = self._num_taken
+        run = self._ask(_forced_by, self._matcher)
+        if run is None:
+            reason = f"a text of more than {_MAX_FORCED_BYTES} bytes must come"
+            self._fault = wrong_grammar(reason, self._field)
+            raise self._fault
+        self._run, self._run_start = run, self._num_taken
         return 0
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -264,16 +281,22 @@ def wrong_grammar(reason: str, field: str) -> InvalidRequestError:
     that was made of a schema, and the line that names the cause. The others repeat the grammar.
     """
     first, *others = reason.splitlines()
+    if first in _NOTHING_ALLOWED:
+        first = "it allows none of the model's tokens here"
+    first = _ITS_TOKENS.sub("", first)
     causes = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     parts = (part[:_MAX_REASON_CHARACTERS] for part in (_PLACE.sub("", first), *causes[:1]))
     return InvalidRequestError(" ".join(parts), field=field)
 
 
-def _forced_by(matcher: LLMatcher) -> list[int]:
-    """The text that must come, as the tokenizer writes it."""
-    if not matcher.compute_ff_bytes():
+def _forced_by(matcher: LLMatcher) -> list[int] | None:
+    """The text that must come, as the tokenizer writes it; None: it is too long."""
+    text: bytes = matcher.compute_ff_bytes()
+    if not text:
         # After an end token, to ask for tokens is an error.
         return []
+    if len(text) > _MAX_FORCED_BYTES:
+        return None
     token_ids: list[int] = matcher.compute_ff_tokens()
     return token_ids
 

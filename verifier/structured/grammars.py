@@ -1,12 +1,12 @@
 """Compiles grammars, in one thread of its own, so that a slow one delays other grammars only.
 
-A grammar is the client's. `_LIMITS` bounds the memory of compiling it, and the items and states of
-each step. They do not bound time well: a grammar of a few bytes may compile for very long, which
-nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is every other grammar
-until the thread has left it. A row of a step may take up to some 60 ms, with long literals after
-drafts. So an operator says whether clients may send grammars at all.
+A grammar is the client's. `_LIMITS` bounds its size, and the items and states of each step. They
+bound compiling badly: a grammar of a few bytes may compile for very long, and take some 50 MB more
+each second, which nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is
+every other grammar until the thread has left it. A row of a step may take up to some 60 ms, with
+long literals after drafts. So an operator says whether clients may send grammars at all.
 
-A compiled grammar may hold 12 MB. So only some are compiled before their sequences run; further
+A compiled grammar may hold 60 MB. So only some are compiled before their sequences run; further
 ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread. Those of
 a low priority may wait for long to run, and take no place of those that run before them.
 
@@ -229,6 +229,9 @@ class Grammars:
             try:
                 state = self._compile_observed(tokenizer, job)
                 job.future.set_result(self._counted(state, job.priority))
+            except RequestError as error:
+                # Its traceback leads to the matchers, and back to the future.
+                job.future.set_exception(error.with_traceback(None))
             except BaseException as error:  # also what the library panics with
                 job.future.set_exception(error)
         timer.cancel()
@@ -330,7 +333,11 @@ class Grammars:
         )
         state.take_in(job.output_token_ids, 0)
         # The first mask takes the longest; one that is too complex is refused here.
-        state.allowed(())
+        try:
+            state.allowed(())
+        except Exception:
+            state.forget_fault()
+            raise
         return state
 
 

@@ -376,6 +376,16 @@ def test_a_refused_pattern_is_told_why_in_one_line(
     assert kind is GrammarKind.REGEX or not message.startswith("at ")
 
 
+def test_what_the_library_says_in_its_own_names_is_told_in_words(grammars: Grammars) -> None:
+    for text, reason in (
+        ("start: /[^\\s\\S]/", "it allows none of the model's tokens here"),
+        ("start: <nonsense>", 'at 1(8): unknown special token: "<nonsense>"'),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            state_of(grammars, GrammarKind.LARK, text)
+        assert caught.value.message == reason
+
+
 def test_a_schema_that_is_true_allows_any_json(grammars: Grammars) -> None:
     for text in ("true", "{}"):
         assert state_of(grammars, GrammarKind.JSON_SCHEMA, text) is not None
@@ -466,7 +476,7 @@ def test_a_long_text_that_must_come_is_written_as_tokens_once(
     state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
     num_written = num_filled = 0
 
-    def count_written(matcher: LLMatcher) -> list[int]:
+    def count_written(matcher: LLMatcher) -> list[int] | None:
         nonlocal num_written
         num_written += 1
         return forced_by(matcher)
@@ -638,6 +648,54 @@ def test_drafts_are_cut_where_the_grammar_is_too_complex_after_them(grammars: Gr
             break
     assert state.error is not None
     assert state.error.field == "field"
+
+
+TOO_LONG = "(a{1000}){100}"
+
+
+@pytest.mark.parametrize("is_drafted", [False, True])
+def test_a_text_that_must_come_and_is_too_long_is_refused(
+    grammars: Grammars, is_drafted: bool
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, TOO_LONG, "field")
+    with pytest.raises(InvalidRequestError, match="more than 65536 bytes must come") as caught:
+        grammars.compile(grammar, is_drafted=is_drafted).result(timeout=60)
+    assert caught.value.field == "field"
+
+
+def test_a_grammar_that_is_refused_leaves_no_matcher_to_the_collection_of_garbage(
+    grammars: Grammars,
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        refused = grammars.compile(Grammar(GrammarKind.REGEX, TOO_LONG))
+        assert isinstance(refused.exception(timeout=60), InvalidRequestError)
+        del refused
+        # The thread is done with it once it has compiled another one.
+        state = state_of(grammars, GrammarKind.REGEX, "a")
+        assert [each for each in gc.get_objects() if isinstance(each, GrammarState)] == [state]
+    finally:
+        gc.enable()
+
+
+def test_drafts_into_a_text_that_is_too_long_cost_no_token(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    b, x = (tokenizer.encode(each).ids[0] for each in "bx")
+    text = f'start: /b+/ ("x" long | /[yz]/)\nlong: a{{100}}\na: {json.dumps("a" * 1000)}'
+    state = state_of(grammars, GrammarKind.LARK, text)
+    assert state.num_verifiable([b, b, x]) == 2
+    assert x in tokens_of(state.allowed([b, b])[2])
+    # Nothing is drafted any more, and the output goes on.
+    assert state.num_verifiable([b]) == state.num_possible([b]) == 0
+    output = [b, b]
+    state.take_in(output, 0)
+    assert state.forced(8) == []
+    assert x in tokens_of(state.allowed([])[0])
+    state.take_in([*output, x], 0)
+    for ask in (lambda: state.allowed([]), lambda: state.allows([b]), lambda: state.error):
+        with pytest.raises(InvalidRequestError, match="must come"):
+            ask()
 
 
 class FailsOnce:
@@ -1125,7 +1183,7 @@ def test_the_text_that_must_come_is_asked_for_once_in_a_step(
     state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
     num_asked = 0
 
-    def count(matcher: LLMatcher) -> list[int]:
+    def count(matcher: LLMatcher) -> list[int] | None:
         nonlocal num_asked
         num_asked += 1
         return forced_by(matcher)

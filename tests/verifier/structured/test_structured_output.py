@@ -253,6 +253,7 @@ async def test_a_resumed_output_goes_on(start_verifier: StartVerifier) -> None:
         ({"grammar": {"choices": {}}}, INVALID, f"{NAME}.choices"),
         ({"grammar": {"lark": "x"}}, INVALID, f"{NAME}.lark"),
         ({"grammar": {"regex": "a" * 20_000}}, INVALID, f"{NAME}.regex"),
+        ({"grammar": {"choices": {"values": ["a" * 4_000] * 20}}}, INVALID, f"{NAME}.choices"),
         ({"grammar": {"regex": "a"}, "ignore_eos": True}, INVALID, "ignore_eos"),
         (
             {"grammar": {"regex": "a"}, "sampling": {"min_new_tokens": 2}},
