@@ -9,8 +9,14 @@ from gateway.messages.response import GenerateEvent
 _Events = AsyncGenerator[GenerateEvent, None]
 
 
-async def merge(streams: Sequence[_Events]) -> AsyncGenerator[tuple[int, GenerateEvent], None]:
+async def merge(
+    streams: Sequence[_Events], starting: asyncio.Lock
+) -> AsyncGenerator[tuple[int, GenerateEvent], None]:
     """Yields the events as they come, each with the index of its stream; closes the streams.
+
+    Args:
+        starting: of all that are merged: one begins its streams at a time. Of two whose requests
+            are admitted by turns, both would find room for a part only, and fail.
 
     Raises:
         Exception: the first of any stream; the others are closed.
@@ -25,10 +31,11 @@ async def merge(streams: Sequence[_Events]) -> AsyncGenerator[tuple[int, Generat
     tasks: list[asyncio.Task[None]] = []
     num_left = len(streams)
     try:
-        for index, stream in enumerate(streams):
-            tasks.append(asyncio.create_task(_pump(index, stream, queue)))
-            # Many short prompts encoded together would block the event loop.
-            await asyncio.sleep(0)
+        async with starting:
+            for index, stream in enumerate(streams):
+                tasks.append(asyncio.create_task(_pump(index, stream, queue)))
+                # Many short prompts encoded together would block the event loop.
+                await asyncio.sleep(0)
         while num_left:
             index, item = await queue.get()
             if isinstance(item, Exception):

@@ -75,6 +75,7 @@ class OpenAiApi:
             timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
         )
         self._long_bodies = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())
 
@@ -241,7 +242,7 @@ class OpenAiApi:
         try:
             async with (
                 ended_by_disconnect(receive),
-                contextlib.aclosing(merged_events.merge(streams)) as events,
+                contextlib.aclosing(merged_events.merge(streams, self._starting)) as events,
             ):
                 if job.is_stream:
                     to_error = functools.partial(
