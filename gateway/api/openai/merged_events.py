@@ -29,13 +29,18 @@ async def merge(
     # One element only: where a client reads slowly, its events are not read ahead.
     queue: asyncio.Queue[tuple[int, GenerateEvent | Exception | None]] = asyncio.Queue(1)
     tasks: list[asyncio.Task[None]] = []
+    failed = asyncio.Event()
     num_left = len(streams)
     try:
         async with starting:
             for index, stream in enumerate(streams):
-                tasks.append(asyncio.create_task(_pump(index, stream, queue)))
+                tasks.append(asyncio.create_task(_pump(index, stream, queue, failed)))
                 # Many short prompts encoded together would block the event loop.
                 await asyncio.sleep(0)
+                if failed.is_set():
+                    # Where there is no room for one, each other would count as refused, too: in
+                    # the metrics, and in when clients are told to repeat.
+                    break
         while num_left:
             index, item = await queue.get()
             if isinstance(item, Exception):
@@ -54,12 +59,14 @@ async def _pump(
     index: int,
     stream: _Events,
     queue: "asyncio.Queue[tuple[int, GenerateEvent | Exception | None]]",
+    failed: asyncio.Event,
 ) -> None:
     try:
         async with contextlib.aclosing(stream) as events:
             async for event in events:
                 await queue.put((index, event))
     except Exception as error:
+        failed.set()
         await queue.put((index, error))
     else:
         await queue.put((index, None))

@@ -134,6 +134,22 @@ async def test_of_two_lists_of_prompts_that_come_at_once_the_one_that_finds_room
     await running.until_idle()
 
 
+async def test_of_a_list_of_prompts_that_finds_no_room_one_refusal_is_counted(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api(max_concurrent_requests=6)
+    async with connection(running) as (_, writer):
+        body = {"model": "scripted", "prompt": [[1]] * 4, "max_tokens": 9}
+        writer.write(request_bytes("/v1/completions", body))
+        await verifier.nth("open", 3)
+        refused = await post(running, "/v1/completions", {**body, "prompt": [[1]] * 6})
+        assert refused.status == 429
+        assert running.sample("tandem_requests_shed_total", reason="concurrency") == 1
+        assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+        assert running.sample("tandem_requests_received_total") == 4 + 2 + 1
+    await running.until_idle()
+
+
 async def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
