@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
@@ -128,6 +128,7 @@ class Frontend:
         principal: Principal = ANONYMOUS,
         *,
         expires_at_s: float = math.inf,
+        failure: Callable[[], str] = lambda: "",
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Runs one request. Closing the iterator frees everything it holds, at once.
 
@@ -135,6 +136,9 @@ class Frontend:
             principal: who makes it.
             expires_at_s: its deadline, by the event loop's clock. The transport closes the iterator
                 then; from this time on, that counts as an expired deadline.
+            failure: asked where the transport closes the iterator. gRPC's name of the code, one of
+                `gateway.errors.ERROR_CODES`, of an error that the transport itself answers with;
+                "": there is none, such as where its client is gone.
 
         Yields:
             One Started, then chunks, each after the traces of its steps, then one Finished per
@@ -159,6 +163,9 @@ class Frontend:
         except (asyncio.CancelledError, GeneratorExit):
             if is_left_unread():
                 record.end("RESOURCE_EXHAUSTED")
+            elif code := failure():
+                self._metrics.count_code(code)
+                record.end(code)
             else:
                 is_late = self._loop.time() >= expires_at_s
                 record.end("DEADLINE_EXCEEDED" if is_late else "CANCELLED")

@@ -12,6 +12,7 @@ import grpc
 
 from gateway.api import wire
 from gateway.api.frontend import Frontend
+from gateway.errors import code_name
 from gateway.requests.authenticator import Authenticator
 from servicekit.client_waits import ClientWaits
 from servicekit.interceptors.base import metadata_value, time_left_s
@@ -46,15 +47,21 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         """One request; see the proto."""
         principal = self._authenticator.authenticate(caller_of(context))
         bind_trace_parent(metadata_value(context, TRACE_PARENT_KEY))
+        failed_with = ""
         events = self._frontend.generate(
             wire.generate_request_from_proto(request),
             principal,
             expires_at_s=_expires_at_s(context),
+            failure=lambda: failed_with,
         )
         # If the client goes away or stops reading, everything the request holds is freed at once.
         async with self._client_waits.open() as call, contextlib.aclosing(events):
             async for event in events:
-                message = wire.event_to_proto(event)
+                try:
+                    message = wire.event_to_proto(event)
+                except Exception as error:
+                    failed_with = code_name(error)
+                    raise
                 call.begin_write()
                 await context.write(message)
                 call.go_on()

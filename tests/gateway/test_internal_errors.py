@@ -8,6 +8,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gateway.api import wire
 from gateway.api.request_record import RequestRecord
 from gateway.generation.generation import Generation
 from gateway.messages.verifier import Decided
@@ -163,3 +164,20 @@ def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() ->
     )
     assert [entry["num_unlogged"] for entry in log.entries] == [0, 599]
     assert all(len(entry["detail"]) == 200 for entry in log.entries)
+
+
+async def test_a_message_that_cannot_be_made_counts_as_an_error(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(wire, "event_to_proto", fail)
+    error = await error_of(running.call(1, 2))
+    assert error.code() == grpc.StatusCode.INTERNAL
+    await running.until_idle()
+    assert running.sample("tandem_request_errors_total", code="INTERNAL") == 1
+    [entry] = [each for each in running.log if each["event"] == "request_ended"]
+    assert entry["status"] == "INTERNAL"

@@ -6,7 +6,6 @@ Owns this order. What a body asks for is found in `jobs.py`; its answer is writt
 
 import asyncio
 import contextlib
-import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -75,6 +74,7 @@ class OpenAiApi:
             timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
         )
         self._long_bodies = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._logger = logger
         self._created = int(time.time())
 
@@ -237,19 +237,31 @@ class OpenAiApi:
                 return parsed, len(body)
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
-        streams = [self._frontend.generate(each, principal) for each in job.take_requests()]
+        # Of an error in writing the answer: the streams end with it, and do not know it.
+        failed_with = ""
+
+        def to_error(error: Exception) -> ApiError:
+            nonlocal failed_with
+            failed_with = name_of_code(error)
+            return self._to_api_error(error, renamed_params=job.renamed_params)
+
+        streams = [
+            self._frontend.generate(each, principal, failure=lambda: failed_with)
+            for each in job.take_requests()
+        ]
         try:
             async with (
                 ended_by_disconnect(receive),
-                contextlib.aclosing(merged_events.merge(streams)) as events,
+                contextlib.aclosing(merged_events.merge(streams, self._starting)) as events,
             ):
-                if job.is_stream:
-                    to_error = functools.partial(
-                        self._to_api_error, renamed_params=job.renamed_params
-                    )
-                    await self._writer.stream(job, events, send, to_error)
-                else:
-                    await self._writer.collect(job, events, send)
+                try:
+                    if job.is_stream:
+                        await self._writer.stream(job, events, send, to_error)
+                    else:
+                        await self._writer.collect(job, events, send)
+                except Exception as error:
+                    failed_with = name_of_code(error)
+                    raise
         except ClientGoneError:
             raise
         except Exception as error:

@@ -117,6 +117,39 @@ async def test_more_prompts_than_may_ever_be_continued_at_a_time_are_no_overload
     assert (await post(running, "/v1/completions", body, **headers)).status == 200
 
 
+async def test_of_two_lists_of_prompts_that_come_at_once_the_one_that_finds_room_is_continued(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api(max_concurrent_requests=6)
+    body = {"model": "scripted", "prompt": [[1]] * 6, "max_tokens": 9}
+    posts = [asyncio.create_task(post(running, "/v1/completions", body)) for _ in range(2)]
+    async with asyncio.timeout(PATIENCE_S):
+        done, waiting = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result().status for task in done] == [429]
+    assert waiting, "each had a part of the room"
+    opened = [await verifier.nth("open", place) for place in range(6)]
+    for each in opened:
+        verifier.send(verifier.decided(each.sequence_id, 1, [5], finish=1))
+    assert [(await task).status for task in waiting] == [200]
+    await running.until_idle()
+
+
+async def test_of_a_list_of_prompts_that_finds_no_room_one_refusal_is_counted(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api(max_concurrent_requests=6)
+    async with connection(running) as (_, writer):
+        body = {"model": "scripted", "prompt": [[1]] * 4, "max_tokens": 9}
+        writer.write(request_bytes("/v1/completions", body))
+        await verifier.nth("open", 3)
+        refused = await post(running, "/v1/completions", {**body, "prompt": [[1]] * 6})
+        assert refused.status == 429
+        assert running.sample("tandem_requests_shed_total", reason="concurrency") == 1
+        assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+        assert running.sample("tandem_requests_received_total") == 4 + 2 + 1
+    await running.until_idle()
+
+
 async def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
     start_api: StartApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +261,7 @@ async def test_of_several_prompts_no_output_is_read_ahead() -> None:
             num_read += 1
             yield Traced(choice_index=0, step=b"")
 
-    async with contextlib.aclosing(merge([generate(), generate()])) as merged:
+    async with contextlib.aclosing(merge([generate(), generate()], asyncio.Lock())) as merged:
         for num_taken in range(1, 10):
             await anext(merged)
             for _ in range(10):

@@ -587,3 +587,43 @@ async def test_a_client_that_pipelines_gets_its_answers_in_order(
     answer = await exchange(running, first + second)
     assert answer.body.index("after 7") < answer.body.index("after 8")
     await until(running.is_idle)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_request_whose_answer_cannot_be_written_counts_as_an_error(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    monkeypatch: pytest.MonkeyPatch,
+    is_stream: bool,
+) -> None:
+    read = answer_writer.AnswerWriter._read
+    num_read = 0
+
+    async def fail_at_the_second(*args: Any) -> Any:
+        nonlocal num_read
+        num_read += 1
+        if num_read == 2:
+            raise RuntimeError("a bug")
+        return await read(*args)
+
+    monkeypatch.setattr(answer_writer.AnswerWriter, "_read", fail_at_the_second)
+    verifier.play(lambda opened: [*texts("one two three"), 0])
+    running = await start_api(stream_interval_s=0)
+    answer = await post(running, "/v1/completions", body(stream=is_stream))
+    assert answer.status == (200 if is_stream else 500)
+    await running.until_idle()
+    assert running.sample("tandem_request_errors_total", code="INTERNAL") == 1
+    [entry] = [each for each in running.log if each["event"] == "request_ended"]
+    assert entry["status"] == "INTERNAL"
+
+
+async def test_an_answer_that_is_too_large_counts_as_its_callers_error(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_writer, "MAX_ANSWER_BYTES", 5)
+    verifier.play(lambda opened: [*texts("one two three"), 0])
+    running = await start_api()
+    assert (await post(running, "/v1/completions", body(stream=False))).status == 400
+    await running.until_idle()
+    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 1
