@@ -71,6 +71,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch, cache: pytest.Cache) -> Compiled:
     run = JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        # Else the version of Triton would decide on it, and on bits.
+        assert "enable_fp_fusion" in options, self.__name__
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         compiled.kernels[self.__name__] = kernel
         compiled.different.add(id(kernel))
