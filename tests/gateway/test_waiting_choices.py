@@ -274,6 +274,7 @@ async def test_a_refusal_needs_no_retry_and_no_time_that_was_spent_waiting(
     # The next one has output when its verifier is lost, and waits longer than it might for another.
     opened = await other.nth("open", 1)
     other.send(other.opened(opened.sequence_id), other.decided(opened.sequence_id, 1, [5]))
+    await until(lambda: queue.running.sample("tandem_generation_tokens_total") == 1)
     await other.stop()
     again = await queue.busy.nth("open", 5)
     assert list(again.token_ids) == [3, 5]

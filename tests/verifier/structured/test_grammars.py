@@ -667,7 +667,7 @@ def test_a_grammar_that_is_refused_leaves_no_matcher_to_the_collection_of_garbag
     grammars: Grammars,
 ) -> None:
     def states() -> list[GrammarState]:
-        return [each for each in gc.get_objects() if isinstance(each, GrammarState)]
+        return [each for each in gc.get_objects() if type(each) is GrammarState]
 
     gc.collect()
     gc.disable()
