@@ -70,7 +70,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     verifiers report the same tokenizer. Requests and responses of other models hold token ids
     only. The only folder also serves models whose verifiers report none."""
 
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json"] = "auto"
+    tool_call_parser: Literal["auto", "none", "hermes", "hermes_list", "llama3_json"] = "auto"
     """How models write tool calls: `hermes`, JSON in <tool_call> tags; `llama3_json`, JSON alone;
     `auto`, as each model's chat template says; with `none` calls stay text."""
 

@@ -303,16 +303,17 @@ class Frontend:
         if request.prompt_token_ids is None:
             # While it waits for the tokenizer.
             admitted.wait_with(estimate_prompt_tokens(request) + num_given)
-        prompt_token_ids = await self._request_texts.encode_prompt(request, model, text)
+        prompt = await self._request_texts.encode_prompt(request, model, text)
         accepted = acceptance.accept(
-            request,
-            prompt_token_ids=prompt_token_ids,
+            dataclasses.replace(request, sampling=prompt.sampling),
+            prompt_token_ids=prompt.token_ids,
             model=model,
             defaults=self._defaults,
+            reading=prompt.reading,
             tenant=principal.tenant,
             trace_parent=trace_parent,
         )
-        admitted.wait_with(len(prompt_token_ids) + num_given)
+        admitted.wait_with(len(prompt.token_ids) + num_given)
         return accepted
 
     async def _make_generations(

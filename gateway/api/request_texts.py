@@ -4,10 +4,18 @@ Owns which work goes to the tokenizer's threads, and the refusal of texts that a
 no verifier and no stream.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from gateway.api import wire
 from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
-from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
+from gateway.messages.request import (
+    AcceptedRequest,
+    Conversation,
+    GenerateRequest,
+    SamplingParams,
+)
 from gateway.messages.response import Model
 from gateway.requests import acceptance
 from gateway.requests.acceptance import RequestDefaults
@@ -17,12 +25,27 @@ from gateway.text.chat_template import (
     RenderedTooLongError,
 )
 from gateway.text.model_text import ModelText
+from gateway.text.output_reader import Reading
 from gateway.text.output_text import OutputText
+from gateway.text.reasoning import TAGS, Reasoning, reasoning_after
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 
 # About as much text as a token stands for.
 _CHARACTERS_PER_TOKEN = 4
+
+
+class Prompt(NamedTuple):
+    """A prompt as its model gets it, and what that says of the output.
+
+    Attributes:
+        sampling: the request's; a grammar begins behind the reasoning.
+        reading: what is told apart in the output; None: nothing.
+    """
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    reading: Reading | None = None
 
 
 def estimate_prompt_tokens(request: GenerateRequest) -> int:
@@ -47,8 +70,8 @@ class RequestTexts:
 
     async def encode_prompt(
         self, request: GenerateRequest, model: Model, text: ModelText | None
-    ) -> Sequence[int]:
-        """The prompt's tokens, whichever form it was given in.
+    ) -> Prompt:
+        """The prompt, whichever form it was given in.
 
         Args:
             text: the model's; None only if the request has no text.
@@ -59,13 +82,19 @@ class RequestTexts:
                 is not told how much to reason.
         """
         if request.prompt_token_ids is not None:
-            return request.prompt_token_ids
+            return Prompt(request.prompt_token_ids, request.sampling)
         assert text is not None, "checked"
-        prompt = request.text
-        if request.conversation is not None:
-            prompt = await self._render(request.conversation, model, text)
-        assert prompt is not None, "checked"
-        return await self._encode(prompt, model, text)
+        if (conversation := request.conversation) is None:
+            assert request.text is not None, "checked"
+            return Prompt(await self._encode(request.text, model, text), request.sampling)
+        prompt = await self._render(conversation, model, text)
+        reading = Reading(
+            reasoning=reasoning_after(prompt) if text.has_reasoning else Reasoning.NONE,
+            form=text.tool_call_form,
+            tool_names=frozenset(each["function"]["name"] for each in conversation.tools),
+        )
+        sampling = _behind_reasoning(request.sampling, reading.reasoning)
+        return Prompt(await self._encode(prompt, model, text), sampling, reading)
 
     async def begin_output(self, request: AcceptedRequest, text: ModelText | None) -> OutputText:
         """The text of every choice, after the output that the client already has.
@@ -80,17 +109,21 @@ class RequestTexts:
             InvalidRequestError: the given output holds a stop sequence.
         """
         if text is None:
-            return OutputText(None, ())
+            return OutputText(None)
         prompt, given = request.prompt_token_ids, request.output_token_ids
         if not request.stop_sequences:
             # The last tokens suffice.
             last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
             return OutputText(
-                text.tokenizer.detokenizer(last), (), reports_tokens=request.report_tokens
+                text.tokenizer.detokenizer(last),
+                reading=request.reading,
+                reports_tokens=request.report_tokens,
             )
         output_text = OutputText(
             text.tokenizer.detokenizer(prompt),
             request.stop_sequences,
+            min_tokens=request.sampling.min_new_tokens,
+            reading=request.reading,
             reports_tokens=request.report_tokens,
         )
         await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
@@ -139,3 +172,14 @@ class RequestTexts:
             raise acceptance.prompt_too_long(
                 error.num_tokens, model, self._defaults, "text", is_exact=error.is_exact
             ) from None
+
+
+def _behind_reasoning(sampling: SamplingParams, reasoning: Reasoning) -> SamplingParams:
+    """The sampling of an output whose grammar, if it has one, begins behind its reasoning."""
+    grammar = sampling.structured_output
+    if grammar is None or reasoning in (Reasoning.NONE, Reasoning.IS_OVER):
+        return sampling
+    begin, end = TAGS
+    begin = "" if reasoning is Reasoning.HAS_BEGUN else begin
+    grammar = wire.behind_reasoning(grammar, begin=begin, end=end)
+    return dataclasses.replace(sampling, structured_output=grammar)

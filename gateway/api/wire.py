@@ -147,6 +147,19 @@ def encoded_grammar(
     return message.SerializeToString()
 
 
+def behind_reasoning(grammar: EncodedGrammar, *, begin: str, end: str) -> EncodedGrammar:
+    """The same grammar, of the text behind a model's reasoning.
+
+    Args:
+        begin: the tag that begins it; "": the prompt has begun it.
+        end: the tag that ends it.
+    """
+    message = sampling_pb2.StructuredOutput.FromString(grammar)
+    message.reasoning.begin = begin
+    message.reasoning.end = end
+    return message.SerializeToString()
+
+
 def logprob_from_encoded(encoded: EncodedLogprob) -> TokenLogprob:
     """A logprob as the verifier sent it."""
     message = sampling_pb2.TokenLogprob.FromString(encoded)

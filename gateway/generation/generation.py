@@ -35,6 +35,7 @@ from gateway.messages.response import (
 )
 from gateway.messages.sizes import FIELD_BYTES, MAX_STEP_BYTES, NUMBER_BYTES
 from gateway.messages.verifier import Decided, PromptScored
+from gateway.text.output_reader import Read
 from gateway.text.output_text import OutputText, Shown
 
 # At most, of one token's logprob or of one of its alternatives.
@@ -259,7 +260,8 @@ class Generation:
                 return steps
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
             _add_tail(steps[-1], self._output_text.finish())
-            self._end(self._decided_finish_reason)
+            is_stopped = self._output_text.stopped
+            self._end(FinishReason.STOP if is_stopped else self._decided_finish_reason)
         elif decided:
             self.changed.set()
         return steps
@@ -302,13 +304,15 @@ class Generation:
             shown = self._output_text.feed(token_ids[:-1])
             if not self._output_text.stopped:
                 texts = [*shown.token_texts, ""] if self.request.report_tokens else ()
-                shown = Shown(shown.text, len(token_ids), texts)
+                reads = [*shown.reads, Read(())] if self.request.reading is not None else ()
+                shown = Shown(shown.text, len(token_ids), texts, reads)
         else:
             shown = self._output_text.feed(token_ids)
         step.num_tokens = shown.num_tokens
         step.num_accepted_tokens = min(step.num_accepted_tokens, shown.num_tokens)
         step.text = shown.text
         step.token_texts = shown.token_texts
+        step.reads = shown.reads
         self._num_shown += step.num_tokens
         self._unread.show(step)
         self._usage.count(step)
@@ -339,11 +343,13 @@ class Generation:
         self.changed.set()
 
 
-def _add_tail(last: Step, tail: str) -> None:
-    """Adds text that was held back to the end to the last step."""
-    last.text += tail
+def _add_tail(last: Step, tail: Shown) -> None:
+    """Adds to the last step what was held back to the end."""
+    last.text += tail.text
+    last.reads = [*last.reads, *tail.reads]
     if last.token_texts:
-        last.token_texts = [*last.token_texts[:-1], last.token_texts[-1] + tail]
+        whole_tail = "".join(tail.token_texts)
+        last.token_texts = [*last.token_texts[:-1], last.token_texts[-1] + whole_tail]
 
 
 def _check_sizes(logprobs: Sequence[EncodedLogprob], num_alternatives: int) -> None:

@@ -9,6 +9,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.text.output_reader import Reading
+
 #: A serialized `StructuredOutput` of sampling.proto: the verifier reads and checks it.
 EncodedGrammar = bytes
 
@@ -201,6 +203,7 @@ class AcceptedRequest:
         cache_salt: only requests with equal salts share cached prefixes.
         trace: whether the client gets a trace of every step of the model.
         report_tokens: whether it gets the text of each token.
+        reading: what is told apart in the output; None: nothing.
         trace_parent: the span that verifiers are told of; "": none.
     """
 
@@ -226,6 +229,7 @@ class AcceptedRequest:
     pool_keep_cancelled: bool = False
     trace: bool = False
     report_tokens: bool = False
+    reading: Reading | None = None
     trace_parent: str = ""
 
     @property

@@ -7,6 +7,8 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
+from gateway.text.output_reader import Read
+
 #: One token's logprob and its alternatives: a serialized `TokenLogprob` of sampling.proto, passed
 #: on as the verifier sent it. There are tens of thousands of them: objects, and the garbage
 #: collector's passes over them, would keep the event loop busy for too long. Empty for a prompt's
@@ -66,8 +68,10 @@ class Step:
     Attributes:
         matched_ngram_length: length of the drafts' match, in tokens; 64: 64 or more.
         source: where the drafts were copied from; the wire's number, known or not.
-        text: that became final with this step.
-        token_texts: its parts, one per token, if the request asked for them.
+        text: of the answer, that became final with this step.
+        token_texts: parts of the whole text, one per token, if the request asked for them.
+        reads: what each token brought, if the output is told apart; behind them, of the last step
+            that which was held back to the end.
     """
 
     num_tokens: int
@@ -77,6 +81,7 @@ class Step:
     source: int = 0
     text: str = ""
     token_texts: Sequence[str] = ()
+    reads: Sequence[Read] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Chunk:
     Attributes:
         offset: output tokens of the choice before this chunk.
         token_ids: with the stop token.
-        text: without the stop token and the stop string.
+        text: of the answer, without the stop token and the stop string.
         num_steps: model steps that the chunk covers.
         logprobs: one per token, if the request asked for them.
         prompt_logprobs: the next of the prompt's, if the request asked for them.

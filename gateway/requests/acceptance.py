@@ -19,6 +19,7 @@ from gateway.messages.request import (
 )
 from gateway.messages.response import Model
 from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy, Preset
+from gateway.text.output_reader import Reading
 
 # Logprobs of one prompt, alternatives included; the verifier's limit is the same.
 MAX_PROMPT_LOGPROBS = 1 << 17
@@ -109,6 +110,7 @@ def accept(
     prompt_token_ids: Sequence[int],
     model: Model,
     defaults: RequestDefaults,
+    reading: Reading | None = None,
     tenant: str = "",
     trace_parent: str = "",
 ) -> AcceptedRequest:
@@ -119,6 +121,7 @@ def accept(
         prompt_token_ids: of the request's text, or as it gave them.
         model: the one that it will run on.
         defaults: the gateway's.
+        reading: what is told apart in the output.
         tenant: the client's, from its credentials.
         trace_parent: the span that verifiers are told of; "": none.
 
@@ -177,6 +180,7 @@ def accept(
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         trace=request.trace,
         report_tokens=request.report_tokens,
+        reading=reading,
         trace_parent=trace_parent,
     )
 

@@ -11,7 +11,7 @@ from gateway.text.chat_template import ChatTemplate
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
 from gateway.text.tokenizer import Tokenizer
-from gateway.text.tool_calls import TAGS, ToolCallForm, form_of_template
+from gateway.text.tool_call_form import TAGS, ToolCallForm, form_of_template
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,52 @@
 """One tool call, a JSON object with a name and arguments, as its text comes.
 
 Owns from where on a text is a call for certain: once it has named a given tool and has begun an
-object of arguments, in either order. From then on the arguments are shown as they come, as the
-model wrote them; nothing takes them back.
+object of arguments, in either order. Nothing takes that back: from then on, all that the model
+writes up to the call's end belongs to it, mistakes too. The arguments are shown as they come,
+mended where they are no sound JSON (`json_mender.py`).
 """
 
+import enum
 import json
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gateway.text.json_scanner import JsonScanner
+from gateway.text.json_mender import JsonMender
 
 # A longer text is none: until it is certain, it is kept.
 MAX_UNCERTAIN_CHARACTERS = 1 << 16
+
+#: Around a call, where its form has tags.
+BEGIN, END = "<tool_call>", "</tool_call>"
 
 # Each form teaches one of them, but models write either.
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
 _SPACE = " \t\n\r"
+# Of a call that is over: brackets that are too many, and what may stand between two in a list.
+_LEFT_OVER = _SPACE + '}],"'
+
+
+class _State(enum.Enum):
+    """What may come next in the call, besides a key or a value that has begun."""
+
+    OPEN = enum.auto()
+    KEY = enum.auto()
+    COLON = enum.auto()
+    VALUE = enum.auto()
+    COMMA = enum.auto()
+    # Two objects in a list.
+    BETWEEN = enum.auto()
+    END = enum.auto()
+
+
+_NEXT = {
+    (_State.OPEN, "{"): _State.KEY,
+    (_State.COLON, ":"): _State.VALUE,
+    (_State.COMMA, ","): _State.KEY,
+    (_State.BETWEEN, ","): _State.OPEN,
+    (_State.BETWEEN, "]"): _State.END,
+}
 
 
 class CallDelta(NamedTuple):
@@ -33,146 +62,228 @@ class CallDelta(NamedTuple):
 
 
 class CallReader:
-    """Reads one call, up to its end or the first character that cannot belong to it.
+    """Reads one call, or several in a list: up to the end, or to the first character that cannot
+    belong to a call while it is not certain that it is one.
 
     Attributes:
         is_over: whether it is read; nothing may follow.
         has_begun: whether it is a call for certain.
     """
 
-    def __init__(self, names: Collection[str], before: str) -> None:
+    def __init__(self, names: Collection[str], before: str, *, has_tags: bool) -> None:
         """Args:
         names: of the tools that may be called.
         before: what was read already, and is text if this is no call.
+        has_tags: whether the begin tag came before it, so that the end tag ends it.
         """
         self.is_over = False
         self.has_begun = False
         self._names = names
+        self._has_tags = has_tags
+        self._is_list = False
         self._deltas: list[CallDelta] = []
         # All of the text, while it may yet be no call.
         self._held = [before]
         self._num_held = len(before)
-        # What may come next in the object: one of its own marks, or what `_scanner` reads.
-        self._expected = "{"
-        self._scanner: JsonScanner | None = None
-        self._read: list[str] = []
-        self._key: str | None = None
-        self._name: str | None = None
-        # Those that came before the name.
-        self._arguments: list[str] | None = None
-        # Whether a key of arguments came with something else than an object.
-        self._is_without_object = False
+        # A `<` and what follows it, which may yet be a tag: it was not read.
+        self._tail = ""
+        self._state = _State.OPEN
+        self._begin_object()
 
-    def feed(self, text: str, start: int) -> int:
-        """Reads on; returns the place of the first character that was not read."""
-        place = start
-        while place < len(text) and not self.is_over:
+    @property
+    def num_held(self) -> int:
+        """How many characters of the text may yet be no call, or something else of it."""
+        return self._num_held + len(self._tail)
+
+    def feed(self, text: str) -> str:
+        """Reads on; returns what was not read, once it is over."""
+        text, self._tail = self._tail + text, ""
+        place = 0
+        while place < len(text) and not (self.is_over or self._tail):
             end = len(text)
             if not self.has_begun:
                 end = min(end, place + MAX_UNCERTAIN_CHARACTERS - self._num_held)
                 if end <= place:
                     self.is_over = True
                     break
-            first, place = place, self._read_on(text, place, end)
+            first, place = place, self._read_on(text[:end] if end < len(text) else text, place)
             if not self.has_begun:
                 self._held.append(text[first:place])
                 self._num_held += place - first
-        return place
+        return text[place:] if self.is_over else ""
+
+    def finish(self) -> None:
+        """The text is over: the call is whole, or cut."""
+        tail, self._tail = self._tail, ""
+        if tail.startswith(END):
+            self._end_by_tag()
+        elif self._mender is not None and not self.is_over:
+            if self._mender.is_in_string and tail:
+                self._mender.feed(tail, 0, is_plain=True)
+            self._mender.flush()
+            self._take_mended()
+        if not self.has_begun:
+            self._held.append(tail)
+        self.is_over = True
 
     def take(self) -> list[CallDelta]:
         """What came since the last time; a piece of arguments is whole."""
         deltas, self._deltas = self._deltas, []
-        taken = [each for each in deltas if each.name is not None]
-        if arguments := "".join([each.arguments for each in deltas]):
-            taken.append(CallDelta(None, arguments))
+        taken: list[CallDelta] = []
+        for delta in deltas:
+            if delta.name is None and taken and taken[-1].name is None:
+                taken[-1] = CallDelta(None, taken[-1].arguments + delta.arguments)
+            else:
+                taken.append(delta)
         return taken
 
     def rest(self) -> str:
         """The text, if it is no call; of one that is over, or at the end of all text."""
         return "" if self.has_begun else "".join(self._held)
 
-    def _read_on(self, text: str, start: int, end: int) -> int:
+    def _begin_object(self) -> None:
+        # Reads a key or a value, up to its end.
+        self._mender: JsonMender | None = None
+        self._read: list[str] = []
+        self._key: str | None = None
+        self._name: str | None = None
+        # Mended; those that came before the name.
+        self._arguments: list[str] | None = None
+        # Whether a key of arguments came with something else than an object.
+        self._is_without_object = False
+        self._is_certain = False
+
+    def _read_on(self, text: str, place: int) -> int:
         """Reads a character, or what there is of a key or a value; returns where to go on."""
-        if self._scanner is None:
-            return start + self._step(text[start])
-        stop = self._scanner.feed(text, start, end)
-        if self._expected == ",}" and self._key in _ARGUMENTS_KEYS:
-            self._show(text[start:stop])
-        elif not self.has_begun and (self._expected == ":" or self._key == "name"):
-            self._read.append(text[start:stop])
-        self.is_over = self._scanner.is_wrong
-        if self._scanner.is_complete:
-            self._scanner = None
+        if text[place] == "<" and self._has_tags:
+            is_in_string = self._mender is not None and self._mender.is_in_string
+            place, is_plain = self._read_mark(text, place, is_in_string=is_in_string)
+            if self.is_over or not is_plain:
+                return place
+        if self._mender is None:
+            return place + self._step(text[place])
+        stop = self._mender.feed(text, place, is_plain=True)
+        self._take_mended()
+        if self._mender.is_complete:
             self._end_part()
         return stop
 
+    def _read_mark(self, text: str, place: int, *, is_in_string: bool) -> tuple[int, bool]:
+        """A `<` that may begin a tag; returns where to go on, and whether it stands for itself.
+
+        A string may hold the end tag. It ends the call all the same if the text ends behind it, or
+        another call begins: then the string lacks its end.
+        """
+        begun = text[place : place + len(END)]
+        if begun != END:
+            may_come = END.startswith(text[place:])
+            self._tail = text[place:] if may_come else ""
+            return place, not may_come
+        if is_in_string:
+            behind = text[place + len(END) :].lstrip(_SPACE)
+            if not behind.startswith(BEGIN):
+                may_come = BEGIN.startswith(behind)
+                self._tail = text[place:] if may_come else ""
+                return place, not may_come
+        self._end_by_tag()
+        return place + len(END), False
+
     def _step(self, character: str) -> int:
-        """Reads one of the object's own characters; returns how many were: one or none."""
+        """Reads one of the call's own characters; returns how many were: one or none."""
+        state = self._state
+        if state is _State.END:
+            self.is_over = character not in _LEFT_OVER or not self._has_tags
+            return 0 if self.is_over else 1
         if character in _SPACE:
             return 1
-        if self._expected == "value":
+        if state is _State.VALUE:
             return self._begin_value(character)
-        if character not in self._expected:
+        if character in "\"'" and state in (_State.KEY, _State.COMMA):
+            self._state = _State.COLON
+            self._mender = JsonMender()
+            return 0
+        if character == "}" and state in (_State.KEY, _State.COMMA):
+            self._end_object()
+        elif character == "[" and state is _State.OPEN and self._has_tags:
+            self._is_list = True
+        elif next_state := _NEXT.get((state, character)):
+            self._state = next_state
+        elif not self.has_begun:
             self.is_over = True
             return 0
-        if character == '"':
-            self._expected = ":"
-            self._scanner = JsonScanner()
-            self._read = []
-            return 0
-        if character == "}":
-            self._end()
-        self._expected = {"{": '"}', ":": "value", ",": '"', "}": ""}[character]
         return 1
 
     def _begin_value(self, character: str) -> int:
+        if character in ",}" and self.has_begun:
+            self._state = _State.COMMA
+            return 0
         is_name = self._key == "name" and self._name is None
         is_arguments = self._key in _ARGUMENTS_KEYS and self._arguments is None
-        if is_name and character != '"':
-            self.is_over = True
-            return 0
+        if is_name and character not in "\"'":
+            self.is_over = not self.has_begun
+            is_name = False
         if is_arguments and character == "{":
             self._arguments = []
         elif not is_name:
             self._is_without_object |= is_arguments
             self._key = None
-        self._expected = ",}"
-        self._scanner = JsonScanner()
-        self._read = []
+        self._state = _State.COMMA
+        self._mender = JsonMender()
         self._begin_if_certain()
         return 0
 
+    def _take_mended(self) -> None:
+        """Takes in what the mender has written: of a key, or of a value that counts."""
+        assert self._mender is not None, "it has written it"
+        mended = self._mender.take()
+        if self._state is _State.COLON or self._key == "name":
+            self._read.append(mended)
+        elif self._key in _ARGUMENTS_KEYS and mended:
+            assert self._arguments is not None, "this is their value"
+            if self._is_certain:
+                self._deltas.append(CallDelta(None, mended))
+            else:
+                self._arguments.append(mended)
+
     def _end_part(self) -> None:
         """Takes in a key, or a value."""
-        if self.has_begun:
-            self._key = None
-        elif self._expected == ":":
-            self._key = json.loads("".join(self._read))
-        elif self._key == "name":
-            self._name = json.loads("".join(self._read))
-            self.is_over = self._name not in self._names
-            if not self.is_over:
+        self._mender = None
+        read, self._read = "".join(self._read), []
+        if self._state is _State.COLON:
+            self._key = json.loads(read)
+            return
+        if self._key == "name":
+            self._name = json.loads(read)
+            if self._name in self._names:
                 self._begin_if_certain()
+            else:
+                self.is_over = not self.has_begun
+        self._key = None
 
     def _begin_if_certain(self) -> None:
-        if self._name is None or self._arguments is None or self.has_begun:
+        if self._name not in self._names or self._arguments is None or self._is_certain:
             return
-        self.has_begun = True
+        self.has_begun = self._is_certain = True
         self._held = []
+        self._num_held = 0
         self._deltas.append(CallDelta(self._name, ""))
         self._deltas += [CallDelta(None, piece) for piece in self._arguments]
-        self._arguments = []
 
-    def _show(self, arguments: str) -> None:
-        if self.has_begun:
-            self._deltas.append(CallDelta(None, arguments))
-        else:
-            assert self._arguments is not None, "this is their value"
-            self._arguments.append(arguments)
-
-    def _end(self) -> None:
-        """Ends the object."""
-        self.is_over = True
+    def _end_object(self) -> None:
         if self._arguments is None and not self._is_without_object:
             self._arguments = ["{}"]
             self._begin_if_certain()
+        if not self.has_begun:
+            self.is_over = True
+        self._state = _State.BETWEEN if self._is_list else _State.END
+        self._begin_object()
+
+    def _end_by_tag(self) -> None:
+        """The end tag is read: what is open in the call ends with it."""
+        if self._mender is not None and self._is_certain:
+            self._mender.close()
+            self._take_mended()
+            self._end_part()
+        if self._mender is None and self._state in (_State.COMMA, _State.KEY):
+            self._end_object()
+        self.is_over = True

@@ -26,7 +26,7 @@ from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
 from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/sampling.proto\x12\ttandem.v1\x1a\x17tandem/v1/drafter.proto\x1a\x16tandem/v1/limits.proto\"\xca\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x43\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntryB\x05\xa8\xbb\x18\x80\x08\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\r\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12.\n\rlogprobs_mode\x18\r \x01(\x0e\x32\x17.tandem.v1.LogprobsMode\x12\x11\n\tnum_beams\x18\x0e \x01(\r\x12\x36\n\x11structured_output\x18\x0f \x01(\x0b\x32\x1b.tandem.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x94\x01\n\x10StructuredOutput\x12\x1d\n\x0bjson_schema\x18\x01 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x04H\x00\x12\x17\n\x05regex\x18\x02 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x01H\x00\x12%\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x12.tandem.v1.ChoicesH\x00\x12\x16\n\x04lark\x18\x04 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x04H\x00\x42\t\n\x07grammar\"-\n\x07\x43hoices\x12\x1a\n\x06values\x18\x01 \x03(\tB\n\xa8\xbb\x18\x80\x08\xb0\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80\x04\"\xa3\x05\n\x11SpeculationParams\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11prompt_lookup_min\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11prompt_lookup_max\x18\x04 \x01(\rH\x03\x88\x01\x01\x12#\n\x07overlap\x18\x05 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x06 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x13\n\x04pool\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x01\x12\'\n\talgorithm\x18\t \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x14\n\x07\x63hained\x18\n \x01(\x08H\x05\x88\x01\x01\x12\x1b\n\x0epool_min_ngram\x18\x0b \x01(\rH\x06\x88\x01\x01\x12!\n\x06preset\x18\x0c \x01(\x0e\x32\x11.tandem.v1.Preset\x12\x18\n\x0bhint_tokens\x18\r \x01(\rH\x07\x88\x01\x01\x12\"\n\tpool_keep\x18\x0e \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x18\n\x10pool_feed_tokens\x18\x0f \x01(\r\x12\x1b\n\x13pool_keep_cancelled\x18\x10 \x01(\x08\x12\x12\n\ntree_width\x18\x11 \x01(\rB\n\n\x08_enabledB\x19\n\x17_num_speculative_tokensB\x14\n\x12_prompt_lookup_minB\x14\n\x12_prompt_lookup_maxB\x13\n\x11_tokens_per_matchB\n\n\x08_chainedB\x11\n\x0f_pool_min_ngramB\x0e\n\x0c_hint_tokens\"\xcc\x02\n\tStepTrace\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x03 \x01(\r\x12\x17\n\x0finput_token_ids\x18\x04 \x03(\r\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x14\n\x0cslot_mapping\x18\x06 \x03(\r\x12\x16\n\x0elogits_indices\x18\x07 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x08 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\t \x01(\r\x12\x18\n\x10output_token_ids\x18\n \x03(\r\x12\x1c\n\x14\x63ontext_length_after\x18\x0b \x01(\r\x12+\n\tproposals\x18\x0c \x03(\x0b\x32\x18.tandem.v1.ProposalTrace\"x\n\rProposalTrace\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0e\x32\x11.tandem.v1.Source\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x01\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x02*\xa0\x01\n\x06Preset\x12\x16\n\x12PRESET_UNSPECIFIED\x10\x00\x12\x11\n\rPRESET_TANDEM\x10\x01\x12\x13\n\x0fPRESET_VLLM_KMP\x10\x02\x12\x0f\n\x0bPRESET_VLLM\x10\x03\x12\x13\n\x0fPRESET_VLLM_GPU\x10\x04\x12\x17\n\x13PRESET_TRANSFORMERS\x10\x05\x12\x17\n\x13PRESET_TENSORRT_LLM\x10\x06*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x42\x14Z\x12tandem/v1;tandemv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/sampling.proto\x12\ttandem.v1\x1a\x17tandem/v1/drafter.proto\x1a\x16tandem/v1/limits.proto\"\xca\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x43\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntryB\x05\xa8\xbb\x18\x80\x08\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\r\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12.\n\rlogprobs_mode\x18\r \x01(\x0e\x32\x17.tandem.v1.LogprobsMode\x12\x11\n\tnum_beams\x18\x0e \x01(\r\x12\x36\n\x11structured_output\x18\x0f \x01(\x0b\x32\x1b.tandem.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbd\x01\n\x10StructuredOutput\x12\x1d\n\x0bjson_schema\x18\x01 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x04H\x00\x12\x17\n\x05regex\x18\x02 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x01H\x00\x12%\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x12.tandem.v1.ChoicesH\x00\x12\x16\n\x04lark\x18\x04 \x01(\tB\x06\xb0\xbb\x18\x80\x80\x04H\x00\x12\'\n\treasoning\x18\x05 \x01(\x0b\x32\x14.tandem.v1.ReasoningB\t\n\x07grammar\"3\n\tReasoning\x12\x13\n\x05\x62\x65gin\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x11\n\x03\x65nd\x18\x02 \x01(\tB\x04\xb0\xbb\x18@\"-\n\x07\x43hoices\x12\x1a\n\x06values\x18\x01 \x03(\tB\n\xa8\xbb\x18\x80\x08\xb0\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80\x04\"\xa3\x05\n\x11SpeculationParams\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11prompt_lookup_min\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11prompt_lookup_max\x18\x04 \x01(\rH\x03\x88\x01\x01\x12#\n\x07overlap\x18\x05 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x06 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x13\n\x04pool\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x01\x12\'\n\talgorithm\x18\t \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x14\n\x07\x63hained\x18\n \x01(\x08H\x05\x88\x01\x01\x12\x1b\n\x0epool_min_ngram\x18\x0b \x01(\rH\x06\x88\x01\x01\x12!\n\x06preset\x18\x0c \x01(\x0e\x32\x11.tandem.v1.Preset\x12\x18\n\x0bhint_tokens\x18\r \x01(\rH\x07\x88\x01\x01\x12\"\n\tpool_keep\x18\x0e \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x18\n\x10pool_feed_tokens\x18\x0f \x01(\r\x12\x1b\n\x13pool_keep_cancelled\x18\x10 \x01(\x08\x12\x12\n\ntree_width\x18\x11 \x01(\rB\n\n\x08_enabledB\x19\n\x17_num_speculative_tokensB\x14\n\x12_prompt_lookup_minB\x14\n\x12_prompt_lookup_maxB\x13\n\x11_tokens_per_matchB\n\n\x08_chainedB\x11\n\x0f_pool_min_ngramB\x0e\n\x0c_hint_tokens\"\xcc\x02\n\tStepTrace\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x03 \x01(\r\x12\x17\n\x0finput_token_ids\x18\x04 \x03(\r\x12\x11\n\tpositions\x18\x05 \x03(\r\x12\x14\n\x0cslot_mapping\x18\x06 \x03(\r\x12\x16\n\x0elogits_indices\x18\x07 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x08 \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\t \x01(\r\x12\x18\n\x10output_token_ids\x18\n \x03(\r\x12\x1c\n\x14\x63ontext_length_after\x18\x0b \x01(\r\x12+\n\tproposals\x18\x0c \x03(\x0b\x32\x18.tandem.v1.ProposalTrace\"x\n\rProposalTrace\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0e\x32\x11.tandem.v1.Source\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x01\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x02*\xa0\x01\n\x06Preset\x12\x16\n\x12PRESET_UNSPECIFIED\x10\x00\x12\x11\n\rPRESET_TANDEM\x10\x01\x12\x13\n\x0fPRESET_VLLM_KMP\x10\x02\x12\x0f\n\x0bPRESET_VLLM\x10\x03\x12\x13\n\x0fPRESET_VLLM_GPU\x10\x04\x12\x17\n\x13PRESET_TRANSFORMERS\x10\x05\x12\x17\n\x13PRESET_TENSORRT_LLM\x10\x06*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x42\x14Z\x12tandem/v1;tandemv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,32 +44,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STRUCTUREDOUTPUT'].fields_by_name['regex']._serialized_options = b'\260\273\030\200\200\001'
   _globals['_STRUCTUREDOUTPUT'].fields_by_name['lark']._loaded_options = None
   _globals['_STRUCTUREDOUTPUT'].fields_by_name['lark']._serialized_options = b'\260\273\030\200\200\004'
+  _globals['_REASONING'].fields_by_name['begin']._loaded_options = None
+  _globals['_REASONING'].fields_by_name['begin']._serialized_options = b'\260\273\030@'
+  _globals['_REASONING'].fields_by_name['end']._loaded_options = None
+  _globals['_REASONING'].fields_by_name['end']._serialized_options = b'\260\273\030@'
   _globals['_CHOICES'].fields_by_name['values']._loaded_options = None
   _globals['_CHOICES'].fields_by_name['values']._serialized_options = b'\250\273\030\200\010\260\273\030\200 '
   _globals['_CHOICES']._loaded_options = None
   _globals['_CHOICES']._serialized_options = b'\270\273\030\200\200\004'
   _globals['_SPECULATIONPARAMS'].fields_by_name['pool']._loaded_options = None
   _globals['_SPECULATIONPARAMS'].fields_by_name['pool']._serialized_options = b'\260\273\030\200\001'
-  _globals['_LOGPROBSMODE']._serialized_start=2113
-  _globals['_LOGPROBSMODE']._serialized_end=2210
-  _globals['_PRESET']._serialized_start=2213
-  _globals['_PRESET']._serialized_end=2373
-  _globals['_FINISHREASON']._serialized_start=2375
-  _globals['_FINISHREASON']._serialized_end=2499
+  _globals['_LOGPROBSMODE']._serialized_start=2207
+  _globals['_LOGPROBSMODE']._serialized_end=2304
+  _globals['_PRESET']._serialized_start=2307
+  _globals['_PRESET']._serialized_end=2467
+  _globals['_FINISHREASON']._serialized_start=2469
+  _globals['_FINISHREASON']._serialized_end=2593
   _globals['_SAMPLINGPARAMS']._serialized_start=89
   _globals['_SAMPLINGPARAMS']._serialized_end=675
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=552
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=600
   _globals['_STRUCTUREDOUTPUT']._serialized_start=678
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=826
-  _globals['_CHOICES']._serialized_start=828
-  _globals['_CHOICES']._serialized_end=873
-  _globals['_SPECULATIONPARAMS']._serialized_start=876
-  _globals['_SPECULATIONPARAMS']._serialized_end=1551
-  _globals['_STEPTRACE']._serialized_start=1554
-  _globals['_STEPTRACE']._serialized_end=1886
-  _globals['_PROPOSALTRACE']._serialized_start=1888
-  _globals['_PROPOSALTRACE']._serialized_end=2008
-  _globals['_TOKENLOGPROB']._serialized_start=2010
-  _globals['_TOKENLOGPROB']._serialized_end=2111
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=867
+  _globals['_REASONING']._serialized_start=869
+  _globals['_REASONING']._serialized_end=920
+  _globals['_CHOICES']._serialized_start=922
+  _globals['_CHOICES']._serialized_end=967
+  _globals['_SPECULATIONPARAMS']._serialized_start=970
+  _globals['_SPECULATIONPARAMS']._serialized_end=1645
+  _globals['_STEPTRACE']._serialized_start=1648
+  _globals['_STEPTRACE']._serialized_end=1980
+  _globals['_PROPOSALTRACE']._serialized_start=1982
+  _globals['_PROPOSALTRACE']._serialized_end=2102
+  _globals['_TOKENLOGPROB']._serialized_start=2104
+  _globals['_TOKENLOGPROB']._serialized_end=2205
 # @@protoc_insertion_point(module_scope)

@@ -323,7 +323,7 @@ def test_held_back_text_comes_with_the_last_token_however_full_the_chunk_is(
     generation = make_generation()
     text = "x" * MAX_CHUNK_BYTES
     monkeypatch.setattr(generation._output_text, "feed", lambda ids: Shown(text, len(ids)))
-    monkeypatch.setattr(generation._output_text, "finish", lambda: "held")
+    monkeypatch.setattr(generation._output_text, "finish", lambda: Shown("held", 0))
     append_step(generation, [4], finish=FinishReason.LENGTH)
     generation.publish()
     assert read_chunk(generation) == chunk(

@@ -13,7 +13,7 @@ from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIEC
 def test_the_tokens_after_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.encode(character)[0] for character in "abcdef"]
     text = OutputText(tokenizer.detokenizer(), ["cd"])
-    assert text.feed(ids) == ("ab", 4, ())
+    assert text.feed(ids) == ("ab", 4, (), ())
     assert text.stopped
 
 
@@ -50,7 +50,7 @@ def test_where_the_output_ends_does_not_depend_on_the_steps(
 def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer.detokenizer(), ["abc"])
     assert text.feed(tokenizer.encode("xab")).text == "x"
-    assert text.finish() == "ab"
+    assert text.finish().text == "ab"
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_an_incomplete_character_comes_behind_the_text_that_was_held_back(
 ) -> None:
     text = OutputText(ByteDetokenizer(lambda token_id: bytes([token_id])), [stop])
     assert text.feed(b"xa\xe2").text == "x"
-    assert text.finish() == shown
+    assert text.finish().text == shown
     assert text.stopped is is_stopped
 
 
 def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
-    text = OutputText(None, ())
-    assert text.feed([1, 2, 3]) == ("", 3, ())
-    assert text.finish() == ""
+    text = OutputText(None)
+    assert text.feed([1, 2, 3]) == ("", 3, (), ())
+    assert text.finish().text == ""
 
 
 def held_back(text: str, stops: list[str]) -> int:
@@ -129,7 +129,7 @@ def test_reported_texts_join_to_the_text_without_reports(
         told, plain = told.copy(), plain.copy()
     assert told.stopped == plain.stopped
     if not told.stopped:
-        assert told.finish() == plain.finish()
+        assert told.finish().text == plain.finish().text
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])

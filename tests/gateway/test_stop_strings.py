@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.text.output_reader import OutputReader, Read, Reading
 from gateway.text.stop_strings import StopStrings
 
 # Few letters, so that prefixes of stop strings are frequent.
@@ -22,6 +23,14 @@ def search(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
+def reader_of(stops: list[str]) -> OutputReader:
+    return OutputReader(Reading(), StopStrings(stops))
+
+
+def text_of(read: Read) -> str:
+    return "".join(map(str, read.pieces))
+
+
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(bounds)]
@@ -31,14 +40,14 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 def test_a_stream_shows_what_a_search_of_the_whole_text_would(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    watched = StopStrings(stops)
+    watched = reader_of(stops)
     shown = ""
     for piece in pieces_of(text, cuts):
-        shown += watched.feed(piece)
+        shown += text_of(watched.feed(piece))
         if watched.stopped:
             break
     else:
-        shown += watched.finish()
+        shown += text_of(watched.finish())
     assert (shown, watched.stopped) == search(text, stops)
 
 
@@ -46,10 +55,10 @@ def test_a_stream_shows_what_a_search_of_the_whole_text_would(
 def test_exactly_the_text_that_may_begin_a_stop_string_is_held_back(
     text: str, stops: list[str]
 ) -> None:
-    watched = StopStrings(stops)
+    watched = reader_of(stops)
     shown = ""
     for index, character in enumerate(text):
-        shown += watched.feed(character)
+        shown += text_of(watched.feed(character))
         if watched.stopped:
             return
         held = text[len(shown) : index + 1]
@@ -57,15 +66,36 @@ def test_exactly_the_text_that_may_begin_a_stop_string_is_held_back(
 
 
 def test_of_two_strings_that_end_together_the_longer_ends_the_text() -> None:
-    watched = StopStrings(["c", "abc"])
-    assert watched.feed("xabcy") == "x"
+    watched = reader_of(["c", "abc"])
+    assert text_of(watched.feed("xabcy")) == "x"
 
 
 def test_the_string_that_is_complete_first_ends_the_text_even_if_another_began_before() -> None:
-    watched = StopStrings(["abcd", "b"])
-    assert watched.feed("abcd") == "a"
+    watched = reader_of(["abcd", "b"])
+    assert text_of(watched.feed("abcd")) == "a"
 
 
 def test_an_empty_stop_string_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         StopStrings([""])
+
+
+@given(text=TEXTS, stops=STOPS, num_early=st.integers(0, 30))
+def test_strings_that_are_complete_too_early_do_not_count(
+    text: str, stops: list[str], num_early: int
+) -> None:
+    watched = reader_of(stops)
+    shown = ""
+    for index, character in enumerate(text):
+        shown += text_of(watched.feed(character, counts_stops=index >= num_early))
+        if watched.stopped:
+            break
+    else:
+        shown += text_of(watched.finish())
+    ends = [end for end in range(num_early + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
+    assert watched.stopped is bool(stops and ends)
+    if watched.stopped:
+        begun = max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+        assert shown == text[: ends[0] - begun]
+    else:
+        assert shown == text

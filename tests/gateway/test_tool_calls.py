@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +9,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from gateway.text.output_reader import OutputReader, Read
 from gateway.text.tool_call_reader import CallDelta
 from gateway.text.tool_calls import (
     HermesParser,
     Llama3Parser,
     ToolCallForm,
+    ToolCallParser,
     form_of_template,
-    make_parser,
 )
 from tests.volume import cases
 
@@ -50,6 +50,22 @@ EITHER_KEY = [
     ('{"name": "add", "more": {"arguments": {"x": 1}}}', [ToolCall("add", "{}")]),
     ('{"name": "add", "arguments": "{}"}', []),
     ('{"parameters": [{}], "name": "add"}', []),
+]
+
+# Behind the brace of the arguments, up to the end tag.
+MISTAKES = [
+    ('{"t": "line1\nline2\t"}}', [ToolCall("add", '{"t": "line1\\nline2\\t"}')]),
+    ('{"t": "C:\\dir \\d+ it\\\'s"}}', [ToolCall("add", '{"t": "C:\\\\dir \\\\d+ it\'s"}')]),
+    ('{"x": 1,}}', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": 007}}', [ToolCall("add", '{"x": 7}')]),
+    ('{"x": 1},}', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": 1}}}}]', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": 1}', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": [1', [ToolCall("add", '{"x": [1]}')]),
+    ('{"x": {"y": 1}', [ToolCall("add", '{"x": {"y": 1}}')]),
+    ('{"x": 1}, "id": oops; 5 }', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": 1} and so on', [ToolCall("add", '{"x": 1}')]),
+    ('{"x": "say "hi" </b>"}}', [ToolCall("add", '{"x": "say \\"hi\\" </b>"}')]),
 ]
 
 HERMES = [
@@ -97,11 +113,34 @@ HERMES = [
         '<tool_call>{"arguments": {}, "name": "rm"}',
         [],
     ),
-    # A call that has begun is not taken back: it ends at its first mistake.
+    # A call that has begun is not taken back: its mistakes stay in it, up to its end.
     (
         '<tool_call>{"name": "add", "arguments": {"x": NaN}}\n',
-        "NaN}}\n",
-        [ToolCall("add", '{"x": ')],
+        "",
+        [ToolCall("add", '{"x": null}')],
+    ),
+    *[
+        (f"a <tool_call>{{'name': 'add', \"arguments\": {written}</tool_call> b", "ab", calls)
+        for written, calls in MISTAKES
+    ],
+    (f"<tool_call>[{ADD}, {WEATHER}]</tool_call>", "", [ADDED, ToolCall("get_weather", "{}")]),
+    (f"<tool_call>\n[\n{ADD}\n]\n</tool_call>\nb", "b", [ADDED]),
+    (f'<tool_call>[{ADD}, {{"name": "rm"}}, {ADD}]</tool_call> b', "b", [ADDED, ADDED]),
+    (f"<tool_call>[5, {ADD}]</tool_call>", f"<tool_call>[5, {ADD}]</tool_call>", []),
+    (f"<tool_call>{ADD}<tool_call>{ADD}", "", [ADDED, ADDED]),
+    # A string that lacks its end, if nothing but the end of the text or another call follows.
+    *[
+        (f'<tool_call>{{"name": "add", "arguments": {{"x": "1}}}}</tool_call>{rest}', "", calls)
+        for rest, calls in (
+            ("", [ToolCall("add", '{"x": "1}}"}')]),
+            (f"\n{TAGGED}", [ToolCall("add", '{"x": "1}}"}'), ADDED]),
+            (' b"}}', [ToolCall("add", '{"x": "1}}</tool_call> b"}')]),
+        )
+    ],
+    (
+        '<tool_call>{"name": "add", "arguments": }</tool_call> b',
+        '<tool_call>{"name": "add", "arguments": }</tool_call> b',
+        [],
     ),
     (
         f'<tool_call>{{"name": "add", "arguments": {{"x": 1}} </tool_call> {TAGGED} }}',
@@ -154,12 +193,24 @@ LLAMA = [
 ]
 
 
+def make_reader(form: ToolCallForm) -> OutputReader:
+    return ToolCallParser(form, NAMES)
+
+
+def text_of(read: Read) -> str:
+    return "".join(piece for piece in read.pieces if isinstance(piece, str))
+
+
+def calls_of(read: Read) -> list[CallDelta]:
+    return [piece for piece in read.pieces if isinstance(piece, CallDelta)]
+
+
 def parse(form: ToolCallForm, pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
-    parser = make_parser(form, NAMES)
-    parsed = [parser.feed(piece) for piece in pieces]
-    parsed.append(parser.finish())
-    deltas = [delta for each in parsed for delta in each.calls]
-    return "".join(each.text for each in parsed), join(deltas)
+    reader = make_reader(form)
+    reads = [reader.feed(piece) for piece in pieces]
+    reads.append(reader.finish())
+    deltas = [delta for read in reads for delta in calls_of(read)]
+    return "".join(map(text_of, reads)), join(deltas)
 
 
 def join(deltas: Sequence[CallDelta]) -> list[ToolCall]:
@@ -262,7 +313,7 @@ def test_well_written_calls_are_found_with_the_arguments_as_written(
     expected = []
     text = shown = ""
     for body, call in data.draw(st.lists(written_calls(), max_size=3)):
-        if form is ToolCallForm.HERMES:
+        if form.has_tags:
             before = data.draw(st.sampled_from(["", "I see.", "1 < 2"]))
             text += f"{before} <tool_call>{body}</tool_call>"
             shown += before
@@ -290,29 +341,33 @@ def test_a_call_is_told_with_the_text_that_makes_it_certain_and_its_arguments_as
     form: ToolCallForm, text: str, begins_after: str
 ) -> None:
     _, [whole] = parse(form, [text])
-    parser = make_parser(form, NAMES)
+    reader = make_reader(form)
     deltas: list[CallDelta] = []
     for end in range(1, len(text) + 1):
-        deltas += parser.feed(text[end - 1]).calls
+        deltas += calls_of(reader.feed(text[end - 1]))
         if end < len(begins_after):
             assert deltas == []
             continue
         [call] = join(deltas)
-        # At once, all that there is.
-        assert text[:end].endswith(call.arguments) or call.arguments == whole.arguments
+        # All that there is, but for a number that may go on, or a comma or quote that depends on
+        # what follows.
+        begin = text.index(whole.arguments)
+        assert whole.arguments.startswith(call.arguments)
         assert call.arguments
+        assert begin + len(call.arguments) >= min(end, begin + len(whole.arguments)) - 2
     assert join(deltas) == [whole]
 
 
-@pytest.mark.parametrize("parser", [HermesParser(NAMES), Llama3Parser(NAMES)])
-def test_what_is_held_back_is_bounded(parser: HermesParser | Llama3Parser) -> None:
-    begin = '<tool_call>{"' if isinstance(parser, HermesParser) else '{"'
+@pytest.mark.parametrize("form", list(ToolCallForm))
+def test_what_is_held_back_is_bounded(form: ToolCallForm) -> None:
+    begin = '<tool_call>{"' if form.has_tags else '{"'
+    reader = make_reader(form)
     fed = shown = 0
     for piece in [begin, *["x" * 1000] * 200]:
         fed += len(piece)
-        parsed = parser.feed(piece)
-        assert parsed.calls == []
-        shown += len(parsed.text)
+        read = reader.feed(piece)
+        assert calls_of(read) == []
+        shown += len(text_of(read))
         assert fed - shown < 70_000
     assert shown > 100_000
 
@@ -322,7 +377,7 @@ def test_what_is_held_back_is_bounded(parser: HermesParser | Llama3Parser) -> No
 def test_the_arguments_of_a_call_that_is_certain_have_no_bound(
     form: ToolCallForm, key: str
 ) -> None:
-    begin = "<tool_call>" if form is ToolCallForm.HERMES else ""
+    begin = "<tool_call>" if form.has_tags else ""
     arguments = json.dumps({"text": "x" * 200_000})
     text = f'{begin}{{"name": "add", "{key}": {arguments}}}'
     assert parse(form, divided(text, range(0, len(text), 7))) == ("", [ToolCall("add", arguments)])
@@ -344,47 +399,44 @@ class Piece(str):
 @pytest.mark.parametrize("begin", ["<tool_call>", '<tool_call>{"', "", "{"])
 @pytest.mark.parametrize("form", list(ToolCallForm))
 def test_held_text_is_not_copied_with_every_piece(form: ToolCallForm, begin: str) -> None:
-    parser = make_parser(form, NAMES)
-    parser.feed(begin)
+    reader = make_reader(form)
+    reader.feed(begin)
     Piece.num_copied = 0
     pieces = [Piece(" ")] * 20_000
     for piece in pieces:
-        parser.feed(piece)
+        reader.feed(piece)
     # White space and a tag that may belong to a call are.
     assert Piece.num_copied <= 270 * len(pieces)
 
 
-# Texts over which it took time to go back: nothing is read twice.
-BEGINNINGS = {
-    "calls": (TAGGED, LLAMA_ADD + ";"),
-    "begins": ("<tool_call>", "{"),
-    "strings that hold calls": ('<tool_call>{":"', '{":"'),
-    "members": ('"a":1,', '"a":1,'),
-    "ends": ('"</tool_call>', '"</tool_call>'),
-}
-
-
-@pytest.mark.parametrize("kind", BEGINNINGS)
-@pytest.mark.parametrize("form", list(ToolCallForm))
-def test_time_is_linear_in_the_text(form: ToolCallForm, kind: str) -> None:
-    unit = BEGINNINGS[kind][form is ToolCallForm.LLAMA3_JSON]
-    begin = ("<tool_call>{", "{")[form is ToolCallForm.LLAMA3_JSON] if kind == "members" else ""
-
-    def seconds(num_characters: int) -> float:
-        text = begin + unit * (num_characters // len(unit))
-        begin_s = time.process_time()
-        parse(form, [text])
-        return time.process_time() - begin_s
-
-    # Sixteen times the text: a square would take 256 times as long.
-    limit_s = 64 * max(1e-3, min(seconds(30_000) for _ in range(3)))
-    # A machine that is slow for a moment is not so three times.
-    assert any(seconds(480_000) < limit_s for _ in range(3))
+@pytest.mark.parametrize(("parser", "text"), [(HermesParser, TAGGED), (Llama3Parser, LLAMA_ADD)])
+def test_a_text_can_be_read_for_calls_alone(
+    parser: type[HermesParser | Llama3Parser], text: str
+) -> None:
+    reader = parser(NAMES)
+    assert join([*calls_of(reader.feed(text)), *calls_of(reader.finish())]) == [ADDED]
 
 
 def test_the_form_is_that_which_the_template_teaches() -> None:
     llama = '{"name": name, "parameters": values} Environment: ipython'
-    assert form_of_template("<tool_call>{{ call }}</tool_call>") is ToolCallForm.HERMES
     assert form_of_template(llama) is ToolCallForm.LLAMA3_JSON
-    assert form_of_template("<tool_call><function=f></function></tool_call>") is None
     assert form_of_template("{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("form", "source"),
+    [
+        (ToolCallForm.HERMES, "<tool_call>{{ call }}</tool_call>"),
+        (ToolCallForm.HERMES, '{{- \'<tool_call>\\n{"name": "\' }}{{ tool_call.name }}'),
+        (ToolCallForm.HERMES, "{{- '<tool_call>\\n' }}\n{{- '{\"name\": \"' + name }}"),
+        (ToolCallForm.HERMES, 'write <tool_call>\n{\\"arguments\\": <args>}'),
+        (ToolCallForm.HERMES_LIST, '<tool_call>[{"name": ..., "arguments": ...}]</tool_call>'),
+        (None, "<tool_call><function=f></function></tool_call>"),
+        (None, "<tool_call>\n{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>"),
+        (None, "write <tool_call>{function-name}\n<arg_key>{key}</arg_key></tool_call>"),
+        (None, "{{ '<tool_call>' + call.name + '(' + call.arguments + ')</tool_call>' }}"),
+        (None, "<tool_call>name: f, x: 1</tool_call>"),
+    ],
+)
+def test_tags_alone_do_not_tell_the_form(form: ToolCallForm | None, source: str) -> None:
+    assert form_of_template(source) is form

@@ -44,7 +44,7 @@ from verifier.sampling import Sampling
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
 from verifier.service.named_drafters import NamedDrafters
-from verifier.structured.grammars import Grammar, GrammarKind
+from verifier.structured.grammars import Grammar, GrammarKind, ReasoningTags
 
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
@@ -275,12 +275,17 @@ def grammar_of(message: verifier_pb2.Open, served: ServedModel) -> Grammar | Non
         raise InvalidRequestError(
             f"not together with {_STRUCTURED}", field="sampling.min_new_tokens"
         )
+    reasoning: ReasoningTags | None = None
+    if structured.HasField("reasoning"):
+        reasoning = ReasoningTags(structured.reasoning.begin, structured.reasoning.end)
+        if not reasoning.end:
+            raise InvalidRequestError("must be given", field=f"{_STRUCTURED}.reasoning.end")
     if kind != "choices":
-        return Grammar(GrammarKind(kind), getattr(structured, kind), field)
+        return Grammar(GrammarKind(kind), getattr(structured, kind), field, reasoning)
     values = list(structured.choices.values)
     if not values:
         raise InvalidRequestError("there is none", field=field)
-    return Grammar(GrammarKind.CHOICES, json.dumps(values), field)
+    return Grammar(GrammarKind.CHOICES, json.dumps(values), field, reasoning)
 
 
 def update(message: verifier_pb2.Update, session_id: int, *, drafters: NamedDrafters) -> Update:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -86,6 +86,17 @@ class GrammarKind(enum.Enum):
     LARK = "lark"
 
 
+class ReasoningTags(NamedTuple):
+    """Around the reasoning that may come before a grammar's text.
+
+    Attributes:
+        begin: "": the prompt has begun it; else the output may have none.
+    """
+
+    begin: str
+    end: str
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar as the client wrote it.
@@ -93,11 +104,13 @@ class Grammar:
     Attributes:
         text: of choices, the strings as a JSON list.
         field: of the request, for errors.
+        reasoning: may come first; None: nothing may.
     """
 
     kind: GrammarKind
     text: str
     field: str = ""
+    reasoning: ReasoningTags | None = None
 
 
 class Grammars:
@@ -318,6 +331,8 @@ class Grammars:
             )
         try:
             text = _written(grammar, tokenizer.tags)
+            if grammar.reasoning is not None:
+                text = _behind_reasoning(text, grammar.reasoning, tokenizer.tags)
         except ValueError as error:
             raise wrong_grammar(str(error), grammar.field) from None
         matcher = tokenizer.matcher(text)
@@ -486,6 +501,30 @@ def _written(grammar: Grammar, tags: Mapping[str, int]) -> str:
         return found[0] if token_id is None else f"<[{token_id}]>"
 
     return LLMatcher.grammar_from_lark(_LARK_TOKEN.sub(written, grammar.text))
+
+
+def _behind_reasoning(text: str, reasoning: ReasoningTags, tags: Mapping[str, int]) -> str:
+    """The grammar of an output that may reason before it follows another one.
+
+    Args:
+        text: of that one, in the library's own form: a grammar in Lark, or JSON.
+        tags: as in `LibraryTokenizer`.
+    """
+    parts: list[dict[str, Any]] = [{"lark_grammar": text}]
+    if text.lstrip().startswith("{"):
+        parts = json.loads(text)["grammars"]
+    parts[0]["name"] = "answer"
+    begin, end = (f"<[{tags[tag]}]>" if tag in tags else json.dumps(tag) for tag in reasoning)
+    if reasoning.end in tags:
+        # Where the end is a token, its text must not come otherwise: who reads the output would
+        # take it for the end.
+        written = f"(TEXT {json.dumps(reasoning.end)} TEXT)"
+        rules = f"thought: THOUGHT {end}\nTHOUGHT: TEXT & ~{written}\nTEXT: /(?s:.*)/"
+    else:
+        rules = f"thought[lazy]: /(?s:.*)/ {end}"
+    before = f"({begin} thought SPACE?)?" if reasoning.begin else "thought SPACE?"
+    first = f"start: {before} @answer\n{rules}\nSPACE: /\\s{{1,8}}/"
+    return json.dumps({"grammars": [{"lark_grammar": first}, *parts]})
 
 
 def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:

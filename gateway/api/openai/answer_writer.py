@@ -81,12 +81,8 @@ class AnswerWriter:
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(event)
                     usage.grow(index, event.usage.output_tokens)
-                    choice = job.choices[index]
-                    rest = choice.finish()
-                    usage.add_reasoning(rest.num_reasoning_tokens)
-                    message = answer.last(
-                        index, rest, event.finish_reason, usage, has_calls=choice.has_calls
-                    )
+                    has_calls = job.choices[index].has_calls
+                    message = answer.last(index, event.finish_reason, usage, has_calls=has_calls)
                 else:
                     await self._prepare(job, prompt_index, event)
                     if isinstance(event, Started):
@@ -136,9 +132,6 @@ class AnswerWriter:
             elif isinstance(event, Finished):
                 index = job.index_of(prompt_index, event.choice_index)
                 usage.add(event)
-                rest = job.choices[index].finish()
-                usage.add_reasoning(rest.num_reasoning_tokens)
-                parts[index].append(rest)
                 job.answer.collect(index, parts[index], event.finish_reason)
             else:
                 await self._prepare(job, prompt_index, event)

@@ -114,13 +114,10 @@ class Answer(Protocol):
     def part(self, index: int, part: Part, usage: UsageTotal) -> str:
         """A part of a choice that is not empty. `usage`: with the part."""
 
-    def last(
-        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
-    ) -> str:
+    def last(self, index: int, reason: FinishReason, usage: UsageTotal, *, has_calls: bool) -> str:
         """The end of a choice.
 
         Args:
-            rest: what was held back.
             has_calls: whether any part of it had tool calls.
         """
 
@@ -304,12 +301,9 @@ class ChunkAnswer:
             [self._chunk(each, so_far) for each in others]
         )
 
-    def last(
-        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
-    ) -> str:
-        message = "" if rest.is_empty else self.part(index, rest, usage)
+    def last(self, index: int, reason: FinishReason, usage: UsageTotal, *, has_calls: bool) -> str:
         last = self._form.last(index, reason, has_calls=has_calls)
-        return message + self._chunk(last, self._so_far(usage))
+        return self._chunk(last, self._so_far(usage))
 
     def end(self, usage: UsageTotal) -> str:
         done = "data: [DONE]\n\n"

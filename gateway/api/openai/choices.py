@@ -5,6 +5,7 @@ the prompt that it echoes.
 """
 
 import dataclasses
+import itertools
 import secrets
 from collections.abc import Sequence
 
@@ -12,15 +13,8 @@ from gateway.api.openai.answers import Part, ToolCallDelta
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
-from gateway.text.reasoning import ReasoningReader
+from gateway.text.output_reader import Read, ReasoningText
 from gateway.text.tool_call_reader import CallDelta
-from gateway.text.tool_calls import ToolCallParser
-
-# Read at once where the end of reasoning is looked for: a chunk may hold very many.
-_GROUP_TOKENS = 64
-
-# Of a prompt's last tokens, in which a tag that begins reasoning would be.
-_PROMPT_END_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +70,6 @@ class Choice:
         """The next part."""
         raise NotImplementedError
 
-    def finish(self) -> Part:
-        """What was held back; after the last chunk."""
-        return Part("", None, None)
-
     @property
     def has_calls(self) -> bool:
         """Whether any part had tool calls."""
@@ -97,126 +87,69 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
-    def __init__(
-        self,
-        wants: Wants,
-        *,
-        parser: ToolCallParser | None,
-        has_one_call: bool,
-        reads_reasoning: bool,
-    ) -> None:
+    def __init__(self, wants: Wants, *, has_one_call: bool) -> None:
         """Args:
         wants: what its parts hold beside the text.
-        parser: of its own; None: tool calls stay text.
         has_one_call: whether calls after the first are left out.
-        reads_reasoning: whether reasoning is told from the answer.
         """
         super().__init__(wants)
-        self._parser = parser
         self._has_one_call = has_one_call
         self._num_calls = 0
-        self._reads_reasoning = reads_reasoning
-        self._reasoning: ReasoningReader | None = None
-        # Tokens of which it is not known yet whether they are of reasoning.
-        self._num_undecided = 0
 
     @property
     def has_calls(self) -> bool:
         return self._num_calls > 0
 
-    def start(self, texts: TokenTexts, prompt_token_ids: Sequence[int], decoded: str) -> None:
-        super().start(texts, prompt_token_ids, decoded)
-        if self._reads_reasoning:
-            self._reasoning = ReasoningReader(texts.echo(prompt_token_ids[-_PROMPT_END_TOKENS:]))
-
     def read(self, chunk: Chunk) -> Part:
         logprobs: list[object] | None = None
         if self.wants.logprobs:
             logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
-        part = self._part(chunk.text, logprobs, chunk)
+        part = self._part("", logprobs, chunk)
+        reads = [read for step in chunk.steps for read in step.reads]
         if not self.wants.parts:
-            return self._told_apart(part, chunk.token_ids)
+            return self._told_apart(part, reads)
         assert logprobs is not None, "wanted, too"
-        texts = [text for step in chunk.steps for text in step.token_texts]
         parts = [
-            self._told_apart(Part(text, [logprob], None), [token_id])
-            for text, logprob, token_id in zip(texts, logprobs, chunk.token_ids, strict=True)
+            self._told_apart(Part("", [logprob], None), [read])
+            for logprob, read in zip(logprobs, reads, strict=False)
         ]
+        # What was held back to the end has no token.
+        parts += [self._told_apart(Part("", [], None), [read]) for read in reads[len(logprobs) :]]
         num_reasoning_tokens = sum(each.num_reasoning_tokens for each in parts)
         return part._replace(num_reasoning_tokens=num_reasoning_tokens, parts=parts)
 
-    def finish(self) -> Part:
-        part = super().finish()
-        if self._reasoning is not None:
-            reasoning, text = self._reasoning.finish()
-            part = part._replace(text=text, reasoning=reasoning)
-        if self._parser is None:
-            return part
-        fed, rest = self._parser.feed(part.text), self._parser.finish()
-        return self._shown(part, [*fed.pieces, *rest.pieces])
-
-    def _told_apart(self, part: Part, token_ids: Sequence[int]) -> Part:
-        """The part, with reasoning, text and calls told from each other."""
-        if self._reasoning is not None and not self._reasoning.is_answer:
-            part = self._read_reasoning(self._reasoning, part, token_ids)
-        if self._parser is None:
-            return part
-        part = part._replace(begins_in_call=self._parser.is_in_call)
-        return self._shown(part, self._parser.feed(part.text).pieces)
-
-    def _read_reasoning(
-        self, reader: ReasoningReader, part: Part, token_ids: Sequence[int]
-    ) -> Part:
-        """The part, with reasoning and answer told from each other."""
-        was_over, before = reader.is_over, reader.copy()
-        reasoning, text = reader.feed(part.text)
-        num_tokens = 0
-        if not was_over:
-            self._num_undecided += len(token_ids)
-            if reader.is_over:
-                self._num_undecided -= len(token_ids) - self._num_up_to_end(before, token_ids)
-            if reader.has_begun:
-                num_tokens, self._num_undecided = self._num_undecided, 0
-        return part._replace(text=text, reasoning=reasoning, num_reasoning_tokens=num_tokens)
-
-    def _num_up_to_end(self, reader: ReasoningReader, token_ids: Sequence[int]) -> int:
-        """How many of a chunk's tokens come up to the end of the reasoning.
-
-        Args:
-            reader: as it was before the chunk.
-        """
-        # What a character lacks that an earlier chunk began belongs to no tag.
-        detokenizer = self._texts.detokenizer(())
-        assert detokenizer is not None, "a text was read"
-        num_tokens = 0
-        for size in (_GROUP_TOKENS, 1):
-            while num_tokens < len(token_ids):
-                tried, tried_detokenizer = reader.copy(), detokenizer.copy()
-                tried.feed(tried_detokenizer.feed(token_ids[num_tokens : num_tokens + size]))
-                if tried.is_over:
-                    break
-                reader, detokenizer = tried, tried_detokenizer
-                num_tokens += size
-        return min(num_tokens + 1, len(token_ids))
-
-    def _shown(self, part: Part, pieces: Sequence[str | CallDelta]) -> Part:
+    def _told_apart(self, part: Part, reads: Sequence[Read]) -> Part:
+        """The part, with what was read in it."""
+        reasoning: list[str] = []
         texts: list[str] = []
+        deltas: list[ToolCallDelta] = []
         num_characters = 0
-        deltas = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                texts.append(piece)
-                num_characters += len(piece)
-                continue
-            name, arguments = piece
-            begins = name is not None
-            self._num_calls += begins
-            if self._has_one_call and self._num_calls > 1:
-                continue
-            call_id = f"call_{secrets.token_hex(12)}" if begins else None
-            position = self._num_calls - 1
-            deltas.append(ToolCallDelta(position, call_id, name, arguments, num_characters))
-        return part._replace(text="".join(texts), tool_calls=deltas)
+        for piece in itertools.chain.from_iterable([read.pieces for read in reads]):
+            match piece:
+                case str():
+                    texts.append(piece)
+                    num_characters += len(piece)
+                case ReasoningText(text):
+                    reasoning.append(text)
+                case CallDelta():
+                    deltas += self._call_deltas(piece, num_characters)
+        return part._replace(
+            text="".join(texts),
+            reasoning="".join(reasoning),
+            num_reasoning_tokens=sum([read.num_reasoning_tokens for read in reads]),
+            begins_in_call=bool(reads) and reads[0].begins_in_call,
+            tool_calls=deltas,
+        )
+
+    def _call_deltas(self, delta: CallDelta, place: int) -> Sequence[ToolCallDelta]:
+        """One, or none of a call that is left out; it comes so far in its part's text."""
+        name, arguments = delta
+        begins = name is not None
+        self._num_calls += begins
+        if self._has_one_call and self._num_calls > 1:
+            return ()
+        call_id = f"call_{secrets.token_hex(12)}" if begins else None
+        return (ToolCallDelta(self._num_calls - 1, call_id, name, arguments, place),)
 
 
 class CompletionChoice(Choice):

@@ -16,7 +16,6 @@ from gateway.api.openai.responses.answer import ResponseAnswer
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.model_text import ModelText
-from gateway.text.tool_calls import make_parser
 from servicekit import logs
 
 
@@ -132,12 +131,12 @@ def chat_job(
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
     form = None if text is None else text.tool_call_form
-    names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
+    has_tools = bool(tools.callable_tools(parsed))
     wants = Wants(
         logprobs=bool(parsed.logprobs),
         token_ids=bool(parsed.return_token_ids),
         report=_wants_report(parsed),
-        parts=tells_logprobs_apart and bool(parsed.logprobs and form is not None and names),
+        parts=tells_logprobs_apart and bool(parsed.logprobs and form is not None and has_tools),
     )
     grammar = tools.forced_call(parsed, text) if is_served else None
     request = requests.chat_request(
@@ -145,20 +144,13 @@ def chat_job(
         chat.conversation(parsed, num_bytes=num_bytes),
         grammar=grammar,
         trace=wants.report and allows_trace,
-        report_tokens=(wants.report or wants.parts) and text is not None,
+        report_tokens=wants.report and text is not None,
     )
-    # What follows a grammar from its first token on has no reasoning.
-    is_free = request.sampling.structured_output is None
     return Job(
         answer=_answer(ChatForm(), parsed, parsed.n or 1),
         requests=[request],
         choices=[
-            ChatChoice(
-                wants,
-                parser=make_parser(form, names) if form is not None and names else None,
-                has_one_call=parsed.parallel_tool_calls is False,
-                reads_reasoning=text is not None and text.has_reasoning and is_free,
-            )
+            ChatChoice(wants, has_one_call=parsed.parallel_tool_calls is False)
             for _ in range(parsed.n or 1)
         ],
         num_prompts=1,

@@ -1,6 +1,6 @@
 """The tools of a chat completion: which may be called, and the grammar of a call that must come.
 
-Owns `tool_choice`. How a model writes its calls is known to `gateway/text/tool_calls.py`.
+Owns `tool_choice`. How a model writes its calls is known to `gateway/text/`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.messages.request import EncodedGrammar
 from gateway.text.model_text import ModelText
-from gateway.text.tool_calls import ToolCallForm
+from gateway.text.tool_call_form import TAGS, ToolCallForm
 
 # Of the parameters in a grammar: it is written in the event loop's thread.
 _MAX_SIZE = 1 << 18
@@ -57,16 +57,14 @@ def forced_call(
     if parsed.structured_outputs is not None or has_format:
         raise _refused("a call that must come allows no other structured output")
     written = _schema_of_call(tools, form)
-    if form is ToolCallForm.LLAMA3_JSON:
+    if not form.has_tags:
         return grammars.of_schema(written, param="tools")
     # As verifiers write JSON: a model might go on with white space for ever.
     call = grammars.written({"x-guidance": {"whitespace_pattern": " ?"}, **written})
     # As the model does: by the token where there is one.
-    begin, end = (
-        tag if text.tokenizer.is_added_token(tag) else f'"{tag}"'
-        for tag in ("<tool_call>", "</tool_call>")
-    )
-    lark = f'start: {begin} "\\n" call "\\n" {end}\ncall: %json {call}\n'
+    begin, end = (tag if text.tokenizer.is_added_token(tag) else f'"{tag}"' for tag in TAGS)
+    body = '"[" call "]"' if form is ToolCallForm.HERMES_LIST else "call"
+    lark = f'start: {begin} "\\n" {body} "\\n" {end}\ncall: %json {call}\n'
     return grammars.of_lark(lark, param="tools")
 
 

@@ -27,7 +27,7 @@ TEMPLATE = (
     "{# knows </think> #}{% for m in messages %}[{{ m.role }}]"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     "{% for call in m.tool_calls or () %}({{ call.function.name }}){% endfor %}{% endfor %}"
-    "[assistant]{% if is_open %}<think>\n{% endif %}"
+    "[assistant]{% if is_open %}<think>\n{% elif is_over %}<think></think>{% endif %}"
 )
 
 
@@ -293,25 +293,71 @@ async def test_an_output_that_is_cut_while_the_model_reasons_has_no_answer(
     assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
 
 
+async def test_reasoning_stays_text_where_it_is_not_looked_for(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    verifier.play(lambda opened: [*texts("<think>a b"), 0])
+    running = await start_api(reasoning_parser="none")
+    answer = await post(running, PATH, body())
+    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+    assert (choice.message.content, choice.message.reasoning_content) == ("<think>a b", None)
+
+
+FORMAT = {"response_format": {"type": "json_object"}}
+
+
 @pytest.mark.parametrize(
-    ("fields", "options"),
+    ("fields", "variables", "tags"),
     [
-        ({}, {"reasoning_parser": "none"}),
-        ({"response_format": {"type": "json_object"}}, {}),
+        (FORMAT, {"is_open": True}, ("", "</think>")),
+        (FORMAT, {}, ("<think>", "</think>")),
+        (FORMAT, {"is_over": True}, None),
+        ({"tools": TOOLS, "tool_choice": "required"}, {"is_open": True}, ("", "</think>")),
     ],
 )
-async def test_reasoning_stays_text_where_it_is_not_looked_for(
+async def test_a_grammar_begins_behind_the_reasoning(
     start_api: StartApi,
     verifier: ScriptedVerifier,
     texts: Callable[[str], list[int]],
     fields: dict[str, Any],
-    options: dict[str, Any],
+    variables: dict[str, bool],
+    tags: tuple[str, str] | None,
 ) -> None:
-    verifier.play(lambda opened: [*texts("<think>a b"), 0])
-    running = await start_api(**options)
-    answer = await post(running, PATH, body(**fields))
+    text = "Hm.</think>\n{}" if variables.get("is_open") else "<think>Hm.</think>{}"
+    verifier.play(lambda opened: [*texts(text), 0])
+    running = await start_api(tool_call_parser="hermes")
+    given = body(**fields, chat_template_kwargs=variables)
+    answer = await post(running, PATH, given)
     [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-    assert (choice.message.content, choice.message.reasoning_content) == ("<think>a b", None)
+    assert choice.message.reasoning_content == "Hm."
+    assert choice.message.content == "{}"
+    opened = await verifier.nth("open", 0)
+    structured = opened.sampling.structured_output
+    assert structured.WhichOneof("grammar") is not None
+    assert structured.HasField("reasoning") is (tags is not None)
+    if tags is not None:
+        assert (structured.reasoning.begin, structured.reasoning.end) == tags
+
+
+async def test_a_call_that_no_end_of_the_reasoning_follows_is_one_in_every_form_of_answer(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
+) -> None:
+    verifier.play(lambda opened: [*texts(f"Hm.\n{CALL}"), 0])
+    running = await start_api(tool_call_parser="hermes", stream_interval_s=0)
+    given = body(tools=TOOLS, chat_template_kwargs={"is_open": True}, stop=["\n"])
+    answer = await post(running, PATH, given)
+    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.reasoning_content == "Hm."
+    assert choice.message.content is None
+    assert [call.function.name for call in choice.message.tool_calls or ()] == ["time"]
+    events = (await post(running, PATH, {**given, "stream": True})).events[:-1]
+    choices = [answer_schema.ChatCompletionChunk.model_validate(each).choices[0] for each in events]
+    assert choices[-1].finish_reason == "tool_calls"
+    assert "".join(each.delta.reasoning_content or "" for each in choices) == "Hm."
+    assert not any(each.delta.content for each in choices)
+    calls = [call for each in choices for call in each.delta.tool_calls or ()]
+    assert [call.function.name for call in calls if call.id] == ["time"]
 
 
 async def test_a_template_without_the_tags_leaves_them_in_the_text_unless_told_otherwise(

@@ -158,10 +158,8 @@ class ResponseAnswer:
             )
         return events
 
-    def last(
-        self, index: int, rest: Part, reason: FinishReason, usage: UsageTotal, *, has_calls: bool
-    ) -> str:
-        events = self._take(rest)
+    def last(self, index: int, reason: FinishReason, usage: UsageTotal, *, has_calls: bool) -> str:
+        events = ""
         if self._open is None and not self._items:
             events += self._open_text(_Message)[1]
         if self._held_logprobs and isinstance(self._open, _Message):
@@ -189,7 +187,7 @@ class ResponseAnswer:
     def collect(self, index: int, parts: Sequence[Part], reason: FinishReason) -> None:
         for part in parts:
             self._take(part)
-        self.last(index, Part("", None, None), reason, UsageTotal(), has_calls=False)
+        self.last(index, reason, UsageTotal(), has_calls=False)
 
     def whole(self, usage: UsageTotal) -> str:
         return self._response(json.dumps(_usage(usage)))
