@@ -98,19 +98,20 @@ class CallReader:
     def feed(self, text: str) -> str:
         """Reads on; returns what was not read, once it is over."""
         text, self._tail = self._tail + text, ""
-        place = 0
-        while place < len(text) and not (self.is_over or self._tail):
-            end = len(text)
+        while text and not (self.is_over or self._tail):
+            if self.has_begun:
+                text = self._read_on(text)
+                continue
+            num_free = MAX_UNCERTAIN_CHARACTERS - self._num_held
+            part = text[:num_free]
+            rest = self._read_on(part)
+            num_read = len(part) - len(rest) - len(self._tail)
             if not self.has_begun:
-                end = min(end, place + MAX_UNCERTAIN_CHARACTERS - self._num_held)
-                if end <= place:
-                    self.is_over = True
-                    break
-            first, place = place, self._read_on(text[:end] if end < len(text) else text, place)
-            if not self.has_begun:
-                self._held.append(text[first:place])
-                self._num_held += place - first
-        return text[place:] if self.is_over else ""
+                self._held.append(part[:num_read])
+                self._num_held += num_read
+            self.is_over |= num_read == num_free and not self.has_begun
+            text = text[num_read:]
+        return text if self.is_over else ""
 
     def finish(self) -> None:
         """The text is over: the call is whole, or cut."""
@@ -119,7 +120,7 @@ class CallReader:
             self._end_by_tag()
         elif self._mender is not None and not self.is_over:
             if self._mender.is_in_string and tail:
-                self._mender.feed(tail, 0, is_plain=True)
+                self._mender.feed(tail, is_plain=True)
             self._mender.flush()
             self._take_mended()
         if not self.has_begun:
@@ -153,40 +154,36 @@ class CallReader:
         self._is_without_object = False
         self._is_certain = False
 
-    def _read_on(self, text: str, place: int) -> int:
-        """Reads a character, or what there is of a key or a value; returns where to go on."""
-        if text[place] == "<" and self._has_tags:
-            is_in_string = self._mender is not None and self._mender.is_in_string
-            place, is_plain = self._read_mark(text, place, is_in_string=is_in_string)
-            if self.is_over or not is_plain:
-                return place
+    def _read_on(self, text: str) -> str:
+        """Reads a character, or what there is of a key or a value; returns the rest."""
+        if text[0] == "<" and self._has_tags and (mark := self._mark(text)) is not None:
+            if mark:
+                self._end_by_tag()
+                return text[len(END) :]
+            self._tail = text
+            return ""
         if self._mender is None:
-            return place + self._step(text[place])
-        stop = self._mender.feed(text, place, is_plain=True)
+            return text[self._step(text[0]) :]
+        rest = self._mender.feed(text, is_plain=text[0] == "<")
         self._take_mended()
         if self._mender.is_complete:
             self._end_part()
-        return stop
+        return rest
 
-    def _read_mark(self, text: str, place: int, *, is_in_string: bool) -> tuple[int, bool]:
-        """A `<` that may begin a tag; returns where to go on, and whether it stands for itself.
+    def _mark(self, text: str) -> bool | None:
+        """Whether the text begins with the end tag. False: it may yet; None: it does not.
 
         A string may hold the end tag. It ends the call all the same if the text ends behind it, or
         another call begins: then the string lacks its end.
         """
-        begun = text[place : place + len(END)]
-        if begun != END:
-            may_come = END.startswith(text[place:])
-            self._tail = text[place:] if may_come else ""
-            return place, not may_come
-        if is_in_string:
-            behind = text[place + len(END) :].lstrip(_SPACE)
-            if not behind.startswith(BEGIN):
-                may_come = BEGIN.startswith(behind)
-                self._tail = text[place:] if may_come else ""
-                return place, not may_come
-        self._end_by_tag()
-        return place + len(END), False
+        if text.startswith(END):
+            if self._mender is None or not self._mender.is_in_string:
+                return True
+            behind = text[len(END) :].lstrip(_SPACE)
+            if behind.startswith(BEGIN):
+                return True
+            return False if BEGIN.startswith(behind) else None
+        return False if END.startswith(text) else None
 
     def _step(self, character: str) -> int:
         """Reads one of the call's own characters; returns how many were: one or none."""
