@@ -5,6 +5,8 @@ a function that decodes.
 
     ByteDetokenizer      for byte-level vocabularies: every token is a string of bytes
     WindowDetokenizer    for all others: decodes a short window of tokens again and again
+    FallbackDetokenizer  around the latter, where some tokens are single bytes (SentencePiece's
+                         byte fallback)
 
 `tokenizers.decoders.DecodeStream` (0.23) replaces neither: bytes that never become text are never
 shown, not even at the end, and all of them are decoded again with each token (500 µs per token
@@ -12,7 +14,8 @@ after 1,500 of them; a window takes 8).
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 #: Stands for bytes that are not text.
@@ -23,6 +26,20 @@ _MAX_PENDING_TOKENS = 8
 
 # Decoded at once, where there are so many.
 _GROUP_TOKENS = 64
+
+# Any one that is a byte in UTF-8.
+_LETTER = "A"
+
+# Of `codecs`: each byte that is no text is replaced, where Python replaces several by one.
+_ONE_PER_BYTE = "tandem_one_per_byte"
+
+
+def _replace_each(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError), "bytes are decoded"
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(_ONE_PER_BYTE, _replace_each)
 
 
 class Detokenizer(Protocol):
@@ -64,13 +81,11 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """Decodes the last tokens together with some that precede them.
 
-    For vocabularies whose decoder looks at neighbours (SentencePiece's leading space, byte
-    fallback). The window is `context + pending`: the text of the context has been returned, that
-    of the pending tokens has not. The text ends in U+FFFD while a character is incomplete.
+    For vocabularies whose decoder looks at neighbours (SentencePiece's leading space). The window
+    is `context + pending`: the text of the context has been returned, that of the pending tokens
+    has not. The text ends in U+FFFD while a character is incomplete.
 
-    The text is the same however the tokens are divided. It equals that of decoding everything at
-    once except inside runs of byte-fallback tokens that are not valid UTF-8: there the whole run
-    decides, and a stream cannot wait for its end.
+    The text is the same however the tokens are divided.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -133,3 +148,50 @@ class WindowDetokenizer:
         self._num_context = len(self._window)
         self._num_without_text = 0
         return text[len(context_text) :]
+
+
+class FallbackDetokenizer:
+    """Decodes tokens of single bytes itself, and has another detokenizer do so with all others.
+
+    As SentencePiece does, each byte that is part of no character becomes one U+FFFD, and leaves the
+    characters beside it alone. (The library's decoder spoils the whole run of bytes.)
+    """
+
+    def __init__(self, others: Detokenizer, byte_of: Mapping[int, int]) -> None:
+        """Args:
+        others: a new one.
+        byte_of: the byte of each such token; each byte has one.
+        """
+        self._others = others
+        self._byte_of = byte_of
+        self._letter_id = next(token_id for token_id, b in byte_of.items() if b == ord(_LETTER))
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=_ONE_PER_BYTE)
+        # Whether the last token was a byte.
+        self._is_in_bytes = False
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        parts: list[str] = []
+        for is_bytes, group in itertools.groupby(token_ids, self._byte_of.__contains__):
+            if not is_bytes:
+                parts += (self._end_bytes(), self._others.feed(list(group)))
+                continue
+            if not self._is_in_bytes:
+                # What follows the bytes is no first word: the others get a letter in their place.
+                parts.append(self._others.feed((self._letter_id,)).removesuffix(_LETTER))
+            self._is_in_bytes = True
+            parts.append(self._decoder.decode(bytes(map(self._byte_of.__getitem__, group))))
+        return "".join(parts)
+
+    def finish(self) -> str:
+        return self._end_bytes() + self._others.finish()
+
+    def copy(self) -> "FallbackDetokenizer":
+        copy = FallbackDetokenizer(self._others.copy(), self._byte_of)
+        copy._decoder.setstate(self._decoder.getstate())
+        copy._is_in_bytes = self._is_in_bytes
+        return copy
+
+    def _end_bytes(self) -> str:
+        """The text of the last bytes, where no other follows that completes a character."""
+        self._is_in_bytes = False
+        return self._decoder.decode(b"", final=True)

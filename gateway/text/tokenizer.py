@@ -7,14 +7,18 @@ import functools
 import hashlib
 import json
 import os
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+)
 
 # The library would start threads for its first call, though every call has one text. Where none can
 # be started at that moment, all calls fail until the process ends.
@@ -38,11 +42,7 @@ _MAX_TOKENS_BY_CUT = 256
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
 
-# Of a character in UTF-8, after its first byte.
-_MAX_CONTINUATION_BYTES = 3
-
-# SentencePiece's byte fallback, and what it writes for a space.
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+# What SentencePiece writes for a space.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
@@ -92,8 +92,14 @@ class Tokenizer:
         }
         self._added = frozenset(token.content for token in added.values())
         self._is_byte_level = _is_byte_level(tokenizer)
-        self._continuation_ids = frozenset(
-            tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(0x80, 0xC0)
+        # Of byte fallback.
+        self._byte_of = {
+            token_id: byte
+            for byte in range(0x100)
+            if (token_id := tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None
+        }
+        self._has_fallback = len(self._byte_of) == 0x100 and "ByteFallback" in json.dumps(
+            _state(tokenizer.decoder)
         )
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
@@ -158,25 +164,22 @@ class Tokenizer:
                 depends on it: a first word keeps its space, and a character that the context
                 leaves incomplete is completed.
         """
-        detokenizer = (
-            ByteDetokenizer(self.bytes_of)
-            if self._is_byte_level
-            else WindowDetokenizer(self.decode)
-        )
-        context = context[-CONTEXT_TOKENS:]
-        if not self._is_byte_level:
-            # What a cut leaves of a character would make no text of all bytes that follow it.
-            num_cut = 0
-            for token_id in context[:_MAX_CONTINUATION_BYTES]:
-                if token_id not in self._continuation_ids:
-                    break
-                num_cut += 1
-            context = context[num_cut:]
-        detokenizer.feed(context)
+        detokenizer: Detokenizer
+        if self._is_byte_level:
+            detokenizer = ByteDetokenizer(self.bytes_of)
+        else:
+            detokenizer = WindowDetokenizer(self._decode)
+            if self._has_fallback:
+                detokenizer = FallbackDetokenizer(detokenizer, self._byte_of)
+        detokenizer.feed(context[-CONTEXT_TOKENS:])
         return detokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole output; special tokens and unknown ids are left out."""
+        detokenizer = self.detokenizer()
+        return detokenizer.feed(token_ids) + detokenizer.finish()
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         # The library recognises special tokens by their text, and not where it normalises that.
         shown = [token_id for token_id in token_ids if token_id not in self._special_texts]
         return self._tokenizer.decode(shown, skip_special_tokens=True)
@@ -202,9 +205,8 @@ class Tokenizer:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        byte = _BYTE_TOKEN.fullmatch(token)
-        if byte:
-            return bytes.fromhex(byte[1])
+        if token_id in self._byte_of:
+            return bytes((self._byte_of[token_id],))
         return token.replace(_SPACE, " ").encode()
 
     def _encode(self, text: str) -> tokenizers.Encoding:
