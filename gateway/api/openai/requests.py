@@ -5,15 +5,15 @@ acceptable beyond the schema is decided where gRPC's requests are checked: `gate
 """
 
 import codecs
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+import typing
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from gateway.api.openai.responses.schema import ResponsesRequest, TextOptions
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
@@ -268,9 +268,25 @@ def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> Api
 
 def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | str]) -> bool:
     """Whether a place in a request lies in a field that is marked so."""
-    if model is schema.ChatCompletionRequest and location[0] == "messages" and len(location) > 2:
-        return _is_unsupported(schema.Message, location[2:])
-    if model is ResponsesRequest and location[0] == "text" and len(location) > 1:
-        return _is_unsupported(TextOptions, location[1:])
-    field = model.model_fields.get(str(location[0]))
-    return field is not None and schema.UNSUPPORTED in field.metadata
+    models: Sequence[type[pydantic.BaseModel]] = [model]
+    for name in location:
+        if isinstance(name, int):
+            continue
+        fields = [
+            field
+            for each in models
+            for known, field in each.model_fields.items()
+            if name == (field.alias or known)
+        ]
+        if any(schema.UNSUPPORTED in field.metadata for field in fields):
+            return True
+        models = [each for field in fields for each in _models_within(field.annotation)]
+    return False
+
+
+def _models_within(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+    """Those that a type is, or holds."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_within(argument)

@@ -391,7 +391,7 @@ async def test_the_same_is_run_as_for_a_chat_completion(
             "tools.0.parameters",
             "invalid_value",
         ),
-        ({"include": ["file_search_call.results"]}, "include.0", "invalid_value"),
+        ({"include": ["bogus"]}, "include.0", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
