@@ -107,6 +107,7 @@ def completion_job(
         ],
         num_prompts=len(prompts),
         is_stream=bool(parsed.stream),
+        renamed_params={"structured_outputs": _param_of_grammar(parsed, None)},
     )
 
 
@@ -207,7 +208,8 @@ def response_job(
 
 
 def _param_of_grammar(
-    parsed: schema.ChatCompletionRequest, forced_call: EncodedGrammar | None
+    parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
+    forced_call: EncodedGrammar | None,
 ) -> str:
     """Which parameter asks for the output's grammar."""
     if forced_call is not None:

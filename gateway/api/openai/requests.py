@@ -200,20 +200,30 @@ def _request(
 def _grammar(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
 ) -> EncodedGrammar | None:
-    """What the output follows; `structured_outputs` counts before `response_format`."""
+    """What the output follows.
+
+    Raises:
+        ApiError: two parameters ask for a format, or a schema is too large.
+    """
+    answer_format = parsed.response_format
+    has_format = not isinstance(answer_format, schema.TextFormat | None)
     if (structured := parsed.structured_outputs) is not None:
+        if has_format:
+            raise ApiError(
+                400,
+                "response_format: structured_outputs beside it asks for another format",
+                param="response_format",
+                code="invalid_value",
+            )
         if structured.json_schema is not None:
             return grammars.of_schema(structured.json_schema, param="structured_outputs")
         return encoded_grammar(
             regex=structured.regex, choices=structured.choice, lark=structured.grammar
         )
-    if isinstance(parsed, schema.ChatCompletionRequest):
-        if isinstance(parsed.response_format, schema.JsonObjectFormat):
-            return encoded_grammar(json_schema='{"type": "object"}')
-        if isinstance(parsed.response_format, schema.JsonSchemaFormat):
-            return grammars.of_schema(
-                parsed.response_format.json_schema.schema_, param="response_format"
-            )
+    if isinstance(answer_format, schema.JsonObjectFormat):
+        return encoded_grammar(json_schema='{"type": "object"}')
+    if isinstance(answer_format, schema.JsonSchemaFormat):
+        return grammars.of_schema(answer_format.json_schema.schema_, param="response_format")
     return None
 
 

@@ -225,6 +225,41 @@ class StructuredOutputs(RequestPart):
         return self
 
 
+class TextFormat(RequestPart):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestPart):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+JsonSchema = Annotated[
+    Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
+    one_of(_schema_kind, "an object or a boolean"),
+]
+
+
+class NamedSchema(RequestPart):
+    """A JSON schema, as OpenAI's clients send it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")] = True
+    strict: bool | None = None
+    """The output always follows the schema."""
+
+
+class JsonSchemaFormat(RequestPart):
+    """A JSON value that is valid under the schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class CommonRequest(RequestPart):
     """What all requests that generate have in common."""
 
@@ -318,6 +353,11 @@ class _ChoicesRequest(CommonRequest):
     """Choices per prompt; 1 by default."""
 
     structured_outputs: StructuredOutputs | None = None
+
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
 
     return_token_ids: bool | None = None
     """Extension: whether choices hold `token_ids`."""
@@ -510,41 +550,6 @@ _ToolChoice = Annotated[
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class TextFormat(RequestPart):
-    """Free text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestPart):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-JsonSchema = Annotated[
-    Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
-    one_of(_schema_kind, "an object or a boolean"),
-]
-
-
-class NamedSchema(RequestPart):
-    """A JSON schema, as OpenAI's clients send it."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[JsonSchema, Field(alias="schema")] = True
-    strict: bool | None = None
-    """The output always follows the schema."""
-
-
-class JsonSchemaFormat(RequestPart):
-    """A JSON value that is valid under the schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
 class ChatCompletionRequest(_ChoicesRequest):
     """A request for `/v1/chat/completions`."""
 
@@ -573,11 +578,6 @@ class ChatCompletionRequest(_ChoicesRequest):
 
     tool_choice: _ToolChoice | None = None
     """`auto` by default; `required` or a function's name need structured output."""
-
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = None
 
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""

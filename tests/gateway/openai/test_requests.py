@@ -242,6 +242,7 @@ async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> Non
     ("path", "fields", "param"),
     [
         ("/v1/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/completions", {"response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
     ],
