@@ -375,8 +375,23 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """How a model is sampled where a request over HTTP does not say; `top_k` 0: from all tokens."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that requests can name."""
+    """A model that requests can name.
+
+    Attributes:
+        http_sampling_defaults: requests of this client do not get them; None: an older gateway.
+    """
 
     model_id: str
     model_digest: str
@@ -384,6 +399,7 @@ class Model:
     max_model_len: int
     max_num_speculative_tokens: int
     num_verifiers: int
+    http_sampling_defaults: SamplingDefaults | None = None
 
 
 class TandemError(Exception):

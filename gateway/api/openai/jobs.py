@@ -16,6 +16,7 @@ from gateway.api.openai.responses.answer import ResponseAnswer
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.model_text import ModelText
+from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.text.tool_calls import make_parser
 from servicekit import logs
 
@@ -92,6 +93,7 @@ def completion_job(
         requests=requests.completion_requests(
             parsed,
             prompts,
+            defaults=_defaults(text),
             trace=wants.report and allows_trace,
             report_tokens=wants.report and text is not None,
         ),
@@ -144,6 +146,7 @@ def chat_job(
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),
+        defaults=_defaults(text),
         grammar=grammar,
         trace=wants.report and allows_trace,
         report_tokens=(wants.report or wants.parts) and text is not None,
@@ -199,12 +202,18 @@ def response_job(
     names = conversion.RENAMED_PARAMS
     return dataclasses.replace(
         job,
-        answer=ResponseAnswer(parsed, request_id=logs.request_id()),
+        answer=ResponseAnswer(
+            parsed, sampling=job.requests[0].sampling, request_id=logs.request_id()
+        ),
         renamed_params={
             **names,
             **{usual: names.get(param, param) for usual, param in job.renamed_params.items()},
         },
     )
+
+
+def _defaults(text: ModelText | None) -> SamplingDefaults:
+    return NO_DEFAULTS if text is None else text.sampling_defaults
 
 
 def _param_of_grammar(

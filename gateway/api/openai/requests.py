@@ -1,6 +1,6 @@
 """From a request's body to the gateway's own requests, one per prompt.
 
-Owns OpenAI's defaults and how a body's errors name the parameter at fault. Which values are
+Owns where defaults count, and how a body's errors name the parameter at fault. Which values are
 acceptable beyond the schema is decided where gRPC's requests are checked: `gateway/requests/`.
 """
 
@@ -27,6 +27,7 @@ from gateway.messages.request import (
     Tie,
 )
 from gateway.requests.drafting_policy import Preset
+from gateway.text.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -50,6 +51,7 @@ _FORM_OF_ERROR = {
 }
 
 _R = TypeVar("_R", bound=pydantic.BaseModel)
+_T = TypeVar("_T")
 
 
 def check_size(body: bytes) -> None:
@@ -91,6 +93,7 @@ def completion_requests(
     parsed: schema.CompletionRequest,
     prompts: Sequence[str | Sequence[int]],
     *,
+    defaults: SamplingDefaults,
     trace: bool,
     report_tokens: bool,
 ) -> list[GenerateRequest]:
@@ -98,6 +101,7 @@ def completion_requests(
 
     Args:
         prompts: the request's, each as text or as token ids.
+        defaults: the model's.
         trace: whether each step is traced.
         report_tokens: whether each token's text is told.
     """
@@ -105,6 +109,7 @@ def completion_requests(
         _request(
             parsed,
             prompt,
+            defaults=defaults,
             max_new_tokens=parsed.max_tokens or _DEFAULT_COMPLETION_TOKENS,
             num_logprobs=parsed.logprobs,
             num_prompt_logprobs=parsed.logprobs if parsed.echo else None,
@@ -119,6 +124,7 @@ def chat_request(
     parsed: schema.ChatCompletionRequest,
     conversation: Conversation,
     *,
+    defaults: SamplingDefaults,
     grammar: EncodedGrammar | None,
     trace: bool,
     report_tokens: bool,
@@ -127,11 +133,12 @@ def chat_request(
 
     Args:
         grammar: of a tool call that must come.
-        trace, report_tokens: as above.
+        defaults, trace, report_tokens: as above.
     """
     return _request(
         parsed,
         conversation,
+        defaults=defaults,
         max_new_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
@@ -155,6 +162,7 @@ def _request(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
     prompt: str | Sequence[int] | Conversation,
     *,
+    defaults: SamplingDefaults,
     max_new_tokens: int | None,
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
@@ -168,11 +176,11 @@ def _request(
         prompt_token_ids=None if isinstance(prompt, str | Conversation) else prompt,
         conversation=prompt if isinstance(prompt, Conversation) else None,
         sampling=SamplingParams(
-            temperature=1.0 if parsed.temperature is None else parsed.temperature,
-            top_k=max(parsed.top_k or 0, 0),
-            top_p=parsed.top_p,
-            min_p=parsed.min_p or 0.0,
-            repetition_penalty=parsed.repetition_penalty,
+            temperature=_or(defaults.temperature, parsed.temperature),
+            top_k=max(_or(defaults.top_k, parsed.top_k), 0),
+            top_p=_or(defaults.top_p, parsed.top_p),
+            min_p=_or(defaults.min_p, parsed.min_p),
+            repetition_penalty=_or(defaults.repetition_penalty, parsed.repetition_penalty),
             frequency_penalty=parsed.frequency_penalty or 0.0,
             presence_penalty=parsed.presence_penalty or 0.0,
             logit_bias=parsed.logit_bias or {},
@@ -195,6 +203,10 @@ def _request(
         trace=trace,
         report_tokens=report_tokens,
     )
+
+
+def _or(default: _T, named: _T | None) -> _T:
+    return default if named is None else named
 
 
 def _grammar(

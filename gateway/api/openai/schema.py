@@ -270,7 +270,7 @@ class CommonRequest(RequestPart):
     """Whether the answer comes in chunks, as server-sent events."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """1 by default; 0 is greedy."""
+    """0 is greedy. By default what the model recommends, as `/v1/models` says; else 1."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 

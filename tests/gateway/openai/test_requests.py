@@ -8,6 +8,7 @@ import pytest
 
 from gateway.api.openai import chat, requests, schema
 from gateway.messages.request import GenerateRequest
+from gateway.text.sampling_defaults import NO_DEFAULTS
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import (
@@ -130,6 +131,7 @@ def test_newer_names_of_parameters_count_instead_of_older_ones() -> None:
     made = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=1),
+        defaults=NO_DEFAULTS,
         grammar=None,
         trace=False,
         report_tokens=False,
@@ -358,7 +360,11 @@ def test_what_only_accounts_need_changes_no_request() -> None:
         body = {"model": "scripted", "prompt": "x", "seed": 1, **fields}
         parsed = requests.parse(schema.CompletionRequest, json.dumps(body).encode())
         [request] = requests.completion_requests(
-            parsed, requests.prompts_of(parsed), trace=False, report_tokens=False
+            parsed,
+            requests.prompts_of(parsed),
+            defaults=NO_DEFAULTS,
+            trace=False,
+            report_tokens=False,
         )
         return request
 

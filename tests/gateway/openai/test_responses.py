@@ -17,6 +17,7 @@ from gateway.api.openai.responses import answer as response_answer
 from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
+from gateway.messages.request import SamplingParams
 from gateway.messages.response import FinishReason
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
@@ -565,7 +566,9 @@ def test_a_whole_answer_costs_no_events() -> None:
     """They would repeat it four times, on the event loop."""
     text = "x" * (1 << 20)
     parsed = ResponsesRequest(model="scripted", input="hi")
-    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    answer = response_answer.ResponseAnswer(
+        parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
+    )
     tracemalloc.start()
     try:
         answer.collect(0, [Part(text, None, None)], FinishReason.STOP)
@@ -579,7 +582,9 @@ def test_a_whole_answer_costs_no_events() -> None:
 
 def test_tokens_whose_text_does_not_come_cost_no_more_the_more_there_are() -> None:
     parsed = ResponsesRequest(model="scripted", input="hi", stream=True)
-    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    answer = response_answer.ResponseAnswer(
+        parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
+    )
     part, usage = Part("", ['{"token":"a"}'], None), UsageTotal()
     durations_s = []
     for num_tokens in (1_000, 60_000, 1_000):
