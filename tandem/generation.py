@@ -70,7 +70,8 @@ class SamplingParams:
     seed: int | None = None
     """Equal requests with equal seeds get equal output; None is random."""
     min_new_tokens: int = 0
-    """No stop token comes before this many output tokens."""
+    """No stop token comes before this many output tokens; a stop string that is complete before is
+    text."""
     logprobs: int | None = None
     """Returns the logprob of each output token and of the n likeliest; None returns none."""
     prompt_logprobs: int | None = None

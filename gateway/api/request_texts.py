@@ -91,6 +91,7 @@ class RequestTexts:
         output_text = OutputText(
             text.tokenizer.detokenizer(prompt),
             request.stop_sequences,
+            min_tokens=request.sampling.min_new_tokens,
             reports_tokens=request.report_tokens,
         )
         await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)

@@ -38,14 +38,19 @@ class OutputText:
         detokenizer: Detokenizer | None,
         stop_sequences: Sequence[str],
         *,
+        min_tokens: int = 0,
         reports_tokens: bool = False,
     ) -> None:
         """Args:
+        min_tokens: a stop string that one of so many first tokens completes is text.
         reports_tokens: whether the text of each token is told; the whole text is the same.
         """
         assert detokenizer is not None or not (stop_sequences or reports_tokens)
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop_sequences) if stop_sequences else None
+        self._max_stop_length = max(map(len, stop_sequences), default=0)
+        # Tokens to come that complete no stop string.
+        self._num_passed_over = min_tokens if stop_sequences else 0
         self._reports_tokens = reports_tokens
 
     def copy(self) -> "OutputText":
@@ -56,6 +61,8 @@ class OutputText:
             reports_tokens=self._reports_tokens,
         )
         copy._stops = None if self._stops is None else self._stops.copy()
+        copy._max_stop_length = self._max_stop_length
+        copy._num_passed_over = self._num_passed_over
         return copy
 
     def skip(self, token_ids: Sequence[int]) -> None:
@@ -65,12 +72,12 @@ class OutputText:
         """
         if self._detokenizer is None:
             return
-        for first in range(0, len(token_ids), _SKIPPED_AT_ONCE):
-            text = self._detokenizer.feed(token_ids[first : first + _SKIPPED_AT_ONCE])
-            if self._stops is not None:
-                self._stops.feed(text)
-                if self._stops.stopped:
-                    return
+        first = 0
+        while first < len(token_ids) and not self.stopped:
+            end = first + min(_SKIPPED_AT_ONCE, self._num_passed_over or _SKIPPED_AT_ONCE)
+            group = token_ids[first:end]
+            self._search(self._detokenizer.feed(group), len(group))
+            first = end
 
     @property
     def stopped(self) -> bool:
@@ -89,8 +96,7 @@ class OutputText:
             return Shown(self._detokenizer.feed(token_ids), len(token_ids))
         texts = []
         for token_id in token_ids:
-            text = self._detokenizer.feed((token_id,))
-            texts.append(text if self._stops is None else self._stops.feed(text))
+            texts.append(self._search(self._detokenizer.feed((token_id,)), 1))
             if self.stopped:
                 break
         return Shown("".join(texts), len(texts), texts if self._reports_tokens else ())
@@ -102,4 +108,28 @@ class OutputText:
         tail = self._detokenizer.finish()
         if self._stops is None:
             return tail
+        if self._num_passed_over:
+            return self._pass_over(self._stops, tail) + self._stops.finish()
         return self._stops.feed(tail) + self._stops.finish()
+
+    def _search(self, text: str, num_tokens: int) -> str:
+        """What can be shown of the next tokens' text; all of them are passed over, or none."""
+        if self._stops is None:
+            return text
+        if not self._num_passed_over:
+            return self._stops.feed(text)
+        self._num_passed_over -= num_tokens
+        return self._pass_over(self._stops, text)
+
+    def _pass_over(self, stops: StopStrings, text: str) -> str:
+        """What can be shown of a text that ends no output, and may begin a stop string."""
+        tried = stops.copy()
+        shown = tried.feed(text)
+        if tried.stopped:
+            text = stops.finish() + text
+            for start in range(max(0, len(text) - self._max_stop_length), len(text) + 1):
+                tried, shown = stops.copy(), text[:start]
+                if not tried.feed(text[start:]) and not tried.stopped:
+                    break
+        self._stops = tried
+        return shown

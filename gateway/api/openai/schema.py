@@ -311,7 +311,8 @@ class CommonRequest(RequestPart):
     """Extension: over prompt and output; 1: off."""
 
     min_tokens: _Uint32 | None = None
-    """Extension: no stop token within so many tokens."""
+    """Extension: no stop token within so many tokens; a stop string that is complete within them is
+    text."""
 
     stop_token_ids: Annotated[list[_Uint32], Field(fail_fast=True, max_length=64)] | None = None
     """Extension: the output ends with any of these tokens."""

@@ -151,6 +151,28 @@ async def test_logprobs_are_those_of_the_models_own_logits(
     assert opened.sampling.logprobs_mode == sampling_pb2.LOGPROBS_MODE_RAW
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "num_tokens"),
+    [(0, "a", 2), (2, "abca", 5), (4, "abca", 5), (5, "abcabc", 7)],
+)
+async def test_min_tokens_holds_off_stop_strings(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Any,
+    min_tokens: int,
+    shown: str,
+    num_tokens: int,
+) -> None:
+    verifier.play(lambda opened: [*(texts(letter)[0] for letter in "abcabc"), 0])
+    running = await start_api()
+    fields = {"stop": "b", "min_tokens": min_tokens}
+    body = {"model": "scripted", "prompt": "x", "max_tokens": 9, **fields}
+    answer = json.loads((await post(running, "/v1/completions", body)).body)
+    assert answer["choices"][0]["text"] == shown
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == num_tokens
+
+
 REFUSED = [
     ("best_of", 2, "unsupported_parameter"),
     ("suffix", "end", "unsupported_parameter"),
