@@ -4,7 +4,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
+from openai.types.responses import (
+    ParsedResponseFunctionToolCall,
+    ParsedResponseOutputMessage,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseReasoningItem,
+)
 
 from gateway.api.openai import chat, requests, schema
 from gateway.api.openai.errors import ApiError
@@ -191,6 +200,49 @@ def test_reasoning_of_which_nothing_came_is_a_message_of_its_own() -> None:
         ("user", None),
         ("assistant", "u"),
     ]
+
+
+_PARSED: Mapping[str, Any] = {
+    "id": "1",
+    "type": "message",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "x", "annotations": [], "parsed": {"a": 1}}],
+}
+ITEMS = [
+    ResponseOutputMessage.model_validate(_PARSED),
+    ParsedResponseOutputMessage.model_validate(_PARSED),
+    ResponseReasoningItem.model_validate({"id": "1", **thoughts("t")}),
+    *(
+        kind.model_validate(
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+        )
+        for kind in (ResponseFunctionToolCall, ParsedResponseFunctionToolCall)
+    ),
+]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+def test_items_of_the_official_client_come_back_however_they_are_dumped(
+    item: openai.BaseModel,
+) -> None:
+    expected = given_items(USER, item.to_dict())
+    # With every field of the client's class, by its name in Python.
+    assert given_items(USER, item.model_dump()) == expected
+    assert given_items(USER, item.model_dump(by_alias=True)) == expected
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionMessage, ParsedChatCompletionMessage])
+def test_messages_of_the_official_client_come_back_however_they_are_dumped(
+    kind: type[openai.BaseModel],
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = kind.model_validate(
+        {"role": "assistant", "content": "x", "tool_calls": [call], "reasoning_content": "t"}
+    )
+    expected = given(USER, message.to_dict())
+    assert expected[1]["reasoning_content"] == "t"
+    assert given(USER, message.model_dump()) == expected
 
 
 def test_a_refusal_in_a_response_is_text() -> None:

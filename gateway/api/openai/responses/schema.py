@@ -91,6 +91,8 @@ class InputCall(RequestPart):
     status: NotRead = None
     parsed_arguments: NotRead = None
     async_: Annotated[Literal[False] | None, UNSUPPORTED, Field(alias="async")] = None
+    # As the official client's items are dumped.
+    async_dumped: Annotated[Literal[False] | None, UNSUPPORTED, Field(alias="async_")] = None
     caller: Annotated[DirectCaller | None, UNSUPPORTED] = None
     namespace: Annotated[None, UNSUPPORTED] = None
 
