@@ -78,6 +78,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How models write their reasoning before a chat's answer: `think`, in <think> tags; `auto`,
     if the model's chat template knows these; with `none` it stays text."""
 
+    generation_config: Literal["auto", "none"] = "auto"
+    """Which sampling requests over HTTP get that name none: `auto`, what the generation_config.json
+    beside each tokenizer says (temperature, top_p, top_k, min_p, repetition_penalty), else OpenAI's
+    defaults; with `none` always these. Over gRPC the defaults are the same for every model."""
+
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""

@@ -1,9 +1,11 @@
 """Builds a whole gateway from its configuration, and runs it."""
 
 import asyncio
+import dataclasses
 import functools
 import secrets
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -27,6 +29,7 @@ from gateway.routing.membership import Membership
 from gateway.routing.progress_watch import ProgressWatch
 from gateway.text.chat_template import ChatTemplateError
 from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
+from gateway.text.sampling_defaults import NO_DEFAULTS, GenerationConfigError
 from gateway.text.tokenizer import TokenizerLoadError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.channel import open_channel
@@ -41,6 +44,9 @@ from tandem.v1 import gateway_pb2_grpc, limits_pb2
 
 if TYPE_CHECKING:
     from servicekit.spans import Spans
+
+# In characters, of a value in the log.
+_MAX_SHOWN = 64
 
 
 class GatewayServer:
@@ -91,7 +97,7 @@ class GatewayServer:
             logger=logger,
             on_availability=self._on_availability,
         )
-        texts, threads = _load_texts(config), TokenizerThreads()
+        texts, threads = _load_texts(config, logger), TokenizerThreads()
         self._threads = threads
         self.frontend = Frontend(
             coordinator=self.coordinator,
@@ -320,17 +326,29 @@ async def _run_link(link: VerifierLink, channel: grpc.aio.Channel) -> None:
         await link.run()
 
 
-def _load_texts(config: GatewayConfig) -> ModelTexts:
+def _log_ignored(logger: Logger, folder: Path, name: str, value: object) -> None:
+    logger.warning(
+        "sampling_default_ignored", folder=str(folder), field=name, value=repr(value)[:_MAX_SHOWN]
+    )
+
+
+def _load_texts(config: GatewayConfig, logger: Logger) -> ModelTexts:
+    loaded = []
     try:
-        return ModelTexts(
-            [
-                ModelText.load(
-                    folder, tool_calls=config.tool_call_parser, reasoning=config.reasoning_parser
-                )
-                for folder in config.tokenizer
-            ]
-        )
-    except (TokenizerLoadError, ChatTemplateError) as error:
+        for folder in config.tokenizer:
+            text = ModelText.load(
+                folder,
+                tool_calls=config.tool_call_parser,
+                reasoning=config.reasoning_parser,
+                generation_config=config.generation_config,
+                on_ignored_default=functools.partial(_log_ignored, logger, folder),
+            )
+            loaded.append(text)
+            if text.sampling_defaults != NO_DEFAULTS:
+                defaults = dataclasses.asdict(text.sampling_defaults)
+                logger.info("sampling_defaults", folder=str(folder), **defaults)
+        return ModelTexts(loaded)
+    except (TokenizerLoadError, ChatTemplateError, GenerationConfigError) as error:
         raise ConfigError("--tokenizer", str(error)) from None
     except SameTokenizerError:
         raise ConfigError("--tokenizer", "two folders have the same tokenizer") from None

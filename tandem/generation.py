@@ -70,7 +70,8 @@ class SamplingParams:
     seed: int | None = None
     """Equal requests with equal seeds get equal output; None is random."""
     min_new_tokens: int = 0
-    """No stop token comes before this many output tokens."""
+    """No stop token comes before this many output tokens; a stop string that is complete before is
+    text."""
     logprobs: int | None = None
     """Returns the logprob of each output token and of the n likeliest; None returns none."""
     prompt_logprobs: int | None = None
@@ -375,8 +376,23 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """How a model is sampled where a request over HTTP does not say; `top_k` 0: from all tokens."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that requests can name."""
+    """A model that requests can name.
+
+    Attributes:
+        http_sampling_defaults: requests of this client do not get them; None: an older gateway.
+    """
 
     model_id: str
     model_digest: str
@@ -384,6 +400,7 @@ class Model:
     max_model_len: int
     max_num_speculative_tokens: int
     num_verifiers: int
+    http_sampling_defaults: SamplingDefaults | None = None
 
 
 class TandemError(Exception):

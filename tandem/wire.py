@@ -91,7 +91,18 @@ def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
 
 
 def to_models(response: gateway_pb2.ListModelsResponse) -> tuple[generation.Model, ...]:
-    return tuple(to_value(generation.Model, model) for model in response.models)
+    return tuple(
+        to_value(
+            generation.Model,
+            model,
+            http_sampling_defaults=to_value(
+                generation.SamplingDefaults, model.http_sampling_defaults
+            )
+            if model.HasField("http_sampling_defaults")
+            else None,
+        )
+        for model in response.models
+    )
 
 
 def to_error(error: grpc.RpcError) -> generation.TandemError:

@@ -27,6 +27,7 @@ from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.text.model_text import ModelText, ModelTexts
+from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.client_waits import is_left_unread
 from servicekit.logs import Logger, adopt_request_id
@@ -98,6 +99,11 @@ class Frontend:
     def find_model(self, model_id: str) -> Model | None:
         """The model of this id; None: it is not served, and `generate` refuses requests for it."""
         return self._fleet.models().get(model_id)
+
+    def sampling_defaults(self, model: Model) -> SamplingDefaults:
+        """What requests over HTTP get that name no value."""
+        text = self._texts.find(model.tokenizer_digest)
+        return NO_DEFAULTS if text is None else text.sampling_defaults
 
     def count_refused(self, code: str, principal: Principal = ANONYMOUS) -> None:
         """Counts a request that was refused before it could be run, and logs its line.

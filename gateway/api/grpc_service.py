@@ -70,7 +70,10 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
     ) -> gateway_pb2.ListModelsResponse:
         """The models that are served."""
-        return wire.models_to_proto(self._frontend.list_models())
+        models = self._frontend.list_models()
+        return wire.models_to_proto(
+            (model, self._frontend.sampling_defaults(model)) for model in models
+        )
 
 
 def _expires_at_s(context: _GenerateContext) -> float:

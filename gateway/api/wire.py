@@ -25,6 +25,7 @@ from gateway.messages.response import (
     Started,
     Traced,
 )
+from gateway.text.sampling_defaults import SamplingDefaults
 from servicekit.message_limits import MessageLimits
 from servicekit.unknown_fields import find_unknown_field
 from tandem.v1 import gateway_pb2, limits_pb2, sampling_pb2
@@ -173,8 +174,10 @@ def rejected_drafts(encoded: EncodedStep) -> Sequence[int]:
     return step.draft_token_ids[step.num_accepted_tokens :]
 
 
-def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:
-    """The models that are served."""
+def models_to_proto(
+    models: Iterable[tuple[Model, SamplingDefaults]],
+) -> gateway_pb2.ListModelsResponse:
+    """The models that are served, and what requests over HTTP get that name no value."""
     return gateway_pb2.ListModelsResponse(
         models=[
             gateway_pb2.Model(
@@ -184,8 +187,9 @@ def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:
                 max_model_len=model.max_model_len,
                 max_num_speculative_tokens=model.max_num_speculative_tokens,
                 num_verifiers=model.num_verifiers,
+                http_sampling_defaults=gateway_pb2.SamplingDefaults(**dataclasses.asdict(defaults)),
             )
-            for model in models
+            for model, defaults in models
         ]
     )
 

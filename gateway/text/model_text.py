@@ -1,15 +1,18 @@
-"""The tokenizers of a gateway, each with the chat template of its folder.
+"""The tokenizers of a gateway, each with what else its folder says of text.
 
 Owns which of them serves a model: the one whose digest its verifiers report. Read-only.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
+from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tool_call_form import TAGS, ToolCallForm, form_of_template
 
@@ -22,16 +25,24 @@ class ModelText:
         chat_template: None: it has none, and conversations are refused.
         tool_call_form: how the model writes its calls; None: unknown, and they stay text.
         has_reasoning: whether reasoning in tags is told from the answer.
+        sampling_defaults: what requests over HTTP get that name no value.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
     tool_call_form: ToolCallForm | None = None
     has_reasoning: bool = False
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     @classmethod
     def load(
-        cls, folder: Path, *, tool_calls: str = "auto", reasoning: str = "auto"
+        cls,
+        folder: Path,
+        *,
+        tool_calls: str = "auto",
+        reasoning: str = "auto",
+        generation_config: str = "auto",
+        on_ignored_default: Callable[[str, Any], None] = lambda name, value: None,
     ) -> "ModelText":
         """Loads a model's folder.
 
@@ -39,10 +50,13 @@ class ModelText:
             tool_calls: a value of `ToolCallForm`; `auto`: what its template teaches; `none`.
             reasoning: `think`: in the tags of `reasoning.py`; `auto`: if its template knows them;
                 `none`.
+            generation_config: `auto`: the model's own sampling defaults count; `none`.
+            on_ignored_default: see `sampling_defaults.load`.
 
         Raises:
             TokenizerLoadError: it has no usable tokenizer.
             ChatTemplateError: it has a template that cannot be used.
+            GenerationConfigError: its sampling defaults cannot be read.
         """
         template = ChatTemplate.load(folder)
         form: ToolCallForm | None = None
@@ -54,11 +68,15 @@ class ModelText:
         if reasoning == "auto" and template is not None:
             has_reasoning = is_taught(template.source_with_tools)
         shown = (*(TAGS if form is not None else ()), *(REASONING_TAGS if has_reasoning else ()))
+        defaults = NO_DEFAULTS
+        if generation_config == "auto":
+            defaults = sampling_defaults.load(folder, on_ignored=on_ignored_default)
         return cls(
             tokenizer=Tokenizer.load(folder, shown=shown),
             chat_template=template,
             tool_call_form=form,
             has_reasoning=has_reasoning,
+            sampling_defaults=defaults,
         )
 
 

@@ -46,7 +46,7 @@ class OutputText:
         reports_tokens: bool = False,
     ) -> None:
         """Args:
-        min_tokens: a stop string that is complete with fewer tokens of the output does not count.
+        min_tokens: a stop string that one of the first so many tokens completes does not count.
         reading: what is told apart in the output; None: nothing.
         reports_tokens: whether the text of each token is told.
         """
@@ -82,14 +82,14 @@ class OutputText:
         if self._detokenizer is None:
             return
         # Those that stop strings do not count in come first.
-        num_early = max(0, self._min_tokens - 1)
+        num_early = self._min_tokens
         for part in (token_ids[:num_early], token_ids[num_early:]):
             for first in range(0, len(part), _SKIPPED_AT_ONCE):
                 group = part[first : first + _SKIPPED_AT_ONCE]
                 self._num_tokens += len(group)
                 text = self._detokenizer.feed(group)
                 if self._reader is not None:
-                    self._reader.feed(text, counts_stops=self._num_tokens >= self._min_tokens)
+                    self._reader.feed(text, counts_stops=self._num_tokens > self._min_tokens)
                     if self.stopped:
                         return
 
@@ -113,7 +113,7 @@ class OutputText:
         for token_id in token_ids:
             text = self._detokenizer.feed((token_id,))
             self._num_tokens += 1
-            counts_stops = self._num_tokens >= self._min_tokens
+            counts_stops = self._num_tokens > self._min_tokens
             reads.append(self._reader.feed(text, counts_stops=counts_stops))
             if self._reports_tokens:
                 token_texts.append(self._report(text))

@@ -1,6 +1,7 @@
 """One finding of `tandem doctor`."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -32,3 +33,9 @@ def warn(name: str, found: str, advice: str) -> Check:
 
 def fail(name: str, found: str, advice: str) -> Check:
     return Check(name=name, status=Status.FAIL, found=found, advice=advice)
+
+
+def sampling_check(name: str, defaults: Mapping[str, float]) -> Check:
+    """What requests over HTTP get that name no value."""
+    values = ", ".join(f"{field} {value:g}" for field, value in defaults.items())
+    return ok(name, f"over HTTP, where a request says nothing: {values}")

@@ -89,6 +89,7 @@ def _model_checks(folder: Path) -> Iterator[Check]:
     yield from files
     if any(check.status is not Status.OK for check in files):
         return
+    yield from machine_checks.sampling(folder)
     with waiting_for("the verifier's view of the model"):
         refusal, description = machine_checks.describe(folder)
     if refusal is None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.check import Check, fail, ok, warn
+from tandem.cli.check import Check, fail, ok, sampling_check, warn
 from tandem.cli.up import INSTALL_ALL, missing_services
 from tandem.free_ports import check_port
 
@@ -114,6 +114,32 @@ def port(flag: str, number: int) -> Check:
             flag, f"{address}: {error.strerror}", f"start with tandem up --{flag} 0, or another"
         )
     return ok(flag, f"{address} is free")
+
+
+def sampling(folder: Path) -> Iterator[Check]:
+    """How a gateway would sample the model over HTTP, where a request says nothing."""
+    if importlib.util.find_spec("gateway") is None:
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.text.sampling_defaults", str(folder)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield fail("sampling", last, "pip install 'tandem-serve[gateway]' again")
+        return
+    found: dict[str, Any] = json.loads(done.stdout)
+    if "error" in found:
+        yield fail("sampling", found["error"], "download the file again")
+        return
+    for name, value in found["ignored"].items():
+        yield warn(
+            "sampling",
+            f"generation_config.json has a {name} of {value!r:.64}, which is ignored",
+            "correct it there",
+        )
+    yield sampling_check("sampling", found["defaults"])
 
 
 def describe(folder: Path) -> tuple[Check | None, dict[str, Any]]:

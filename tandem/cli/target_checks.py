@@ -1,5 +1,6 @@
 """What `tandem doctor` asks of a gateway: whether it answers, what it serves, its certificate."""
 
+import dataclasses
 import datetime
 import errno
 import os
@@ -9,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 
 from tandem.channel import TlsOptions, load_own_certificate
-from tandem.cli.check import Check, fail, ok, warn
+from tandem.cli.check import Check, fail, ok, sampling_check, warn
 from tandem.cli.connection_flags import UNREACHED_ADVICE, reason_unreached
 from tandem.cli.tls_context import tls_context
 from tandem.client import TandemClient, TandemError
@@ -65,6 +66,11 @@ def target(
         return
     served = ", ".join(f"{each.model_id} ({_verifiers(each.num_verifiers)})" for each in models)
     yield ok(name, f"serves {served}")
+    for each in models:
+        if each.http_sampling_defaults is not None:
+            yield sampling_check(
+                f"sampling {each.model_id}", dataclasses.asdict(each.http_sampling_defaults)
+            )
 
 
 def _verifiers(count: int) -> str:

@@ -535,12 +535,19 @@ class Model(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_VERIFIERS_FIELD_NUMBER: _builtins.int
+    HTTP_SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_digest: _builtins.str
     vocab_size: _builtins.int
     max_model_len: _builtins.int
     max_num_speculative_tokens: _builtins.int
     num_verifiers: _builtins.int
+    @_builtins.property
+    def http_sampling_defaults(self) -> Global___SamplingDefaults:
+        """What requests over HTTP get that name no value: the model's own recommendations, where the
+        gateway has them, else those of OpenAI. Requests over gRPC get the defaults of SamplingParams.
+        """
+
     def __init__(
         self,
         *,
@@ -550,11 +557,45 @@ class Model(_message.Message):
         max_model_len: _builtins.int = ...,
         max_num_speculative_tokens: _builtins.int = ...,
         num_verifiers: _builtins.int = ...,
+        http_sampling_defaults: Global___SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults", "max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class SamplingDefaults(_message.Message):
+    """As the fields of SamplingParams; a top_k of 0: from all tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_p: _builtins.float
+    top_k: _builtins.int
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_p: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplingDefaults: _TypeAlias = SamplingDefaults  # noqa: Y015

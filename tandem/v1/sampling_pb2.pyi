@@ -181,7 +181,9 @@ class SamplingParams(_message.Message):
     reported in Started.
     """
     min_new_tokens: _builtins.int
-    """No stop token within this many output tokens."""
+    """No stop token within this many output tokens, and a stop string that one of them completes is
+    text.
+    """
     logprobs: _builtins.int
     """Logprobs of each output token and of the n likeliest. Absent: none."""
     prompt_logprobs: _builtins.int

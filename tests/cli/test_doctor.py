@@ -364,6 +364,48 @@ def test_a_gateway_must_answer_and_serve_a_model(has_model: bool) -> None:
         assert (found.status, found.advice) == (Status.FAIL, "see the gateway's logs")
 
 
+@pytest.mark.stand_in
+def test_a_gateway_tells_how_each_model_is_sampled_over_http() -> None:
+    servicer = Servicer("older", "demo")
+    defaults = gateway_pb2.SamplingDefaults(
+        temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1
+    )
+    servicer._models[1].http_sampling_defaults.CopyFrom(defaults)
+    server, address = serve(servicer)
+    try:
+        checks = list(
+            target_checks.target(
+                address, tls=None, token=None, allow_plaintext_token=False, is_expected=True
+            )
+        )
+    finally:
+        server.stop(0).wait()
+    assert [each.name for each in checks[1:]] == ["sampling demo"]
+    assert checks[1].found.endswith(
+        ": temperature 0.6, top_p 0.95, top_k 20, min_p 0, repetition_penalty 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "told"),
+    [
+        (None, Status.OK, "temperature 1, top_p 1, top_k 0, min_p 0, repetition_penalty 1"),
+        ('{"temperature": 0.6, "top_k": 20}', Status.OK, "temperature 0.6, top_p 1, top_k 20"),
+        ('{"top_p": "high", "top_k": 20}', Status.WARN, "top_p of 'high', which is ignored"),
+        ("{", Status.FAIL, "generation_config.json: Expecting property name"),
+    ],
+)
+def test_a_model_folder_tells_how_it_is_sampled_over_http(
+    tmp_path: Path, config: str | None, status: Status, told: str
+) -> None:
+    if config is not None:
+        (tmp_path / "generation_config.json").write_text(config)
+    first, *others = machine_checks.sampling(tmp_path)
+    assert (first.name, first.status) == ("sampling", status)
+    assert told in first.found
+    assert [each.status for each in others] == [Status.OK] * (status is Status.WARN)
+
+
 def test_a_gateway_that_is_absent_is_told_in_few_words(unused_tcp_port: int) -> None:
     found = target(f"127.0.0.1:{unused_tcp_port}")["gateway"]
     assert found.status is Status.FAIL

@@ -47,6 +47,54 @@ def test_where_the_output_ends_does_not_depend_on_the_steps(
     assert stepwise.stopped == whole.stopped == (stop in text)
 
 
+def ends(text: str, stops: list[str], min_tokens: int) -> tuple[str, int, bool]:
+    """The oracle, where each token is a character: what is shown, of how many tokens."""
+    for end in range(min_tokens + 1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], end, True
+    return text, len(text), False
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=12),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 14),
+    num_given=st.integers(0, 12),
+    step=st.integers(1, 5),
+)
+def test_a_stop_string_that_a_token_before_min_tokens_completes_is_text(
+    text: str, stops: list[str], min_tokens: int, num_given: int, step: int
+) -> None:
+    ids = [BUNDLED.encode(character)[0] for character in text]
+    output = OutputText(BUNDLED.detokenizer(), stops, min_tokens=min_tokens)
+    output.skip(ids[:num_given])
+    output = output.copy()
+    num_tokens = len(ids[:num_given])
+    shown = ""
+    for start in range(num_given, len(ids), step):
+        if output.stopped:
+            break
+        part = output.feed(ids[start : start + step])
+        shown += part.text
+        num_tokens += part.num_tokens
+    expected, num_expected, is_stopped = ends(text, stops, min_tokens)
+    assert output.stopped == is_stopped
+    if not is_stopped:
+        shown += output.finish().text
+    if not num_given:
+        assert (shown, num_tokens) == (expected, num_expected)
+    assert expected.endswith(shown)
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_after(tokenizer: Tokenizer) -> None:
+    ids = [tokenizer.encode(character)[0] for character in "abcdabcd"]
+    text = OutputText(tokenizer.detokenizer(), ["bc"], min_tokens=6, reports_tokens=True)
+    shown = text.feed(ids)
+    assert text.stopped
+    assert shown == ("abcda", 7, ["a", "", "bc", "d", "a", "", ""], ())
+
+
 def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer.detokenizer(), ["abc"])
     assert text.feed(tokenizer.encode("xab")).text == "x"

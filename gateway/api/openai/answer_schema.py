@@ -27,6 +27,15 @@ class ErrorAnswer(AnswerPart):
     error: ErrorBody
 
 
+class SamplingDefaults(AnswerPart):
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: tokens are sampled from all."""
+    min_p: float
+    repetition_penalty: float
+
+
 class ModelCard(AnswerPart):
     id: str
     object: Literal["model"]
@@ -34,6 +43,8 @@ class ModelCard(AnswerPart):
     owned_by: str
     max_model_len: int
     """Extension: most tokens of prompt and output together."""
+    sampling_defaults: SamplingDefaults
+    """Extension: what requests get that name no value."""
 
 
 class ModelList(AnswerPart):

@@ -40,7 +40,7 @@ def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Con
     _check_arguments(parsed.messages)
     return Conversation(
         messages=[_message(each) for each in parsed.messages],
-        tools=[tool.model_dump() for tool in callable_tools(parsed)],
+        tools=[tool.model_dump(include={"type", "function"}) for tool in callable_tools(parsed)],
         variables=variables,
         reasoning_effort=parsed.reasoning_effort or "",
         num_bytes=num_bytes,
@@ -65,15 +65,20 @@ def _check_arguments(messages: Sequence[schema.Message]) -> None:
 
 
 def _message(message: schema.Message) -> Mapping[str, Any]:
-    content = message.content
     given: dict[str, Any] = {
         # Templates know no developers: the role is the newer name of the same thing.
         "role": "system" if message.role == "developer" else message.role,
-        "content": "\n".join(part.text for part in content)
-        if isinstance(content, list)
-        else content or "",
+        "content": _text(message),
     }
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    thoughts = (
+        message.reasoning_content,
+        message.reasoning,
+        message.reasoning_text,
+        message.thinking,
+    )
+    if thoughts != (None,) * len(thoughts):
+        given["reasoning_content"] = next(filter(None, thoughts), "")
+    for name in ("name", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
             given[name] = value
@@ -81,7 +86,7 @@ def _message(message: schema.Message) -> Mapping[str, Any]:
         given["tool_calls"] = [
             {
                 "id": call.id,
-                "type": call.type,
+                "type": "function",
                 "function": {
                     "name": call.function.name,
                     "arguments": _arguments(call.function.arguments),
@@ -90,6 +95,12 @@ def _message(message: schema.Message) -> Mapping[str, Any]:
             for call in message.tool_calls
         ]
     return given
+
+
+def _text(message: schema.Message) -> str:
+    content = message.content
+    texts = [part.text for part in content] if isinstance(content, list) else [content]
+    return "\n".join(text for text in (*texts, message.refusal) if text is not None)
 
 
 def _arguments(text: str) -> Any:

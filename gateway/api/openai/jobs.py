@@ -16,6 +16,7 @@ from gateway.api.openai.responses.answer import ResponseAnswer
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import EncodedGrammar, GenerateRequest
 from gateway.text.model_text import ModelText
+from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from servicekit import logs
 
 
@@ -91,6 +92,7 @@ def completion_job(
         requests=requests.completion_requests(
             parsed,
             prompts,
+            defaults=_defaults(text),
             trace=wants.report and allows_trace,
             report_tokens=wants.report and text is not None,
         ),
@@ -106,6 +108,7 @@ def completion_job(
         ],
         num_prompts=len(prompts),
         is_stream=bool(parsed.stream),
+        renamed_params={"structured_outputs": _param_of_grammar(parsed, None)},
     )
 
 
@@ -142,6 +145,7 @@ def chat_job(
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),
+        defaults=_defaults(text),
         grammar=grammar,
         trace=wants.report and allows_trace,
         report_tokens=wants.report and text is not None,
@@ -190,7 +194,9 @@ def response_job(
     names = conversion.RENAMED_PARAMS
     return dataclasses.replace(
         job,
-        answer=ResponseAnswer(parsed, request_id=logs.request_id()),
+        answer=ResponseAnswer(
+            parsed, sampling=job.requests[0].sampling, request_id=logs.request_id()
+        ),
         renamed_params={
             **names,
             **{usual: names.get(param, param) for usual, param in job.renamed_params.items()},
@@ -198,8 +204,13 @@ def response_job(
     )
 
 
+def _defaults(text: ModelText | None) -> SamplingDefaults:
+    return NO_DEFAULTS if text is None else text.sampling_defaults
+
+
 def _param_of_grammar(
-    parsed: schema.ChatCompletionRequest, forced_call: EncodedGrammar | None
+    parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
+    forced_call: EncodedGrammar | None,
 ) -> str:
     """Which parameter asks for the output's grammar."""
     if forced_call is not None:

@@ -1,19 +1,19 @@
 """From a request's body to the gateway's own requests, one per prompt.
 
-Owns OpenAI's defaults and how a body's errors name the parameter at fault. Which values are
+Owns where defaults count, and how a body's errors name the parameter at fault. Which values are
 acceptable beyond the schema is decided where gRPC's requests are checked: `gateway/requests/`.
 """
 
 import codecs
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+import typing
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from gateway.api.openai.responses.schema import ResponsesRequest, TextOptions
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
@@ -27,6 +27,7 @@ from gateway.messages.request import (
     Tie,
 )
 from gateway.requests.drafting_policy import Preset
+from gateway.text.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -50,6 +51,7 @@ _FORM_OF_ERROR = {
 }
 
 _R = TypeVar("_R", bound=pydantic.BaseModel)
+_T = TypeVar("_T")
 
 
 def check_size(body: bytes) -> None:
@@ -91,6 +93,7 @@ def completion_requests(
     parsed: schema.CompletionRequest,
     prompts: Sequence[str | Sequence[int]],
     *,
+    defaults: SamplingDefaults,
     trace: bool,
     report_tokens: bool,
 ) -> list[GenerateRequest]:
@@ -98,6 +101,7 @@ def completion_requests(
 
     Args:
         prompts: the request's, each as text or as token ids.
+        defaults: the model's.
         trace: whether each step is traced.
         report_tokens: whether each token's text is told.
     """
@@ -105,6 +109,7 @@ def completion_requests(
         _request(
             parsed,
             prompt,
+            defaults=defaults,
             max_new_tokens=parsed.max_tokens or _DEFAULT_COMPLETION_TOKENS,
             num_logprobs=parsed.logprobs,
             num_prompt_logprobs=parsed.logprobs if parsed.echo else None,
@@ -119,6 +124,7 @@ def chat_request(
     parsed: schema.ChatCompletionRequest,
     conversation: Conversation,
     *,
+    defaults: SamplingDefaults,
     grammar: EncodedGrammar | None,
     trace: bool,
     report_tokens: bool,
@@ -127,11 +133,12 @@ def chat_request(
 
     Args:
         grammar: of a tool call that must come.
-        trace, report_tokens: as above.
+        defaults, trace, report_tokens: as above.
     """
     return _request(
         parsed,
         conversation,
+        defaults=defaults,
         max_new_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
@@ -155,6 +162,7 @@ def _request(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
     prompt: str | Sequence[int] | Conversation,
     *,
+    defaults: SamplingDefaults,
     max_new_tokens: int | None,
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
@@ -168,11 +176,11 @@ def _request(
         prompt_token_ids=None if isinstance(prompt, str | Conversation) else prompt,
         conversation=prompt if isinstance(prompt, Conversation) else None,
         sampling=SamplingParams(
-            temperature=1.0 if parsed.temperature is None else parsed.temperature,
-            top_k=max(parsed.top_k or 0, 0),
-            top_p=parsed.top_p,
-            min_p=parsed.min_p or 0.0,
-            repetition_penalty=parsed.repetition_penalty,
+            temperature=_or(defaults.temperature, parsed.temperature),
+            top_k=max(_or(defaults.top_k, parsed.top_k), 0),
+            top_p=_or(defaults.top_p, parsed.top_p),
+            min_p=_or(defaults.min_p, parsed.min_p),
+            repetition_penalty=_or(defaults.repetition_penalty, parsed.repetition_penalty),
             frequency_penalty=parsed.frequency_penalty or 0.0,
             presence_penalty=parsed.presence_penalty or 0.0,
             logit_bias=parsed.logit_bias or {},
@@ -197,23 +205,37 @@ def _request(
     )
 
 
+def _or(default: _T, named: _T | None) -> _T:
+    return default if named is None else named
+
+
 def _grammar(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
 ) -> EncodedGrammar | None:
-    """What the output follows; `structured_outputs` counts before `response_format`."""
+    """What the output follows.
+
+    Raises:
+        ApiError: two parameters ask for a format, or a schema is too large.
+    """
+    answer_format = parsed.response_format
+    has_format = not isinstance(answer_format, schema.TextFormat | None)
     if (structured := parsed.structured_outputs) is not None:
+        if has_format:
+            raise ApiError(
+                400,
+                "response_format: structured_outputs beside it asks for another format",
+                param="response_format",
+                code="invalid_value",
+            )
         if structured.json_schema is not None:
             return grammars.of_schema(structured.json_schema, param="structured_outputs")
         return encoded_grammar(
             regex=structured.regex, choices=structured.choice, lark=structured.grammar
         )
-    if isinstance(parsed, schema.ChatCompletionRequest):
-        if isinstance(parsed.response_format, schema.JsonObjectFormat):
-            return encoded_grammar(json_schema='{"type": "object"}')
-        if isinstance(parsed.response_format, schema.JsonSchemaFormat):
-            return grammars.of_schema(
-                parsed.response_format.json_schema.schema_, param="response_format"
-            )
+    if isinstance(answer_format, schema.JsonObjectFormat):
+        return encoded_grammar(json_schema='{"type": "object"}')
+    if isinstance(answer_format, schema.JsonSchemaFormat):
+        return grammars.of_schema(answer_format.json_schema.schema_, param="response_format")
     return None
 
 
@@ -268,9 +290,25 @@ def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> Api
 
 def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | str]) -> bool:
     """Whether a place in a request lies in a field that is marked so."""
-    if model is schema.ChatCompletionRequest and location[0] == "messages" and len(location) > 2:
-        return _is_unsupported(schema.Message, location[2:])
-    if model is ResponsesRequest and location[0] == "text" and len(location) > 1:
-        return _is_unsupported(TextOptions, location[1:])
-    field = model.model_fields.get(str(location[0]))
-    return field is not None and schema.UNSUPPORTED in field.metadata
+    models: Sequence[type[pydantic.BaseModel]] = [model]
+    for name in location:
+        if isinstance(name, int):
+            continue
+        fields = [
+            field
+            for each in models
+            for known, field in each.model_fields.items()
+            if name == (field.alias or known)
+        ]
+        if any(schema.UNSUPPORTED in field.metadata for field in fields):
+            return True
+        models = [each for field in fields for each in _models_within(field.annotation)]
+    return False
+
+
+def _models_within(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+    """Those that a type is, or holds."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_within(argument)

@@ -28,6 +28,9 @@ MAX_PARTS = 1024
 #: Marks a field that accepts only values without effect.
 UNSUPPORTED = object()
 
+#: The type of what asks for nothing, whatever it holds.
+NotRead = Annotated[Any, Field(description="Not looked at.")]
+
 #: How the tags of unions begin, to tell them from fields in the place of an error.
 TAG = "#"
 
@@ -135,6 +138,15 @@ class StreamOptions(RequestPart):
     include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
+class PromptCacheOptions(RequestPart):
+    """How OpenAI's own service caches prompts: it changes no output."""
+
+    mode: NotRead = None
+    ttl: NotRead = None
+    prewarm: Annotated[Literal[False] | None, UNSUPPORTED] = None
+    comparison_response_id: Annotated[None, UNSUPPORTED] = None
+
+
 class Speculation(RequestPart):
     """Tandem's extension: how drafts are made for this request. See docs/drafting.md."""
 
@@ -213,6 +225,41 @@ class StructuredOutputs(RequestPart):
         return self
 
 
+class TextFormat(RequestPart):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestPart):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+JsonSchema = Annotated[
+    Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
+    one_of(_schema_kind, "an object or a boolean"),
+]
+
+
+class NamedSchema(RequestPart):
+    """A JSON schema, as OpenAI's clients send it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")] = True
+    strict: bool | None = None
+    """The output always follows the schema."""
+
+
+class JsonSchemaFormat(RequestPart):
+    """A JSON value that is valid under the schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class CommonRequest(RequestPart):
     """What all requests that generate have in common."""
 
@@ -223,7 +270,7 @@ class CommonRequest(RequestPart):
     """Whether the answer comes in chunks, as server-sent events."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """1 by default; 0 is greedy."""
+    """0 is greedy. By default what the model recommends, as `/v1/models` says; else 1."""
 
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -264,7 +311,8 @@ class CommonRequest(RequestPart):
     """Extension: over prompt and output; 1: off."""
 
     min_tokens: _Uint32 | None = None
-    """Extension: no stop token within so many tokens."""
+    """Extension: no stop token within so many tokens; a stop string that is complete within them is
+    text."""
 
     stop_token_ids: Annotated[list[_Uint32], Field(fail_fast=True, max_length=64)] | None = None
     """Extension: the output ends with any of these tokens."""
@@ -288,8 +336,11 @@ class CommonRequest(RequestPart):
     prompt_cache_retention: str | None = None
     """Not looked at: K/V stays in the prefix cache while there is room."""
 
+    prompt_cache_options: PromptCacheOptions | None = None
+
     # What is not supported.
 
+    moderation: Annotated[None, UNSUPPORTED] = None
     store: Annotated[Literal[False] | None, UNSUPPORTED] = None
     service_tier: Annotated[Literal["auto", "default"] | None, UNSUPPORTED] = None
 
@@ -303,6 +354,11 @@ class _ChoicesRequest(CommonRequest):
     """Choices per prompt; 1 by default."""
 
     structured_outputs: StructuredOutputs | None = None
+
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
 
     return_token_ids: bool | None = None
     """Extension: whether choices hold `token_ids`."""
@@ -332,6 +388,28 @@ class TextPart(RequestPart):
 
     type: Literal["text"]
     text: str
+    annotations: NotRead = None
+    cache_control: NotRead = None
+    prompt_cache_breakpoint: NotRead = None
+
+
+class RefusalPart(RequestPart):
+    """A part of an assistant's message: text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+    cache_control: NotRead = None
+
+    @property
+    def text(self) -> str:
+        """As of a text."""
+        return self.refusal
+
+
+def part_kind(value: Any) -> str:
+    """Tells a refusal from texts."""
+    is_refusal = isinstance(value, dict) and value.get("type") == "refusal"
+    return "#refusal" if is_refusal else "#text"
 
 
 class EarlierFunction(RequestPart):
@@ -340,24 +418,32 @@ class EarlierFunction(RequestPart):
     name: str
     arguments: str
     """JSON."""
-    parsed_arguments: Any = None
-    """Not looked at: OpenAI's clients send back what they made of `arguments`."""
+    parsed_arguments: NotRead = None
+    provider_specific_fields: NotRead = None
 
 
 class EarlierToolCall(RequestPart):
     """A tool call of an assistant's earlier message."""
 
     id: str
-    type: Literal["function"]
+    type: Literal["function"] | None = None
     function: EarlierFunction
-    index: Annotated[int, Field(ge=0)] | None = None
-    """Not looked at: its place in a stream."""
+    cache_control: NotRead = None
+    extra_content: NotRead = None
+    index: NotRead = None
+    provider_specific_fields: NotRead = None
 
 
 _Content = Annotated[
     Annotated[str, Tag("#text")]
     | Annotated[
-        list[Annotated[TextPart, of_kind("content", "text")]],
+        list[
+            Annotated[
+                Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")],
+                Discriminator(part_kind),
+                of_kind("content", "text", "refusal"),
+            ]
+        ],
         Field(fail_fast=True, max_length=MAX_PARTS),
         Tag("#list"),
     ],
@@ -372,21 +458,51 @@ class Message(RequestPart):
     content: _Content | None = None
     name: str | None = None
     tool_calls: (
-        Annotated[list[EarlierToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None
+        Annotated[
+            list[Annotated[EarlierToolCall, of_kind("a tool call", "function")]],
+            Field(fail_fast=True, max_length=MAX_TOOLS),
+        ]
+        | None
     ) = None
     tool_call_id: str | None = None
+    refusal: str | None = None
+    """An assistant's, after its `content`."""
     reasoning_content: str | None = None
     """Extension: an assistant's thoughts, for templates that know them."""
 
-    # In messages that OpenAI's clients send back as they came.
-    parsed: Any = None
-    """Not looked at: what OpenAI's clients made of `content`."""
-    provider_specific_fields: Any = None
-    """Not looked at: LiteLLM keeps there what it does not know of an answer."""
-    refusal: Annotated[None, UNSUPPORTED] = None
+    # The same by the names of other servers.
+    reasoning: str | None = None
+    """Counts where there is no `reasoning_content`."""
+    reasoning_text: str | None = None
+    """Counts where there is none of the former."""
+    thinking: str | None = None
+    """Counts where there is none of the former."""
+
+    # What servers and clients note of an answer, in messages that are sent back as they came.
+    annotations: NotRead = None
+    cache_control: NotRead = None
+    citations: NotRead = None
+    extra_content: NotRead = None
+    finish_reason: NotRead = None
+    id: NotRead = None
+    index: NotRead = None
+    logprobs: NotRead = None
+    parsed: NotRead = None
+    phase: NotRead = None
+    provider_specific_fields: NotRead = None
+    reasoning_details: NotRead = None
+    reasoning_opaque: NotRead = None
+    status: NotRead = None
+    stop_reason: NotRead = None
+    thinking_blocks: NotRead = None
+    token_ids: NotRead = None
+    usage: NotRead = None
+
     audio: Annotated[None, UNSUPPORTED] = None
     function_call: Annotated[None, UNSUPPORTED] = None
-    annotations: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
+    images: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
+    partial: Annotated[Literal[False] | None, UNSUPPORTED] = None
+    prefix: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
 class Tool(RequestPart):
@@ -395,6 +511,7 @@ class Tool(RequestPart):
     type: Literal["function"]
     function: dict[str, Any]
     """Its `name`, `description` and `parameters`, a JSON schema."""
+    cache_control: NotRead = None
 
     @pydantic.field_validator("function")
     @classmethod
@@ -426,47 +543,12 @@ def text_or_named(value: Any) -> str | None:
 
 _ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#text")]
-    | Annotated[NamedToolChoice, Tag("#named")],
+    | Annotated[NamedToolChoice, of_kind("a choice", "function"), Tag("#named")],
     one_of(text_or_named, "'none', 'auto', 'required' or a function"),
 ]
 
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-
-
-class TextFormat(RequestPart):
-    """Free text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestPart):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-JsonSchema = Annotated[
-    Annotated[dict[str, Any], Tag("#object")] | Annotated[bool, Tag("#bool")],
-    one_of(_schema_kind, "an object or a boolean"),
-]
-
-
-class NamedSchema(RequestPart):
-    """A JSON schema, as OpenAI's clients send it."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[JsonSchema, Field(alias="schema")] = True
-    strict: bool | None = None
-    """The output always follows the schema."""
-
-
-class JsonSchemaFormat(RequestPart):
-    """A JSON value that is valid under the schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatCompletionRequest(_ChoicesRequest):
@@ -486,16 +568,17 @@ class ChatCompletionRequest(_ChoicesRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives per token; needs `logprobs`."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[
+            list[Annotated[Tool, of_kind("a tool", "function")]],
+            Field(fail_fast=True, max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = None
     """For the model's chat template; its calls come as `tool_calls` where their form is known."""
 
     tool_choice: _ToolChoice | None = None
     """`auto` by default; `required` or a function's name need structured output."""
-
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = None
 
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""
@@ -508,13 +591,13 @@ class ChatCompletionRequest(_ChoicesRequest):
     """Whether there may be several calls; if not, those after the first are left out."""
 
     functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
-    function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
+    function_call: Annotated[Literal["none", "auto"] | None, UNSUPPORTED] = None
     audio: Annotated[None, UNSUPPORTED] = None
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, UNSUPPORTED
     ] = None
     prediction: Annotated[None, UNSUPPORTED] = None
-    verbosity: Annotated[None, UNSUPPORTED] = None
+    verbosity: Annotated[Literal["medium"] | None, UNSUPPORTED] = None
     web_search_options: Annotated[None, UNSUPPORTED] = None
 
     @pydantic.field_validator("top_logprobs")

@@ -6,6 +6,7 @@ Owns this order. What a body asks for is found in `jobs.py`; its answer is writt
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -302,6 +303,7 @@ class OpenAiApi:
             "created": self._created,
             "owned_by": "tandem",
             "max_model_len": model.max_model_len,
+            "sampling_defaults": dataclasses.asdict(self._frontend.sampling_defaults(model)),
         }
 
     def _to_api_error(

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.api.openai import chat, requests, schema
 from gateway.messages.request import GenerateRequest
+from gateway.text.sampling_defaults import NO_DEFAULTS
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.clients import write_clients
 from tests.gateway.openai.clients import (
@@ -130,6 +131,7 @@ def test_newer_names_of_parameters_count_instead_of_older_ones() -> None:
     made = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=1),
+        defaults=NO_DEFAULTS,
         grammar=None,
         trace=False,
         report_tokens=False,
@@ -147,6 +149,28 @@ async def test_logprobs_are_those_of_the_models_own_logits(
         opened = await verifier.nth("open", 0)
     assert opened.sampling.logprobs == 3
     assert opened.sampling.logprobs_mode == sampling_pb2.LOGPROBS_MODE_RAW
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "num_tokens"),
+    [(0, "a", 2), (2, "abca", 5), (4, "abca", 5), (5, "abcabc", 7)],
+)
+async def test_min_tokens_holds_off_stop_strings(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Any,
+    min_tokens: int,
+    shown: str,
+    num_tokens: int,
+) -> None:
+    verifier.play(lambda opened: [*(texts(letter)[0] for letter in "abcabc"), 0])
+    running = await start_api()
+    fields = {"stop": "b", "min_tokens": min_tokens}
+    body = {"model": "scripted", "prompt": "x", "max_tokens": 9, **fields}
+    answer = json.loads((await post(running, "/v1/completions", body)).body)
+    assert answer["choices"][0]["text"] == shown
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == num_tokens
 
 
 REFUSED = [
@@ -242,6 +266,7 @@ async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> Non
     ("path", "fields", "param"),
     [
         ("/v1/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("/v1/completions", {"response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {"structured_outputs": {"json": {}}}, "structured_outputs"),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
     ],
@@ -357,7 +382,11 @@ def test_what_only_accounts_need_changes_no_request() -> None:
         body = {"model": "scripted", "prompt": "x", "seed": 1, **fields}
         parsed = requests.parse(schema.CompletionRequest, json.dumps(body).encode())
         [request] = requests.completion_requests(
-            parsed, requests.prompts_of(parsed), trace=False, report_tokens=False
+            parsed,
+            requests.prompts_of(parsed),
+            defaults=NO_DEFAULTS,
+            trace=False,
+            report_tokens=False,
         )
         return request
 

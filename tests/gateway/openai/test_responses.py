@@ -17,6 +17,7 @@ from gateway.api.openai.responses import answer as response_answer
 from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
+from gateway.messages.request import SamplingParams
 from gateway.messages.response import FinishReason
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
@@ -391,7 +392,7 @@ async def test_the_same_is_run_as_for_a_chat_completion(
             "tools.0.parameters",
             "invalid_value",
         ),
-        ({"include": ["file_search_call.results"]}, "include.0", "invalid_value"),
+        ({"include": ["bogus"]}, "include.0", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
@@ -565,7 +566,9 @@ def test_a_whole_answer_costs_no_events() -> None:
     """They would repeat it four times, on the event loop."""
     text = "x" * (1 << 20)
     parsed = ResponsesRequest(model="scripted", input="hi")
-    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    answer = response_answer.ResponseAnswer(
+        parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
+    )
     tracemalloc.start()
     try:
         answer.collect(0, [Part(text, None, None)], FinishReason.STOP)
@@ -579,7 +582,9 @@ def test_a_whole_answer_costs_no_events() -> None:
 
 def test_tokens_whose_text_does_not_come_cost_no_more_the_more_there_are() -> None:
     parsed = ResponsesRequest(model="scripted", input="hi", stream=True)
-    answer = response_answer.ResponseAnswer(parsed, request_id="r")
+    answer = response_answer.ResponseAnswer(
+        parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
+    )
     part, usage = Part("", ['{"token":"a"}'], None), UsageTotal()
     durations_s = []
     for num_tokens in (1_000, 60_000, 1_000):

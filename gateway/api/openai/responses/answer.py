@@ -16,6 +16,7 @@ from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.responses.schema import FunctionChoice, ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
+from gateway.messages.request import SamplingParams
 from gateway.messages.response import FinishReason
 
 _STATUS = {
@@ -112,7 +113,9 @@ _T = TypeVar("_T", _Message, _Reasoning)
 class ResponseAnswer:
     """Implements `Answer`; it has one choice."""
 
-    def __init__(self, parsed: ResponsesRequest, *, request_id: str) -> None:
+    def __init__(
+        self, parsed: ResponsesRequest, *, sampling: SamplingParams, request_id: str
+    ) -> None:
         choice = parsed.tool_choice
         self._id = f"resp_{request_id}"
         self._created_at = int(time.time())
@@ -123,11 +126,11 @@ class ResponseAnswer:
             "max_output_tokens": json.dumps(parsed.max_output_tokens),
             "model": json.dumps(parsed.model),
             "parallel_tool_calls": json.dumps(parsed.parallel_tool_calls is not False),
-            "temperature": json.dumps(1.0 if parsed.temperature is None else parsed.temperature),
+            "temperature": json.dumps(sampling.temperature),
             "tool_choice": _object(type='"function"', name=json.dumps(choice.name))
             if isinstance(choice, FunctionChoice)
             else json.dumps(choice or "auto"),
-            "top_p": json.dumps(1.0 if parsed.top_p is None else parsed.top_p),
+            "top_p": json.dumps(sampling.top_p),
         }
         # Items that are whole, as JSON; and the one that comes.
         self._items: list[str] = []

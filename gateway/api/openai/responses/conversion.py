@@ -5,7 +5,7 @@ Owns how items become messages: a call belongs to the assistant's message before
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
@@ -88,34 +88,36 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
     if isinstance(parsed.input, str):
         given.append({"role": "user", "content": parsed.input})
     else:
-        # Whether a call would belong to the last message; and what belongs to the next.
-        takes_calls = False
-        reasoning: list[str] = []
+        # What the last message takes: a call, or all that may come of its reasoning.
+        takes: Literal["nothing", "calls", "all"] = "nothing"
         for item in parsed.input:
             if isinstance(item, InputReasoning):
-                reasoning += [part.text for part in item.content or () if part.text]
-                takes_calls = False
-                continue
-            if isinstance(item, InputMessage):
-                given.append({"role": item.role, "content": _text(item.content)})
-                takes_calls = item.role == "assistant"
+                thoughts = [part.text for part in item.content or () if part.text]
+                if takes == "all":
+                    thoughts.insert(0, given.pop()["reasoning_content"])
+                takes = "all" if thoughts else "nothing"
+                if thoughts:
+                    given.append({"role": "assistant", "reasoning_content": "\n".join(thoughts)})
+            elif isinstance(item, InputMessage):
+                is_assistants = item.role == "assistant"
+                message = given.pop() if takes == "all" and is_assistants else {"role": item.role}
+                given.append({**message, "content": _text(item.content)})
+                takes = "calls" if is_assistants else "nothing"
             elif isinstance(item, InputCallOutput):
                 given.append(
                     {
                         "role": "tool",
+                        "name": item.name,
                         "tool_call_id": item.call_id,
                         "content": _text(item.output),
                     }
                 )
-                takes_calls = False
+                takes = "nothing"
             else:
-                if not takes_calls:
+                if takes == "nothing":
                     given.append({"role": "assistant"})
-                    takes_calls = True
+                takes = "calls"
                 given[-1].setdefault("tool_calls", []).append(_call(item))
-            if reasoning and takes_calls:
-                given[-1]["reasoning_content"] = "\n".join(reasoning)
-            reasoning = []
     return [schema.Message.model_construct(**each) for each in given]
 
 
@@ -127,7 +129,7 @@ def _call(item: InputCall) -> schema.EarlierToolCall:
     )
 
 
-def _text(content: str | Sequence[InputText]) -> str:
+def _text(content: str | Sequence[InputText | schema.RefusalPart]) -> str:
     return content if isinstance(content, str) else "\n".join([part.text for part in content])
 
 
@@ -137,6 +139,8 @@ def _tool(tool: FunctionTool) -> schema.Tool:
         function["description"] = tool.description
     if tool.parameters is not None:
         function["parameters"] = tool.parameters
+    if tool.output_schema is not None:
+        function["output_schema"] = tool.output_schema
     return schema.Tool.model_construct(type="function", function=function)
 
 

@@ -7,7 +7,7 @@ that asks for nothing.
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.api.openai.schema import (
@@ -19,18 +19,18 @@ from gateway.api.openai.schema import (
     CommonRequest,
     JsonObjectFormat,
     JsonSchema,
+    NotRead,
     ReasoningEffort,
+    RefusalPart,
     RequestPart,
     TextFormat,
     of_kind,
     one_of,
+    part_kind,
     text_or_list,
     text_or_named,
 )
 from gateway.messages.sizes import MAX_UINT32
-
-# An answer that comes back as input has what the server noted of it.
-_NotRead = Annotated[Any, Field(description="Not looked at.")]
 
 
 class InputText(RequestPart):
@@ -38,15 +38,23 @@ class InputText(RequestPart):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: _NotRead = None
-    logprobs: _NotRead = None
-    parsed: _NotRead = None
+    annotations: NotRead = None
+    cache_control: NotRead = None
+    logprobs: NotRead = None
+    parsed: NotRead = None
+    prompt_cache_breakpoint: NotRead = None
 
 
 _Texts = Annotated[
     Annotated[str, Tag("#text")]
     | Annotated[
-        list[Annotated[InputText, of_kind("a part", "input_text", "output_text", "text")]],
+        list[
+            Annotated[
+                Annotated[InputText, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")],
+                Discriminator(part_kind),
+                of_kind("a part", "input_text", "output_text", "text", "refusal"),
+            ]
+        ],
         Field(fail_fast=True, max_length=MAX_PARTS),
         Tag("#list"),
     ],
@@ -60,9 +68,15 @@ class InputMessage(RequestPart):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: _Texts
-    id: _NotRead = None
-    status: _NotRead = None
-    phase: _NotRead = None
+    id: NotRead = None
+    status: NotRead = None
+    phase: NotRead = None
+
+
+class DirectCaller(RequestPart):
+    """The model itself."""
+
+    type: Literal["direct"]
 
 
 class InputCall(RequestPart):
@@ -73,9 +87,14 @@ class InputCall(RequestPart):
     name: str
     arguments: str
     """JSON."""
-    id: _NotRead = None
-    status: _NotRead = None
-    parsed_arguments: _NotRead = None
+    id: NotRead = None
+    status: NotRead = None
+    parsed_arguments: NotRead = None
+    async_: Annotated[Literal[False] | None, UNSUPPORTED, Field(alias="async")] = None
+    # As the official client's items are dumped.
+    async_dumped: Annotated[Literal[False] | None, UNSUPPORTED, Field(alias="async_")] = None
+    caller: Annotated[DirectCaller | None, UNSUPPORTED] = None
+    namespace: Annotated[None, UNSUPPORTED] = None
 
 
 class InputCallOutput(RequestPart):
@@ -84,8 +103,11 @@ class InputCallOutput(RequestPart):
     type: Literal["function_call_output"]
     call_id: str
     output: _Texts
-    id: _NotRead = None
-    status: _NotRead = None
+    name: str | None = None
+    id: NotRead = None
+    status: NotRead = None
+    caller: Annotated[DirectCaller | None, UNSUPPORTED] = None
+    namespace: Annotated[None, UNSUPPORTED] = None
 
 
 class ReasoningText(RequestPart):
@@ -102,10 +124,10 @@ class InputReasoning(RequestPart):
     content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
         None
     )
-    id: _NotRead = None
-    status: _NotRead = None
-    summary: _NotRead = None
-    encrypted_content: _NotRead = None
+    id: NotRead = None
+    status: NotRead = None
+    summary: NotRead = None
+    encrypted_content: NotRead = None
 
 
 _KINDS = ("function_call", "function_call_output", "reasoning")
@@ -144,6 +166,14 @@ class FunctionTool(RequestPart):
     """A JSON schema."""
     strict: bool | None = None
     """Not looked at: a call that must come follows the schema, others do as the model does."""
+    output_schema: dict[str, Any] | None = None
+    """A JSON schema of what it gives."""
+    cache_control: NotRead = None
+    allowed_callers: Annotated[
+        Annotated[list[Literal["direct"]], Field(fail_fast=True)] | None, UNSUPPORTED
+    ] = None
+    async_: Annotated[Literal[False] | None, UNSUPPORTED, Field(alias="async")] = None
+    defer_loading: Annotated[Literal[False] | None, UNSUPPORTED] = None
 
 
 class FunctionChoice(RequestPart):
@@ -190,6 +220,8 @@ class Reasoning(RequestPart):
     """Not looked at: there are no summaries."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """Not looked at."""
+    context: Annotated[Literal["auto"] | None, UNSUPPORTED] = None
+    mode: Annotated[Literal["standard"] | None, UNSUPPORTED] = None
 
 
 class ResponseStreamOptions(RequestPart):
@@ -233,12 +265,24 @@ class ResponsesRequest(CommonRequest):
 
     include: (
         Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            list[
+                Literal[
+                    "message.output_text.logprobs",
+                    "reasoning.encrypted_content",
+                    "code_interpreter_call.outputs",
+                    "computer_call_output.output.image_url",
+                    "file_search_call.results",
+                    "message.input_image.image_url",
+                    "web_search_call.action.sources",
+                    "web_search_call.results",
+                ]
+            ],
             Field(fail_fast=True, max_length=16),
         ]
         | None
     ) = None
-    """Whether the output's text has logprobs. Reasoning is not encrypted: it is in the answer."""
+    """Whether the output's text has logprobs. Reasoning is not encrypted: it is in the answer. What
+    the others would add belongs to items that no answer has."""
 
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives per token; needs `message.output_text.logprobs`."""
@@ -252,7 +296,11 @@ class ResponsesRequest(CommonRequest):
     client_metadata: dict[str, Any] | None = None
     """Not looked at."""
 
+    access_programs: Annotated[None, UNSUPPORTED] = None
     background: Annotated[Literal[False] | None, UNSUPPORTED] = None
+    background_options: Annotated[None, UNSUPPORTED] = None
+    context_management: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
+    image: Annotated[None, UNSUPPORTED] = None
     conversation: Annotated[None, UNSUPPORTED] = None
     previous_response_id: Annotated[None, UNSUPPORTED] = None
     prompt: Annotated[None, UNSUPPORTED] = None
