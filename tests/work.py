@@ -1,16 +1,19 @@
 """How much work one turn of an event loop does, counted: the same on every machine.
 
 Each call of a function counts, in Python or in C: code that handles many things calls one for each.
-What a single call in C does with something large counts by `weights`.
+What a single call in C does with something large counts by its weight.
 """
 
 import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 from unittest import mock
+
+#: By owner and name of a function, what it does in C, by its arguments.
+Weights = Mapping[tuple[Any, str], Callable[..., int]]
 
 #: The most that a turn may do; a call takes some 0.3 us.
 MAX_WORK = 100_000
@@ -43,21 +46,17 @@ class Turns:
         self._of_this = 0
 
 
-def every(handle: asyncio.Handle) -> bool:
-    return True
-
-
 @contextlib.contextmanager
 def counted(
-    counts: Callable[[asyncio.Handle], bool] = every,
+    counts: Callable[[asyncio.Handle], bool] = lambda handle: True,
     *,
-    weights: Mapping[tuple[Any, str], Callable[..., int]] | None = None,
+    weights: Weights = MappingProxyType({}),
 ) -> Iterator[Turns]:
     """Counts the work of the running loop until the context ends.
 
     Args:
         counts: whether a callback's work does.
-        weights: by owner and name of a function, what it does in C, by its arguments.
+        weights: of functions that are called by the name of their owner.
     """
     turns = Turns()
     loop: Any = asyncio.get_running_loop()
@@ -87,7 +86,7 @@ def counted(
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(asyncio.Handle, "_run", counted_run))
         patches.enter_context(mock.patch.object(loop, "_run_once", counted_turn))
-        for (owner, name), weight in (weights or {}).items():
+        for (owner, name), weight in weights.items():
             function = weighed(getattr(owner, name), weight)
             patches.enter_context(mock.patch.object(owner, name, function))
         yield turns

@@ -23,7 +23,7 @@ from tests.gateway.threaded_verifier import (
     one_token,
     threaded_verifiers,
 )
-from tests.work import MAX_WORK, Turns, counted
+from tests.work import MAX_WORK, Turns, Weights, counted
 
 pytestmark = pytest.mark.stand_in
 
@@ -35,7 +35,7 @@ STOPS = ["def add(" * 31 + chr(ord("a") + index) for index in range(16)]
 CODE = "def add(a, b):\n    return a + b\n"
 
 # Texts are encoded, and tokens copied, by one call each.
-WEIGHTS = {
+WEIGHTS: Weights = {
     (Tokenizer, "encode"): lambda self, text, **_: len(text) // 4,
     (Generation, "__init__"): lambda self, *, request, **_: len(request.prompt_token_ids) // 8,
 }

@@ -24,7 +24,7 @@ from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc as rpc
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
-from tests.work import MAX_WORK, counted
+from tests.work import MAX_WORK, Weights, counted
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
 from verifier.batch.target_model import FloatArray
@@ -46,7 +46,7 @@ MAX_DRAFT_TOKENS = 8_192
 MAX_BYTES = 4 << 20
 
 # Tokens are copied by few calls.
-WEIGHTS = {
+WEIGHTS: Weights = {
     (wire, "hint"): lambda draft, served: len(draft.token_ids) // 8,
     (wire, "open_sequence"): lambda opened, served, **_: len(opened.token_ids) // 8,
 }

@@ -21,7 +21,7 @@ from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tests.gateway.running_gateway import StartGateway
 from tests.gateway.threaded_verifier import ThreadedVerifier, threaded_verifiers
-from tests.work import MAX_WORK, counted
+from tests.work import MAX_WORK, Weights, counted
 
 pytestmark = pytest.mark.stand_in
 
@@ -37,7 +37,9 @@ CALLS = (
 )
 
 # What is parsed in one call.
-WEIGHTS = {(requests, "parse"): lambda model, body: json_size(body, numbers_per_string=10) // 2}
+WEIGHTS: Weights = {
+    (requests, "parse"): lambda model, body: json_size(body, numbers_per_string=10) // 2
+}
 
 
 def call(arguments: str) -> str:
