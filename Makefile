@@ -40,7 +40,7 @@ demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and witho
 test: $(INSTALLED_DEV) ## Every check and every test
 	@$(MAKE) --no-print-directory --jobs 2 check kernels
 	@echo '== tests'
-	@$(BIN)/python -m tests.second_try $(TWO_PROCESSES)
+	@$(PYTEST) $(TWO_PROCESSES)
 
 test-fast: $(INSTALLED_DEV) kernels ## The tests to run after every change; no check
 	@echo '== tests'

@@ -42,7 +42,6 @@ SLOW = (
     "repository/test_conftest.py",
     "repository/test_makefile.py",
     "repository/test_readme.py",
-    "repository/test_second_try.py",
     "servicekit/test_channel.py",
     "servicekit/test_process.py",
     "verifier/drafters/test_drafted_sessions.py",

@@ -1,4 +1,4 @@
-"""Threads for long texts: encoding and decoding must not block the event loop.
+"""Threads for long texts: reading, encoding and decoding them must not block the event loop.
 
 Owns the threads: one per size of work, so that short work never waits for long work. Knows no
 tokenizer and no request.
@@ -6,6 +6,7 @@ tokenizer and no request.
 
 import asyncio
 import concurrent.futures
+import contextvars
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -40,10 +41,12 @@ class TokenizerThreads:
         self,
         num_bytes: int,
         function: Callable[_P, _T],
+        /,
         *args: _P.args,
         **kwargs: _P.kwargs,
     ) -> _T:
-        """Returns or raises what the function does; a cancelled call that waits never begins.
+        """Returns or raises what the function does, in the caller's context; a cancelled call that
+        waits never begins.
 
         Args:
             num_bytes: the size of the text.
@@ -53,8 +56,9 @@ class TokenizerThreads:
         if num_bytes <= _MAX_INLINE_BYTES:
             return function(*args, **kwargs)
         index = sum(num_bytes > max_bytes for max_bytes in _MAX_BYTES)
+        context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
-            self._executors[index], lambda: function(*args, **kwargs)
+            self._executors[index], lambda: context.run(function, *args, **kwargs)
         )
 
     def close(self) -> None:

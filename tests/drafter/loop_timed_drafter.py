@@ -3,10 +3,10 @@
     python -m tests.drafter.loop_timed_drafter SNAPSHOT_FOLDER
 
 Prints its address. Then answers each line on stdin by one on stdout: `settle` when all texts are
-indexed, `snapshot` when one is written, `worst` with the longest time in seconds, since the last
-such line, for which nothing else on the loop could run.
+indexed, `snapshot` when one is written, `times` with two numbers of seconds since the last such
+line: the longest for which nothing else on the loop could run, and all for which it ran.
 
-The time is processor time of the loop's thread, so that other load on the machine does not count.
+They are processor time of the loop's thread, so that other load on the machine does not count.
 """
 
 import asyncio
@@ -29,14 +29,15 @@ class LoopTimer:
     """Owned by the event loop that it measures."""
 
     def __init__(self) -> None:
-        self.worst_s = 0.0
+        self.longest_s = self.total_s = 0.0
 
     async def run_forever(self) -> None:
         last_s = time.thread_time()
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
             now_s = time.thread_time()
-            self.worst_s = max(self.worst_s, now_s - last_s)
+            self.longest_s = max(self.longest_s, now_s - last_s)
+            self.total_s += now_s - last_s
             last_s = now_s
 
 
@@ -74,8 +75,9 @@ async def main() -> None:
             assert drafter.snapshotter is not None
             await drafter.snapshotter.write()
         else:
-            assert line == "worst"
-            answer, timer.worst_s = str(timer.worst_s), 0.0
+            assert line == "times"
+            answer = f"{timer.longest_s} {timer.total_s}"
+            timer.longest_s = timer.total_s = 0.0
         print(answer, flush=True)
     timing.cancel()
     await drafter.server.stop(0)

@@ -1,4 +1,8 @@
-"""How long the event loop is blocked at most by large but valid messages."""
+"""No large but valid message blocks the event loop: each turn does a small part of its work.
+
+Kernels do most of it, and time slices part it: so a turn's processor time is compared with that of
+the whole.
+"""
 
 import itertools
 import subprocess
@@ -16,10 +20,8 @@ from drafter.ngram.table import MAX_TEXT_TOKENS
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.deltas import replay
-from tests.processor_speed import slowness
 
 ROOT = Path(__file__).parents[2]
-LONGEST_BLOCK_S = 0.05
 
 
 @dataclass
@@ -40,11 +42,11 @@ class LoopTimedDrafter:
         """All on one stream, which then ends."""
         return list(self.stub.ProposeStream(iter(requests)))
 
-    def check_loop(self, work: str) -> None:
+    def check_loop(self, *, largest_share: float = 0.1) -> None:
+        """A turn did no larger share of the loop's work since the last time."""
         assert self.command("settle") == "done"
-        worst_s = float(self.command("worst"))
-        print(f"{work}: {1000 * worst_s:.1f} ms")
-        assert worst_s < LONGEST_BLOCK_S * slowness(), work
+        longest_s, total_s = map(float, self.command("times").split())
+        assert 0 < longest_s < largest_share * total_s
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def timed_drafter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopTime
         address = process.stdout.readline().strip()
         with grpc.insecure_channel(address) as channel:
             drafter = LoopTimedDrafter(process, rpc.DrafterServiceStub(channel))
-            drafter.command("worst")
+            drafter.command("times")
             yield drafter
         process.stdin.close()
 
@@ -94,16 +96,15 @@ def test_the_longest_text_is_scanned_for_chained_drafts(
     requests[-1].sequences[0].max_draft_tokens = 100
     [proposal] = timed_drafter.exchange(requests)[-1].proposals
     assert list(proposal.token_ids) == list(itertools.islice(itertools.cycle([9, 8]), 66))
-    timed_drafter.check_loop("a scan")
+    timed_drafter.check_loop()
 
 
 def test_a_million_tokens_are_replayed_and_kept(timed_drafter: LoopTimedDrafter) -> None:
     params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LONGEST, pool_id="long")
     timed_drafter.exchange(replay_requests("replayed", long_text(1_000_000), params))
-    timed_drafter.check_loop("a replay")
     release = pb.Release(sequence_id="replayed", keep=pb.KEEP_ALL)
     timed_drafter.exchange([pb.ProposeRequest(releases=[release])])
-    timed_drafter.check_loop("a release of all that was replayed")
+    timed_drafter.check_loop()
     assert timed_drafter.stub.GetDrafterLoad(pb.GetDrafterLoadRequest()).pool_bytes > 4_000_000
 
 
@@ -151,7 +152,6 @@ def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
     requests.append(pb.ProposeRequest.FromString(odd + unknown_field))
     *_, last = timed_drafter.exchange(requests)
     assert all(len(proposal.token_ids) > 0 for proposal in last.proposals)
-    timed_drafter.check_loop(f"a batch of {count}")
     releases = [
         pb.Release(sequence_id=delta.sequence_id, keep=pb.KEEP_ALL)
         for delta in requests[0].sequences
@@ -160,7 +160,7 @@ def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
     half = len(releases) // 2
     timed_drafter.exchange([pb.ProposeRequest(releases=releases[:half])])
     timed_drafter.stub.Release(pb.ReleaseRequest(releases=releases[half:]))
-    timed_drafter.check_loop(f"{count} releases")
+    timed_drafter.check_loop()
 
 
 def test_large_pools_are_written(timed_drafter: LoopTimedDrafter) -> None:
@@ -169,4 +169,4 @@ def test_large_pools_are_written(timed_drafter: LoopTimedDrafter) -> None:
     if load.pool_bytes < 4_000_000:
         test_a_million_tokens_are_replayed_and_kept(timed_drafter)
     assert timed_drafter.command("snapshot") == "done"
-    timed_drafter.check_loop("a snapshot")
+    timed_drafter.check_loop(largest_share=0.4)

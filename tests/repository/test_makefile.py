@@ -73,7 +73,7 @@ def test_make_test_includes_every_check() -> None:
         "buf lint",
         "buf format --diff --exit-code",
         "generate.py --check",
-        "-m tests.second_try",
+        "-m pytest --numprocesses",
     ):
         assert command in planned
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import pydantic
 from starlette.responses import Response
@@ -34,9 +34,10 @@ from servicekit.interceptors.access import CallerNotAllowedError, check_names
 from servicekit.interceptors.callers import Caller, bearer_token
 from servicekit.logs import Logger
 
-# Counted and parsed in some milliseconds, whatever it holds.
+# Counted, parsed and made a job in some milliseconds, whatever it holds.
 _SHORT_BODY_BYTES = 64 * 1024
 
+_P = ParamSpec("_P")
 _R = TypeVar("_R", bound=pydantic.BaseModel)
 
 
@@ -70,6 +71,7 @@ class OpenAiApi:
         self._authenticator = authenticator
         self._allowed_clients = allowed_clients
         self._texts = texts
+        self._threads = threads
         self._writer = AnswerWriter(texts=texts, threads=threads)
         self._bodies = BodyReader(
             timeout_s=body_timeout_s, max_connections=max_connections, on_shed=on_shed
@@ -174,9 +176,11 @@ class OpenAiApi:
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
     async def _completion_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
-        parsed, _ = await self._parse(schema.CompletionRequest, scope, receive, tenant)
+        parsed, num_bytes = await self._parse(schema.CompletionRequest, scope, receive, tenant)
         model = self._frontend.find_model(parsed.model)
-        return completion_job(
+        return await self._make(
+            num_bytes,
+            completion_job,
             parsed,
             text=None if model is None else self._texts.find(model.tokenizer_digest),
             allows_trace=self._frontend.allows_trace(model),
@@ -186,7 +190,9 @@ class OpenAiApi:
         parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive, tenant)
         model = self._frontend.find_model(parsed.model)
         text = self._chat_text(model, param="messages")
-        return chat_job(
+        return await self._make(
+            num_bytes,
+            chat_job,
             parsed,
             is_served=model is not None,
             text=text,
@@ -198,7 +204,24 @@ class OpenAiApi:
         parsed, num_bytes = await self._parse(ResponsesRequest, scope, receive, tenant)
         model = self._frontend.find_model(parsed.model)
         text = self._chat_text(model, param="input")
-        return response_job(parsed, is_served=model is not None, text=text, num_bytes=num_bytes)
+        return await self._make(
+            num_bytes,
+            response_job,
+            parsed,
+            is_served=model is not None,
+            text=text,
+            num_bytes=num_bytes,
+        )
+
+    async def _make(
+        self, body_bytes: int, make: Callable[_P, Job], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> Job:
+        """The job of a parsed body; of a long one, it is made in a thread, since a conversation's
+        messages and calls take as long as parsing it, and longer.
+        """
+        if body_bytes <= _SHORT_BODY_BYTES:
+            return make(*args, **kwargs)
+        return await self._threads.run(body_bytes, make, *args, **kwargs)
 
     def _chat_text(self, model: Model | None, *, param: str) -> ModelText | None:
         """The model's tokenizer and chat template, if its tokenizer is known.

@@ -586,13 +586,19 @@ def test_tokens_whose_text_does_not_come_cost_no_more_the_more_there_are() -> No
         parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
     )
     part, usage = Part("", ['{"token":"a"}'], None), UsageTotal()
-    durations_s = []
-    for num_tokens in (1_000, 60_000, 1_000):
-        started_at_s = time.thread_time()
-        for _ in range(num_tokens):
-            answer.part(0, part, usage)
-        durations_s.append(time.thread_time() - started_at_s)
-    assert durations_s[2] < 10 * durations_s[0], "copying them took 60 times as long"
+
+    def least_s(num_times: int) -> float:
+        durations_s = []
+        for _ in range(num_times):
+            started_at_s = time.thread_time()
+            for _ in range(100):
+                answer.part(0, part, usage)
+            durations_s.append(time.thread_time() - started_at_s)
+        return min(durations_s)
+
+    first_s = least_s(10)
+    least_s(600)
+    assert least_s(10) < 10 * first_s, "copying them took 60 times as long"
 
 
 async def test_a_model_without_template_refuses_responses_by_name(

@@ -175,6 +175,17 @@ async def test_a_stream_has_no_headers_of_those_before_it(
         assert answer.headers["x-request-id"] == request_id
 
 
+@pytest.mark.parametrize("num_bytes", [1, 100_000])
+async def test_an_answer_has_its_requests_id_however_long_the_body_is(
+    start_api: StartApi, verifier: ScriptedVerifier, num_bytes: int
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_api()
+    sent = body(stream=False, metadata={"a": "x" * num_bytes})
+    answer = await post(running, "/v1/completions", sent, x_request_id="my-id")
+    assert json.loads(answer.body)["id"] == "cmpl-my-id"
+
+
 async def test_a_stream_that_began_during_a_drain_closes_no_later_connection(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:

@@ -1130,10 +1130,10 @@ def test_operators_that_compile_for_too_long_are_refused_by_name(
 @pytest.mark.parametrize("text", ['\\"' * 32_000 + "\\", "/" + "\\/" * 32_000 + "\\"])
 def test_a_text_that_ends_in_a_backslash_is_read_once(text: str) -> None:
     """What is not closed is taken as a whole: else a search begins at each quote."""
-    started_at_s = time.thread_time()
-    found = list(module._LARK_TOKEN.finditer(f"start: {text}"))
-    assert time.thread_time() - started_at_s < 1.0
-    assert len(found) <= 2
+    text = f"start: {text}"
+    found = list(module._LARK_TOKEN.finditer(text))
+    assert len(found) == 1
+    assert found[0].end() == len(text)
 
 
 def test_it_reports_what_was_compiled_and_what_was_refused() -> None:
