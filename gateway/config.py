@@ -71,8 +71,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     only. The only folder also serves models whose verifiers report none."""
 
     tool_call_parser: Literal["auto", "none", "hermes", "hermes_list", "llama3_json"] = "auto"
-    """How models write tool calls: `hermes`, JSON in <tool_call> tags; `llama3_json`, JSON alone;
-    `auto`, as each model's chat template says; with `none` calls stay text."""
+    """How models write tool calls: `hermes`, JSON in <tool_call> tags; `hermes_list`, a list there;
+    `llama3_json`, JSON alone; `auto`, as each model's chat template says; with `none` calls stay
+    text."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How models write their reasoning before a chat's answer: `think`, in <think> tags; `auto`,

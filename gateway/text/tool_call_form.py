@@ -16,12 +16,14 @@ from gateway.text.tool_call_reader import BEGIN, END
 #: Of all forms. A tokenizer may say that they are special, but calls are found by their text.
 TAGS = (BEGIN, END)
 
-# What a template writes behind the begin tag, behind quotes and operators of the template's own
-# language. A template that writes an expression there may write JSON.
-_SKIPPED = r"""(?:\\n|\\t|['"~+\s-]|\}\}\s*\{\{)*"""
-_BEHIND_TAG = re.compile(f"{BEGIN}{_SKIPPED}(.{{0,64}})", re.DOTALL)
-_JSON_OBJECT = re.compile(r"""\{(?:\\n|\s)*\\?['"](?:name|arguments|parameters)\\?['"]|\{\{""")
-_JSON_LIST = re.compile(r"""\[(?:\\n|\s)*\{""")
+# Between what a template writes as one text: its own quotes, operators and statements.
+_SEAM = r"""(?:\\[nt"']|['"~+\s-]|\{%[^%]*%\}|\}\}|\{\{(?=-?\s*['"]))*"""
+# Behind the begin tag. A template that writes one expression between the tags writes JSON.
+_BEHIND_TAG = re.compile(f"{BEGIN}{_SEAM}(.{{0,256}})", re.DOTALL)
+_JSON_OBJECT = re.compile(
+    rf"""\{{{_SEAM}(?:name|arguments|parameters)\\?['"]|\{{\{{[^}}]*\}}\}}{_SEAM}{END}"""
+)
+_JSON_LIST = re.compile(rf"\[{_SEAM}\{{")
 # Between the same tags: of forms that are no JSON.
 _OTHER_FORMS = ("<arg_key>", "<function=", "<parameter=", "<invoke ")
 

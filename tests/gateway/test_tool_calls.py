@@ -431,6 +431,11 @@ def test_the_form_is_that_which_the_template_teaches() -> None:
         (ToolCallForm.HERMES, "{{- '<tool_call>\\n' }}\n{{- '{\"name\": \"' + name }}"),
         (ToolCallForm.HERMES, 'write <tool_call>\n{\\"arguments\\": <args>}'),
         (ToolCallForm.HERMES_LIST, '<tool_call>[{"name": ..., "arguments": ...}]</tool_call>'),
+        (
+            ToolCallForm.HERMES,
+            "{{ '<tool_call>\\n' }}\n{%- if call %}{%- endif %}{{- '{' }}\n{{- '\"name\": \"' }}",
+        ),
+        (None, "{{ '<tool_call>' }}{{ call.name }}{{ call.arguments }}"),
         (None, "<tool_call><function=f></function></tool_call>"),
         (None, "<tool_call>\n{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>"),
         (None, "write <tool_call>{function-name}\n<arg_key>{key}</arg_key></tool_call>"),
