@@ -77,18 +77,17 @@ class JsonMender:
         Returns:
             What was not read.
         """
-        plain = len(self._held) if is_plain else -1
+        mark = text.find("<", is_plain)
+        text, rest = (text, "") if mark < 0 else (text[:mark], text[mark:])
         text, self._held = self._held + text, ""
         place = 0
         while place < len(text) and not self.is_complete:
-            if text[place] == "<" and place != plain:
-                break
             end = (self._read_string if self._quote else self._read_structure)(text, place)
             if end is None:
                 self._held = text[place:]
-                return ""
+                return rest
             place = end
-        return text[place:]
+        return text[place:] + rest
 
     def close(self) -> None:
         """The value is over: writes what it lacks."""

@@ -190,8 +190,19 @@ ALL = st.lists(
 ).map("".join)
 
 
+# Behind it, calls are full of mistakes.
+BEGUN = '<tool_call>{"name": "now", "arguments": {'
+MISTAKES = st.lists(
+    st.sampled_from(
+        ['"', "'", "\\", "\\u00e9", ",", ":", "}", "]", "[", "a", " ", "\n", "<", "</tool", "1"]
+        + [BEGUN, "</tool_call>", "</think>", '"x": ']
+    ),
+    max_size=12,
+).map(lambda parts: "".join([BEGUN, *parts]))
+
+
 @given(
-    ALL,
+    ALL | MISTAKES,
     CUTS,
     st.sampled_from(Reasoning),
     st.sampled_from([None, *ToolCallForm]),
