@@ -153,6 +153,7 @@ class VerifierServer:
                 # As many as run, and as many again, so that the next to run are ready.
                 max_num_states=2 * self._config.max_num_seqs,
                 on_compiled=metrics.grammar_compiled,
+                logger=self._logger,
             )
         self.servicer.open(self.engine, loaded.served, self._grammars)
         return engine

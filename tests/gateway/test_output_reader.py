@@ -194,8 +194,7 @@ ALL = st.lists(
 BEGUN = '<tool_call>{"name": "now", "arguments": {'
 MISTAKES = st.lists(
     st.sampled_from(
-        ['"', "'", "\\", "\\u00e9", ",", ":", "}", "]", "[", "a", " ", "\n", "<", "</tool", "1"]
-        + [BEGUN, "</tool_call>", "</think>", '"x": ']
+        [*"\"'\\,:}][a1 \n<", "\\u00e9", "</tool", BEGUN, "</tool_call>", "</think>", '"x": ']
     ),
     max_size=12,
 ).map(lambda parts: "".join([BEGUN, *parts]))

@@ -1,13 +1,14 @@
-"""Compiles grammars, in one thread of its own, so that a slow one delays other grammars only.
+"""Compiles grammars, in threads of their own, so that a slow one delays other grammars only.
 
-A grammar is the client's. `_LIMITS` bounds its size, and the items and states of each step. They
-bound compiling badly: a grammar of a few bytes may compile for very long, and take some 50 MB more
-each second, which nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is
-every other grammar until the thread has left it. A row of a step may take up to some 60 ms, with
-long literals after drafts. So an operator says whether clients may send grammars at all.
+A grammar is the client's, and nothing cancels a compilation. So each is first tried in a process of
+its own, with bounds of time and memory (`trials.py`): what is over them is refused. What passes is
+compiled here, and need not be tried again for some time. There are two such processes, so that one
+goes on while a grammar keeps the other. `LIMITS` bounds a grammar's size, and the items and states
+of each step. A row of a step may take up to some 60 ms, with long literals after drafts. So an
+operator says whether clients may send grammars at all.
 
 A compiled grammar may hold 60 MB. So only some are compiled before their sequences run; further
-ones wait as texts until a sequence with a grammar ends. Tenants take turns at the thread. Those of
+ones wait as texts until a sequence with a grammar ends. Tenants take turns at the threads. Those of
 a low priority may wait for long to run, and take no place of those that run before them.
 
 Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
@@ -15,86 +16,52 @@ Each sequence gets matchers of its own, because copies of one share what they co
 
 import atexit
 import contextlib
-import enum
 import functools
-import json
 import math
-import re
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from servicekit.errors import RequestError
+from servicekit.logs import Logger
 from servicekit.shares import leaves_room
-from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
+from verifier.errors import OverloadedError, UnsupportedFieldError
 from verifier.structured.grammar_state import GrammarState, wrong_grammar
-from verifier.structured.library_tokenizer import library_tokenizer
-
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=50_000,
-    step_max_items=20_000,
-    max_lexer_states=20_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
+from verifier.structured.library_grammar import (
+    LIMITS,
+    GrammarKind,
+    ReasoningTags,
+    Source,
 )
-# Between the parts of a JSON value: a space or none. Where any white space is allowed, some models
-# never end. A schema may say otherwise under "x-guidance".
-_JSON: Any = {"whitespace_pattern": " ?"}
+from verifier.structured.library_tokenizer import library_tokenizer
+from verifier.structured.trial_process import STACK_BYTES
+from verifier.structured.trials import Bounds, Trier, Verdict, Verdicts
+
+__all__ = ["Grammar", "GrammarKind", "Grammars", "ReasoningTags"]
+
 _MAX_WAITING = 1024
 # How long the thread may be at work on others' grammars before one that waits is rejected.
 _MAX_WAIT_S = 30.0
-# Schemas of 20,000 strings take 0.1 s.
-MAX_COMPILE_S = 10.0
 _RETRY_MS = 1000
+# Processes that try grammars.
+_NUM_TRIERS = 2
+_BOUNDS = Bounds()
+# Formats that are ignored are logged once, and no more than so many.
+_MAX_LOGGED_FORMATS = 64
+_MAX_FORMAT_CHARACTERS = 64
 # How long the end waits for a grammar that compiles.
 _LAST_COMPILE_S = 5.0
-# A text in Lark as its lexer reads it: what may hold any character, repetitions ("a"~3), and the
-# two operators whose automata double with each step of a regex. What is not closed is no Lark; it
-# is taken as a whole, or a search for its end would begin at each of its characters.
-_LARK_TOKEN = re.compile(
-    r"""
-    "(?:\\.|[^"\\])*(?:"|\\?\Z) | /(?:\\.|[^/\\])+(?:/|\\?\Z) | (?://|\#)[^\n]*
-    | (?P<tag><[^<>\s]+>)
-    | ~[ \t]*[0-9] | (?P<refused>[&~])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-# The library descends a frame for each rule that leads to another one, and a grammar within the
-# limits of the wire may be a chain of thousands. Memory is used as far as the stack grows.
-_STACK_BYTES = 512 << 20
 # What texts that must come may begin with: how many answers are kept, and of how long a text. Most
 # texts are short and come again.
 _MAX_BEGINNINGS = 4096
 _MAX_TEXT_BYTES = 64
-
-
-class GrammarKind(enum.Enum):
-    """In which language a grammar is written."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    CHOICES = "choices"
-    LARK = "lark"
-
-
-class ReasoningTags(NamedTuple):
-    """Around the reasoning that may come before a grammar's text.
-
-    Attributes:
-        begin: "": the prompt has begun it; else the output may have none.
-    """
-
-    begin: str
-    end: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +79,11 @@ class Grammar:
     field: str = ""
     reasoning: ReasoningTags | None = None
 
+    @property
+    def source(self) -> Source:
+        """What two sequences of one grammar have in common."""
+        return Source(self.kind, self.text, self.reasoning)
+
 
 class Grammars:
     """Compiles grammars in a thread of its own. For any thread."""
@@ -124,8 +96,10 @@ class Grammars:
         end_token_ids: Sequence[int],
         max_num_states: int = _MAX_WAITING,
         on_compiled: Callable[[GrammarKind, bool, float], None] | None = None,
+        bounds: Bounds = _BOUNDS,
+        logger: Logger | None = None,
     ) -> None:
-        """Starts the thread, which reads the tokenizer.
+        """Starts the threads, of which one reads the tokenizer, and a process that tries grammars.
 
         Args:
             tokenizer: the model's tokenizer.json.
@@ -134,10 +108,18 @@ class Grammars:
             max_num_states: how many states may be in use. While so many are, nothing is compiled.
                 Three quarters are more than can run, so that it never keeps a sequence from
                 running; the others are for priorities above the lowest that is in use.
-            on_compiled: called in that thread for each grammar: its kind, whether it can be used,
-                and how long compiling it took, in seconds.
+            on_compiled: called for each grammar, by one thread at a time: its kind, whether it can
+                be used, and how long compiling it took, in seconds.
+            bounds: of what a grammar may take.
+            logger: is told of formats that are ignored.
         """
         self._on_compiled = on_compiled
+        self._reporting = threading.Lock()
+        self._logger = logger
+        self._logged_formats: set[str] = set()
+        self._verdicts = Verdicts()
+        # Equal ones wait for the verdict.
+        self._tried_now: list[Grammar] = []
         self._vocab_size = vocab_size
         self._max_num_states = max_num_states
         # Guards what follows, and tells the thread of a job, of room for a state or of the end.
@@ -150,8 +132,6 @@ class Grammars:
         # Since when the thread has not waited for a job or for room.
         self._busy_since_s = time.monotonic()
         self._is_closed = False
-        # What compiles for too long, for as long as it does.
-        self._endless: Grammar | None = None
         # A daemon: the process's end does not wait for ever for a grammar that compiles.
         self._thread = threading.Thread(
             target=self._run,
@@ -159,12 +139,22 @@ class Grammars:
             name="grammar",
             daemon=True,
         )
+        self._triers = [
+            Trier(tokenizer, vocab_size=vocab_size, end_token_ids=end_token_ids, bounds=bounds)
+            for _ in range(_NUM_TRIERS)
+        ]
+        self._trying = [
+            threading.Thread(target=self._try_all, args=[each], name="grammar-trial", daemon=True)
+            for each in self._triers
+        ]
         # A thread gets the stack size of the moment in which it starts.
-        before = threading.stack_size(_STACK_BYTES)
+        before = threading.stack_size(STACK_BYTES)
         try:
             self._thread.start()
         finally:
             threading.stack_size(before)
+        for each in self._trying:
+            each.start()
         atexit.register(self.close)
 
     def compile(
@@ -187,14 +177,11 @@ class Grammars:
             priority: the sequence's; higher first, as sequences run.
 
         Raises:
-            InvalidRequestError: this grammar compiles for too long.
-            OverloadedError: another one does, or too many wait to be compiled.
+            OverloadedError: too many wait to be compiled.
         """
         job = _Job(grammar, output_token_ids, is_drafted, tenant, priority)
+        job.verdict = self._verdicts.find(grammar.source)
         with self._changed:
-            # Once: the thread that compiles may be done with it at any time.
-            if (endless := self._endless) is not None:
-                raise _too_long(grammar, endless)
             if not self._jobs.has_room(tenant):
                 raise OverloadedError(
                     f"{len(self._jobs)} grammars wait to be compiled",
@@ -202,20 +189,25 @@ class Grammars:
                     retry_after_ms=_RETRY_MS,
                 )
             self._jobs.add(job)
-            self._changed.notify()
+            self._changed.notify_all()
         job.future.add_done_callback(self._on_done)
         return job.future
 
     def close(self) -> None:
-        """Ends the thread, after the grammar that it compiles; cancels those that wait.
+        """Ends the processes, and the threads, after the grammar that one compiles; cancels those
+        that wait.
 
         Blocks for that grammar, up to `_LAST_COMPILE_S`. Idempotent; the process's end calls it.
         """
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+            self._changed.notify_all()
+        for trier in self._triers:
+            trier.close()
         for job in self._take_jobs():
             job.future.cancel()
+        for thread in self._trying:
+            thread.join(_LAST_COMPILE_S)
         # The process would crash if the library returned while the interpreter ends.
         self._thread.join(_LAST_COMPILE_S)
         atexit.unregister(self.close)
@@ -230,27 +222,67 @@ class Grammars:
     def _work(self, tokenizer: "_Tokenizer | None", job: "_Job") -> None:
         if not job.future.set_running_or_notify_cancel():
             return
-        timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
-        timer.daemon = True
         try:
-            timer.start()
-        except RuntimeError:  # the system has no thread left
-            job.future.set_exception(_no_thread(job.grammar))
-            return
-        # The future has an exception already if it took too long.
-        with contextlib.suppress(InvalidStateError):
+            state = self._compile_observed(tokenizer, job)
+            job.future.set_result(self._counted(state, job.priority))
+        except RequestError as error:
+            # Its traceback leads to the matchers, and back to the future.
+            job.future.set_exception(error.with_traceback(None))
+        except BaseException as error:  # also what the library panics with
+            job.future.set_exception(error)
+
+    def _try_all(self, trier: Trier) -> None:
+        if trier is self._triers[0]:
+            with contextlib.suppress(OSError):  # it is tried again for the first grammar
+                trier.start()
+        while (job := self._next_to_try()) is not None:
             try:
-                state = self._compile_observed(tokenizer, job)
-                job.future.set_result(self._counted(state, job.priority))
-            except RequestError as error:
-                # Its traceback leads to the matchers, and back to the future.
-                job.future.set_exception(error.with_traceback(None))
-            except BaseException as error:  # also what the library panics with
-                job.future.set_exception(error)
-        timer.cancel()
-        # It may be at work just now.
-        timer.join()
-        self._endless = None
+                self._try_out(trier, job)
+            except Exception as error:
+                with contextlib.suppress(InvalidStateError):
+                    job.future.set_exception(error)
+            with self._changed:
+                self._tried_now.remove(job.grammar)
+                self._changed.notify_all()
+            del job
+        trier.end()
+
+    def _try_out(self, trier: Trier, job: "_Job") -> None:
+        grammar, start_s = job.grammar, time.perf_counter()
+        verdict = trier.try_out(grammar.source)
+        self._log_ignored(verdict)
+        if verdict.is_final:
+            self._verdicts.add(grammar.source, verdict)
+        if verdict.error:
+            self._report(grammar.kind, False, start_s)
+        with self._changed:
+            equal = self._jobs.of_text(grammar) if verdict.is_final else [job]
+            for each in equal:
+                each.verdict = None if verdict.error else verdict
+            self._changed.notify_all()
+        for each in equal if verdict.error else ():
+            with contextlib.suppress(InvalidStateError):
+                each.future.set_exception(_error_of(verdict, each.grammar))
+
+    def _log_ignored(self, verdict: Verdict) -> None:
+        for name in verdict.ignored_formats:
+            name = name[:_MAX_FORMAT_CHARACTERS]
+            with self._changed:
+                logged = self._logged_formats
+                if self._logger is None or name in logged or len(logged) >= _MAX_LOGGED_FORMATS:
+                    continue
+                logged.add(name)
+            self._logger.warning("schema_format_ignored", format=name)
+
+    def _next_to_try(self) -> "_Job | None":
+        """Waits for one; None once it is closed."""
+        with self._changed:
+            while not self._is_closed:
+                if (job := self._jobs.next_to_try(self._tried_now)) is not None:
+                    self._tried_now.append(job.grammar)
+                    return job
+                self._changed.wait()
+        return None
 
     def _next_job(self) -> "_Job | None":
         """Waits for one, and for room for its state; rejects those that waited too long. None once
@@ -258,7 +290,7 @@ class Grammars:
         """
         while True:
             with self._changed:
-                while not (self._is_closed or (self._jobs and self._has_room())):
+                while not (self._is_closed or (self._jobs.has_tried and self._has_room())):
                     self._changed.wait()
                     self._busy_since_s = time.monotonic()
                 if self._is_closed:
@@ -267,7 +299,7 @@ class Grammars:
                 long_ago_s = time.monotonic() - _MAX_WAIT_S
                 is_late = self._busy_since_s < long_ago_s
                 late = self._jobs.take_older(long_ago_s) if is_late else []
-                job = self._jobs.take_next() if self._jobs else None
+                job = self._jobs.take_next() if self._jobs.has_tried else None
             for each in late:
                 with contextlib.suppress(InvalidStateError):
                     each.future.set_exception(_too_late(each.grammar))
@@ -293,15 +325,7 @@ class Grammars:
         """Called by any thread, wherever it drops the last reference: also below the lock."""
         with self._changed:
             self._priorities.remove(priority)
-            self._changed.notify()
-
-    def _give_up(self, job: "_Job") -> None:
-        """Rejects what compiles for too long, and what waits behind it."""
-        with self._changed:
-            self._endless = job.grammar
-        for each in (job, *self._take_jobs()):
-            with contextlib.suppress(InvalidStateError):
-                each.future.set_exception(_too_long(each.grammar, job.grammar))
+            self._changed.notify_all()
 
     def _take_jobs(self) -> list["_Job"]:
         """Removes and returns the jobs that wait."""
@@ -320,8 +344,12 @@ class Grammars:
             can_be_used = True
             return state
         finally:
-            if self._on_compiled is not None:
-                self._on_compiled(job.grammar.kind, can_be_used, time.perf_counter() - start_s)
+            self._report(job.grammar.kind, can_be_used, start_s)
+
+    def _report(self, kind: GrammarKind, can_be_used: bool, start_s: float) -> None:
+        if self._on_compiled is not None:
+            with self._reporting:
+                self._on_compiled(kind, can_be_used, time.perf_counter() - start_s)
 
     def _compile(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
         grammar = job.grammar
@@ -329,12 +357,10 @@ class Grammars:
             raise UnsupportedFieldError(
                 "the model's tokenizer cannot be used for grammars", field=grammar.field
             )
-        try:
-            text = _written(grammar, tokenizer.tags)
-            if grammar.reasoning is not None:
-                text = _behind_reasoning(text, grammar.reasoning, tokenizer.tags)
-        except ValueError as error:
-            raise wrong_grammar(str(error), grammar.field) from None
+        assert job.verdict is not None, "a grammar that was not tried"
+        if job.verdict.error:
+            raise _error_of(job.verdict, grammar)
+        text = job.verdict.text
         matcher = tokenizer.matcher(text)
         if matcher.is_error():
             raise wrong_grammar(matcher.get_error(), grammar.field)
@@ -356,9 +382,13 @@ class Grammars:
         return state
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Job:
-    """A grammar to compile for a sequence with this output."""
+    """A grammar to compile for a sequence with this output.
+
+    Attributes:
+        verdict: what is known of it; None: nothing yet.
+    """
 
     grammar: Grammar
     output_token_ids: Sequence[int]
@@ -367,6 +397,26 @@ class _Job:
     priority: int
     future: "Future[GrammarState]" = field(default_factory=Future)
     arrived_at_s: float = field(default_factory=time.monotonic)
+    verdict: Verdict | None = None
+
+
+class _Turns:
+    """The last turns of tenants."""
+
+    def __init__(self) -> None:
+        # Oldest first. Whoever is not among them had none of late.
+        self._last: OrderedDict[str, int] = OrderedDict()
+        self._num_turns = 0
+
+    def last(self, tenant: str) -> int:
+        return self._last.get(tenant, 0)
+
+    def take(self, tenant: str) -> None:
+        self._num_turns += 1
+        self._last[tenant] = self._num_turns
+        self._last.move_to_end(tenant)
+        if len(self._last) > _MAX_WAITING:
+            self._last.popitem(last=False)
 
 
 class _WaitingJobs:
@@ -377,17 +427,22 @@ class _WaitingJobs:
     def __init__(self) -> None:
         # Oldest first.
         self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
-        # The last turns of tenants, oldest first. Whoever is not among them had none of late.
-        self._turns: OrderedDict[str, int] = OrderedDict()
-        self._num_turns = 0
+        # Of compiling, and of being tried.
+        self._turns = _Turns()
+        self._tries = _Turns()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     @property
+    def has_tried(self) -> bool:
+        """Whether there is a next job."""
+        return any(job.verdict is not None for job in self._jobs.values())
+
+    @property
     def highest_priority(self) -> int:
         """That of the next job; there must be one."""
-        return max(job.priority for job in self._jobs.values())
+        return max(job.priority for job in self._jobs.values() if job.verdict is not None)
 
     def has_room(self, tenant: str) -> bool:
         """Whether one more may wait. A tenant that has a name leaves room to others."""
@@ -403,16 +458,34 @@ class _WaitingJobs:
 
     def take_next(self) -> _Job:
         """Removes and returns it; there must be one."""
-        job = min(
-            self._jobs.values(), key=lambda each: (-each.priority, self._turns.get(each.tenant, 0))
-        )
+        jobs = (job for job in self._jobs.values() if job.verdict is not None)
+        job = min(jobs, key=lambda each: (-each.priority, self._turns.last(each.tenant)))
         del self._jobs[job.future]
-        self._num_turns += 1
-        self._turns[job.tenant] = self._num_turns
-        self._turns.move_to_end(job.tenant)
-        if len(self._turns) > _MAX_WAITING:
-            self._turns.popitem(last=False)
+        self._turns.take(job.tenant)
         return job
+
+    def next_to_try(self, tried: Sequence[Grammar]) -> _Job | None:
+        """One of which nothing is known, and whose text is not tried just now; it stays here."""
+        now = {each.source for each in tried}
+        jobs = [
+            job
+            for job in self._jobs.values()
+            if job.verdict is None and job.grammar.source not in now
+        ]
+        if not jobs:
+            return None
+        job = min(jobs, key=lambda each: (-each.priority, self._tries.last(each.tenant)))
+        self._tries.take(job.tenant)
+        return job
+
+    def of_text(self, grammar: Grammar) -> list[_Job]:
+        """Those of which nothing is known, with the same grammar."""
+        wanted = grammar.source
+        return [
+            job
+            for job in self._jobs.values()
+            if job.verdict is None and job.grammar.source == wanted
+        ]
 
     def take_older(self, arrived_at_s: float) -> list[_Job]:
         """Removes and returns the jobs that arrived before that."""
@@ -426,20 +499,16 @@ class _Tokenizer:
     """The library's, which can be used.
 
     Attributes:
-        tags: as in `LibraryTokenizer`.
         end_token_ids: what may follow when a grammar's text is complete.
     """
 
-    def __init__(
-        self, tokenizer: LLTokenizer, tags: Mapping[str, int], end_token_ids: frozenset[int]
-    ) -> None:
-        self.tags = tags
+    def __init__(self, tokenizer: LLTokenizer, end_token_ids: frozenset[int]) -> None:
         self.end_token_ids = end_token_ids
         self._tokenizer = tokenizer
         self._begins = functools.lru_cache(_MAX_BEGINNINGS)(self._compute_begins)
 
     def matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
 
     def may_begin(self, text: bytes, token_id: int) -> bool:
         """See `GrammarState`. For any thread.
@@ -475,66 +544,11 @@ def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -
     # A model may name end tokens that have no logit.
     end_token_ids = [each for each in end_token_ids if each < vocab_size]
     try:
-        text, tags = library_tokenizer(path.read_text(encoding="utf-8"))
+        text, _ = library_tokenizer(path.read_text(encoding="utf-8"))
         tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=end_token_ids)
-        return _Tokenizer(tokenizer, tags, frozenset(end_token_ids))
+        return _Tokenizer(tokenizer, frozenset(end_token_ids))
     except BaseException:  # also what the library panics with
         return None
-
-
-def _written(grammar: Grammar, tags: Mapping[str, int]) -> str:
-    """The grammar in the library's own form; `tags`: as in `LibraryTokenizer`."""
-    if grammar.kind is GrammarKind.JSON_SCHEMA:
-        # The library takes no boolean for a schema.
-        text = {"true": "{}", "false": '{"not": {}}'}.get(grammar.text.strip(), grammar.text)
-        return LLMatcher.grammar_from_json_schema(text, defaults=_JSON)
-    if grammar.kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind is GrammarKind.CHOICES:
-        choices = " | ".join(json.dumps(each) for each in json.loads(grammar.text))
-        return LLMatcher.grammar_from_lark(f"start: {choices}")
-
-    def written(found: re.Match[str]) -> str:
-        if operator := found["refused"]:
-            raise ValueError(f"the operator {operator} is not supported outside of regexes")
-        token_id = tags.get(found["tag"])
-        return found[0] if token_id is None else f"<[{token_id}]>"
-
-    return LLMatcher.grammar_from_lark(_LARK_TOKEN.sub(written, grammar.text))
-
-
-def _behind_reasoning(text: str, reasoning: ReasoningTags, tags: Mapping[str, int]) -> str:
-    """The grammar of an output that may reason before it follows another one.
-
-    Args:
-        text: of that one, in the library's own form: a grammar in Lark, or JSON.
-        tags: as in `LibraryTokenizer`.
-    """
-    parts: list[dict[str, Any]] = [{"lark_grammar": text}]
-    if text.lstrip().startswith("{"):
-        parts = json.loads(text)["grammars"]
-    parts[0]["name"] = "answer"
-    begin, end = (f"<[{tags[tag]}]>" if tag in tags else json.dumps(tag) for tag in reasoning)
-    if reasoning.end in tags:
-        # Where the end is a token, its text must not come otherwise: who reads the output would
-        # take it for the end.
-        written = f"(TEXT {json.dumps(reasoning.end)} TEXT)"
-        rules = f"thought: THOUGHT {end}\nTHOUGHT: TEXT & ~{written}\nTEXT: /(?s:.*)/"
-    else:
-        rules = f"thought[lazy]: /(?s:.*)/ {end}"
-    before = f"({begin} thought SPACE?)?" if reasoning.begin else "thought SPACE?"
-    first = f"start: {before} @answer\n{rules}\nSPACE: /\\s{{1,8}}/"
-    return json.dumps({"grammars": [{"lark_grammar": first}, *parts]})
-
-
-def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:
-    if (grammar.kind, grammar.text) == (endless.kind, endless.text):
-        return InvalidRequestError(
-            f"compiling the grammar takes over {MAX_COMPILE_S:g} s", field=grammar.field
-        )
-    return OverloadedError(
-        "another grammar takes too long to compile", field=grammar.field, retry_after_ms=_RETRY_MS
-    )
 
 
 def _too_late(grammar: Grammar) -> OverloadedError:
@@ -545,9 +559,7 @@ def _too_late(grammar: Grammar) -> OverloadedError:
     )
 
 
-def _no_thread(grammar: Grammar) -> OverloadedError:
-    return OverloadedError(
-        "no thread is left to limit how long the grammar compiles",
-        field=grammar.field,
-        retry_after_ms=_RETRY_MS,
-    )
+def _error_of(verdict: Verdict, grammar: Grammar) -> RequestError:
+    if verdict.is_overload:
+        return OverloadedError(verdict.error, field=grammar.field, retry_after_ms=_RETRY_MS)
+    return wrong_grammar(verdict.error, grammar.field)

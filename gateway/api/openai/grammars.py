@@ -13,44 +13,10 @@ MAPS_OF_SCHEMAS = frozenset(
 )
 VALUES = frozenset(("const", "enum", "default", "example", "examples"))
 
-# Keywords that constrain nothing.
-_ANNOTATIONS = frozenset(("title", "description", "$comment"))
-
 
 def written(schema: Any) -> str:
-    """A JSON schema in as few bytes as it takes: a grammar's size is limited in bytes.
-
-    Verifiers refuse `propertyNames`. It is left out where it allows any name, as generators of
-    schemas write it for every map.
-    """
-    text = _dumped(schema)
-    if '"propertyNames"' not in text or len(text) > max_grammar_bytes("json_schema"):
-        return text
-    return _dumped(_without_any_names(schema))
-
-
-def _without_any_names(given: Any) -> Any:
-    if isinstance(given, list):
-        return [_without_any_names(each) for each in given]
-    if not isinstance(given, dict):
-        return given
-    kept: dict[str, Any] = {}
-    for key, value in given.items():
-        if key in MAPS_OF_SCHEMAS and isinstance(value, dict):
-            kept[key] = {name: _without_any_names(each) for name, each in value.items()}
-        elif key != "propertyNames" or not _allows_any_name(value):
-            kept[key] = value if key in VALUES else _without_any_names(value)
-    return kept
-
-
-def _allows_any_name(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return schema is True
-    return schema.keys() - _ANNOTATIONS <= {"type"} and schema.get("type", "string") == "string"
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """A JSON schema in as few bytes as it takes: a grammar's size is limited in bytes."""
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def of_schema(schema: Any, *, param: str) -> EncodedGrammar:

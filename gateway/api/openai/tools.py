@@ -59,8 +59,7 @@ def forced_call(
     written = _schema_of_call(tools, form)
     if not form.has_tags:
         return grammars.of_schema(written, param="tools")
-    # As verifiers write JSON: a model might go on with white space for ever.
-    call = grammars.written({"x-guidance": {"whitespace_pattern": " ?"}, **written})
+    call = grammars.written(written)
     # As the model does: by the token where there is one.
     begin, end = (tag if text.tokenizer.is_added_token(tag) else f'"{tag}"' for tag in TAGS)
     body = '"[" call "]"' if form is ToolCallForm.HERMES_LIST else "call"

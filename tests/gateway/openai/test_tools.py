@@ -14,6 +14,7 @@ from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from verifier.structured.library_grammar import GrammarKind, Source, library_grammar
 
 pytestmark = pytest.mark.stand_in
 
@@ -521,7 +522,8 @@ async def test_a_call_that_must_come_may_have_maps_of_any_names(
     assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
     grammar = (await verifier.nth("open", 0)).sampling.structured_output
     assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    written = grammar.lark or LLMatcher.grammar_from_json_schema(grammar.json_schema)
+    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
+    written = library_grammar(Source(kind, grammar.lark or grammar.json_schema), {}).text
     matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
 
