@@ -4,20 +4,22 @@ Owns one state machine for all that is read from a text, and its table: in each 
 are looked for, whether stop strings count, and whether the output has come to where a grammar
 begins. However the text is divided, the same is found.
 
-    place      what is read there                      leads on                  stop   grammar
-    START      white space before all else             <think>: BEGINNING        no     no
-                                                       else: OPENING
-    BEGINNING  white space behind <think>              else: REASONING           no     no
-    REASONING  reasoning                               </think>: SPACE           no     no
-                                                       a call's begin tag: CLAIM
-    CLAIM      a call within reasoning, held back:     </think>: SPACE           no     no
-               it counts if no </think> follows it     the end: ANSWER
-    SPACE      white space behind </think>             else: OPENING             no     yes
-    OPENING    before the answer, where a call of a    {: CALL                   yes    yes
-               form without tags may begin             else: ANSWER
-    ANSWER     the answer                              a call's begin tag: CALL  yes    yes
-    CALL       a call, or what may yet become one      its end: BEHIND           no     yes
-    BEHIND     white space behind a call               else: ANSWER              no     yes
+    place          what is read there                      leads on               stop  grammar
+    START          white space before all else             <think>: BEGINNING     no    no
+                                                           else: OPENING
+    BEGINNING      white space behind <think>              else: REASONING        no    no
+    REASONING      reasoning                               </think>: SPACE        no    no
+                                                           a call's begin tag:
+                                                           POSSIBLE_CALL
+    POSSIBLE_CALL  within reasoning, held back: a call if  </think>: SPACE        no    no
+                   no </think> follows                     the end: ANSWER
+    SPACE          white space behind </think>             else: OPENING          no    yes
+    OPENING        before the answer, where a call of a    {: CALL                yes   yes
+                   form without tags may begin             else: ANSWER
+    ANSWER         the answer                              a call's begin tag:    yes   yes
+                                                           CALL
+    CALL           a call, or what may yet become one      its end: BEHIND        no    yes
+    BEHIND         white space behind a call               else: ANSWER           no    yes
 
 Stop strings count in the text that clients get as the answer, and not in what they do not see, or
 see as something else: a model may quote them while it reasons, or in a call's arguments.
@@ -47,7 +49,7 @@ class Place(enum.Enum):
     START = enum.auto()
     BEGINNING = enum.auto()
     REASONING = enum.auto()
-    CLAIM = enum.auto()
+    POSSIBLE_CALL = enum.auto()
     SPACE = enum.auto()
     OPENING = enum.auto()
     ANSWER = enum.auto()
@@ -120,8 +122,8 @@ class OutputReader:
         self._num_searched = 0
         self._call: CallReader | None = None
         # The text of a call within reasoning, which `_call` reads, too.
-        self._claim: list[str] = []
-        self._num_claimed = 0
+        self._possible: list[str] = []
+        self._num_possible = 0
         # Tokens of which it is not known yet whether they are of reasoning; and whether its end tag
         # ended it.
         self._num_undecided = 0
@@ -133,7 +135,7 @@ class OutputReader:
         """An independent one in the same state, which is not within a call."""
         assert self._call is None, "calls are never copied"
         copied = copy.copy(self)
-        copied._pieces, copied._claim = [], []
+        copied._pieces, copied._possible = [], []
         return copied
 
     @property
@@ -143,8 +145,8 @@ class OutputReader:
     @property
     def num_held(self) -> int:
         """How many of the last characters are not told yet, since it is not known what they are."""
-        num_held = len(self._held) + self._num_claimed
-        if self._call is None or self._num_claimed:
+        num_held = len(self._held) + self._num_possible
+        if self._call is None or self._num_possible:
             return num_held
         return num_held + self._call.num_held
 
@@ -171,13 +173,13 @@ class OutputReader:
         """
         num_reasoning_tokens = 0
         self._read(tail)
-        if self.place is Place.CLAIM:
-            assert self._call is not None, "it reads the claim"
+        if self.place is Place.POSSIBLE_CALL:
+            assert self._call is not None, "it reads the call"
             if self._call.has_begun:
                 # No end of the reasoning follows the call, so that ended before it.
-                self._held = self._end_claim(Place.ANSWER).lstrip()
+                self._held = self._end_possible_call(Place.ANSWER).lstrip()
             else:
-                self._held = self._end_claim(Place.REASONING)
+                self._held = self._end_possible_call(Place.REASONING)
         if self.place is Place.REASONING:
             self._show_reasoning(self._held)
             self._held = ""
@@ -200,7 +202,7 @@ class OutputReader:
 
     def _count_reasoning(self) -> int:
         """How many tokens have become known to be of reasoning."""
-        if self.place in (Place.START, Place.CLAIM):
+        if self.place in (Place.START, Place.POSSIBLE_CALL):
             return 0
         if self.place in (Place.BEGINNING, Place.REASONING):
             if self._has_tags and _num_begun(self._held, CALL_BEGIN):
@@ -248,9 +250,9 @@ class OutputReader:
         if begin >= 0:
             first, behind = _before_space(text, begin), begin + len(CALL_BEGIN)
             self._show_reasoning(text[:first])
-            self.place, self._num_plain = Place.CLAIM, 0
+            self.place, self._num_plain = Place.POSSIBLE_CALL, 0
             self._call = CallReader(self._names, text[first:behind], has_tags=True)
-            self._claim, self._num_claimed = [text[first:behind]], behind - first
+            self._possible, self._num_possible = [text[first:behind]], behind - first
             return text[behind:]
         num_begun = _num_begun(text, END)
         if self._has_tags:
@@ -260,28 +262,28 @@ class OutputReader:
         self._hold(text, first)
         return ""
 
-    def _read_claim(self, text: str) -> str:
-        assert self._call is not None, "it reads the claim"
+    def _read_possible_call(self, text: str) -> str:
+        assert self._call is not None, "it reads the call"
         text, rest = (
-            text[: MAX_UNCERTAIN_CHARACTERS - self._num_claimed],
-            text[MAX_UNCERTAIN_CHARACTERS - self._num_claimed :],
+            text[: MAX_UNCERTAIN_CHARACTERS - self._num_possible],
+            text[MAX_UNCERTAIN_CHARACTERS - self._num_possible :],
         )
-        self._claim.append(text)
-        self._num_claimed += len(text)
-        if END in "".join(self._claim[-len(END) :]):
-            claim = self._end_claim(Place.REASONING)
-            end = claim.index(END)
-            self._show_reasoning(claim[: _before_space(claim, end)])
+        self._possible.append(text)
+        self._num_possible += len(text)
+        if END in "".join(self._possible[-len(END) :]):
+            held = self._end_possible_call(Place.REASONING)
+            end = held.index(END)
+            self._show_reasoning(held[: _before_space(held, end)])
             self._close_reasoning()
-            return claim[end + len(END) :] + rest
+            return held[end + len(END) :] + rest
         unread = "" if self._call.is_over else self._call.feed(text)
         if self._call.is_over and not self._call.has_begun:
             # The tag was only mentioned.
-            claim = self._end_claim(Place.REASONING)
-            self._num_plain = len(claim) - len(unread)
-            return claim + rest
-        if self._num_claimed >= MAX_UNCERTAIN_CHARACTERS:
-            return self._end_claim(Place.ANSWER).lstrip() + rest
+            held = self._end_possible_call(Place.REASONING)
+            self._num_plain = len(held) - len(unread)
+            return held + rest
+        if self._num_possible >= MAX_UNCERTAIN_CHARACTERS:
+            return self._end_possible_call(Place.ANSWER).lstrip() + rest
         return ""
 
     def _read_space(self, text: str) -> str:
@@ -357,12 +359,12 @@ class OutputReader:
         self._num_plain = len(text)
         return text
 
-    def _end_claim(self, place: Place) -> str:
+    def _end_possible_call(self, place: Place) -> str:
         """Returns its text."""
-        claim = "".join(self._claim)
-        self._claim, self._num_claimed, self._call = [], 0, None
+        held = "".join(self._possible)
+        self._possible, self._num_possible, self._call = [], 0, None
         self.place = place
-        return claim
+        return held
 
     def _close_reasoning(self) -> None:
         self.place, self._num_plain, self._was_closed = Place.SPACE, 0, True
@@ -390,7 +392,7 @@ _READERS: dict[Place, Callable[[OutputReader, str], str]] = {
     Place.START: OutputReader._read_start,
     Place.BEGINNING: OutputReader._read_beginning,
     Place.REASONING: OutputReader._read_reasoning,
-    Place.CLAIM: OutputReader._read_claim,
+    Place.POSSIBLE_CALL: OutputReader._read_possible_call,
     Place.SPACE: OutputReader._read_space,
     Place.OPENING: OutputReader._read_opening,
     Place.ANSWER: OutputReader._read_answer,
