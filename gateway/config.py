@@ -92,9 +92,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most draft tokens requested from a drafter at a time: for two steps, so that a step whose
     drafts were all accepted leaves drafts for the next one."""
 
-    preset: Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] = (
-        "tandem"
-    )
+    preset: Literal["tandem", "vllm-kmp", "vllm", "transformers"] = "tandem"
     """The known drafter that is reproduced for requests that name none (docs/drafting.md has the
     table). The flags below override single values of it; a request that names a preset gets that
     one unchanged."""

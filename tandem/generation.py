@@ -87,9 +87,7 @@ class SpeculationParams:
     """How drafts are made for a request. They change its speed, never its output."""
 
     enabled: bool | None = None
-    preset: (
-        Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None
-    ) = None
+    preset: Literal["tandem", "vllm-kmp", "vllm", "transformers"] | None = None
     """Drafts as this known drafter does; the fields below override it. See docs/drafting.md."""
     num_speculative_tokens: int | None = None
     """Maximum number of drafts verified per step."""

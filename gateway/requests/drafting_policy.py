@@ -1,8 +1,8 @@
 """How drafts are made for a request: the presets, and values that override one.
 
-A preset reproduces a known drafter exactly (docs/drafting.md has the table). A request that names
-one gets all its values and may override single ones; the others get the policy that the gateway's
-operator configured the same way. Pure.
+A preset reproduces a known drafter (docs/drafting.md has the table), and is tested against that
+one's proposals. A request that names one gets all its values and may override single ones; the
+others get the policy that the gateway's operator configured the same way. Pure.
 """
 
 import dataclasses
@@ -23,9 +23,7 @@ class Preset(enum.IntEnum):
     TANDEM = 1
     VLLM_KMP = 2
     VLLM = 3
-    VLLM_GPU = 4
     TRANSFORMERS = 5
-    TENSORRT_LLM = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +120,17 @@ _VLLM = DraftingPolicy(
     tie=Tie.EARLIEST,
     algorithm=Algorithm.KMP,
 )
-_LOOKUP = DraftingPolicy(min_ngram=1, max_ngram=2, overlap=Overlap.ALLOWED, tie=Tie.EARLIEST)
 
 #: By preset that a request or an operator can name.
 POLICIES: Mapping[Preset, DraftingPolicy] = {
     Preset.TANDEM: TANDEM,
     Preset.VLLM_KMP: dataclasses.replace(_VLLM, overlap=Overlap.DISJOINT),
     Preset.VLLM: _VLLM,
-    Preset.VLLM_GPU: dataclasses.replace(_VLLM, tie=Tie.LATEST, algorithm=Algorithm.INDEX),
-    Preset.TRANSFORMERS: dataclasses.replace(_LOOKUP, num_speculative_tokens=10),
-    Preset.TENSORRT_LLM: dataclasses.replace(_LOOKUP, num_speculative_tokens=4),
+    Preset.TRANSFORMERS: DraftingPolicy(
+        min_ngram=1,
+        max_ngram=2,
+        overlap=Overlap.ALLOWED,
+        tie=Tie.EARLIEST,
+        num_speculative_tokens=10,
+    ),
 }

@@ -76,7 +76,8 @@ class ChatTemplate:
             try:
                 self._templates[name] = environment.from_string(source)
                 self._read[name] = jinja2.meta.find_undeclared_variables(environment.parse(source))
-            except jinja2.TemplateError as error:
+            # Python's compiler, too, refuses some: a loop control that leaves a block's scope.
+            except Exception as error:
                 raise ChatTemplateError(f"the chat template {name!r}: {error}") from None
         self._forms = {name: self._find_form(name) for name in self._templates}
 
@@ -180,22 +181,52 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, by which training finds an assistant's words: here without effect."""
+    """`{% generation %}`, by which training finds an assistant's words: here only a scope.
+
+    As in transformers, the body is that of a macro, which is called on the spot: what it sets is
+    gone behind it, and no loop control leaves it.
+    """
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_show")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _show(self, caller: jinja2.runtime.Macro) -> str:
+        return caller()
 
 
 class _Namespace(jinja2.utils.Namespace):
     """A namespace without names that lead to Python's internals."""
 
+    def __init__(*args: Any, **values: Any) -> None:
+        # Without a name of its own, as `self` may be one of the values.
+        namespace, *given = args
+        values = dict(*given, **values)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(namespace, values)
+
     def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r}")
+        _check_name(name)
         super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r}")
+
+
+class _MakeDict:
+    """`dict`, as a function with `fromkeys` rather than as Python's class."""
+
+    fromkeys = staticmethod(dict.fromkeys)
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
 
 
 def _make_environment() -> jinja2.Environment:
@@ -209,6 +240,7 @@ def _make_environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _Namespace
+    environment.globals["dict"] = _MakeDict()
     return environment
 
 
@@ -247,8 +279,8 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

@@ -60,6 +60,9 @@ class MessageForm:
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         given = dict(message)
+        if "reasoning_content" in given:
+            # As gpt-oss's template names it.
+            given.setdefault("thinking", given["reasoning_content"])
         calls = message.get("tool_calls")
         if self.none_beside_calls and calls and not message["content"]:
             given["content"] = None

@@ -3,6 +3,7 @@
 Owns the way from tokens to what clients are shown, token by token. Knows no steps and no streams.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -66,12 +67,9 @@ class OutputText:
 
     def copy(self) -> "OutputText":
         """An independent one in the same state: for another choice of the same request."""
-        copied = OutputText(None if self._detokenizer is None else self._detokenizer.copy())
+        copied = copy.copy(self)
+        copied._detokenizer = None if self._detokenizer is None else self._detokenizer.copy()
         copied._reader = None if self._reader is None else self._reader.copy()
-        copied._tells_apart = self._tells_apart
-        copied._reports_tokens = self._reports_tokens
-        copied._min_tokens, copied._num_tokens = self._min_tokens, self._num_tokens
-        copied._unreported = self._unreported
         return copied
 
     def skip(self, token_ids: Sequence[int]) -> None:
@@ -90,6 +88,7 @@ class OutputText:
                 text = self._detokenizer.feed(group)
                 if self._reader is not None:
                     self._reader.feed(text, counts_stops=self._num_tokens > self._min_tokens)
+                    self._report(text)
                     if self.stopped:
                         return
 

@@ -24,7 +24,7 @@ class SpeculationFlags:
 
     no_speculation: Annotated[bool, _flag("--no-speculation", help="make no drafts")] = False
     preset: Annotated[
-        Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None,
+        Literal["tandem", "vllm-kmp", "vllm", "transformers"] | None,
         _flag(help="draft as this known drafter; other flags override it"),
     ] = None
     num_speculative_tokens: Annotated[

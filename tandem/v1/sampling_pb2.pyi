@@ -58,17 +58,13 @@ class _PresetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Preset.ValueTy
     PRESET_TANDEM: _Preset.ValueType  # 1
     """Tandem's own: the longest match, with as many drafts as its length makes likely."""
     PRESET_VLLM_KMP: _Preset.ValueType  # 2
-    """vLLM up to 0.9: Knuth-Morris-Pratt, the earliest occurrence that shares no token with the
-    suffix.
+    """vLLM up to 0.9, as in 0.9.2: Knuth-Morris-Pratt, the earliest occurrence that shares no token
+    with the suffix.
     """
     PRESET_VLLM: _Preset.ValueType  # 3
-    """vLLM since 0.10: the earliest occurrence, overlap allowed."""
-    PRESET_VLLM_GPU: _Preset.ValueType  # 4
-    """vLLM's n-gram proposer on the GPU: the latest occurrence, overlap allowed."""
+    """vLLM since 0.10, as in 0.32.0's V1 model runner: the earliest occurrence, overlap allowed."""
     PRESET_TRANSFORMERS: _Preset.ValueType  # 5
-    """transformers' prompt lookup."""
-    PRESET_TENSORRT_LLM: _Preset.ValueType  # 6
-    """TensorRT-LLM's n-gram pool."""
+    """transformers' prompt lookup, as in 5.24.0."""
 
 class Preset(_Preset, metaclass=_PresetEnumTypeWrapper):
     """The policy of a known drafter: the defaults of `SpeculationParams`. docs/drafting.md has the
@@ -80,17 +76,13 @@ PRESET_UNSPECIFIED: Preset.ValueType  # 0
 PRESET_TANDEM: Preset.ValueType  # 1
 """Tandem's own: the longest match, with as many drafts as its length makes likely."""
 PRESET_VLLM_KMP: Preset.ValueType  # 2
-"""vLLM up to 0.9: Knuth-Morris-Pratt, the earliest occurrence that shares no token with the
-suffix.
+"""vLLM up to 0.9, as in 0.9.2: Knuth-Morris-Pratt, the earliest occurrence that shares no token
+with the suffix.
 """
 PRESET_VLLM: Preset.ValueType  # 3
-"""vLLM since 0.10: the earliest occurrence, overlap allowed."""
-PRESET_VLLM_GPU: Preset.ValueType  # 4
-"""vLLM's n-gram proposer on the GPU: the latest occurrence, overlap allowed."""
+"""vLLM since 0.10, as in 0.32.0's V1 model runner: the earliest occurrence, overlap allowed."""
 PRESET_TRANSFORMERS: Preset.ValueType  # 5
-"""transformers' prompt lookup."""
-PRESET_TENSORRT_LLM: Preset.ValueType  # 6
-"""TensorRT-LLM's n-gram pool."""
+"""transformers' prompt lookup, as in 5.24.0."""
 Global___Preset: _TypeAlias = Preset  # noqa: Y015
 
 class _FinishReason:

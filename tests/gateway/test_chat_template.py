@@ -86,6 +86,32 @@ def test_it_renders_as_transformers_does(
     assert ours.render(CONVERSATION, tools=tools, variables=variables) == rendered[0][0]
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set x = 'out' %}{% generation %}a{% set x = 'in' %}{% endgeneration %}{{ x }}",
+        "{% for m in messages %}{% generation %}{% set y = 1 %}{{ y }}{{ loop.index }}"
+        "{% endgeneration %}{{ y is defined }}{% endfor %}",
+        "{% generation %}{% macro f() %}m{% endmacro %}{{ f() }}{% endgeneration %}"
+        "{{ f is defined }}",
+        "{% set ns = namespace(a=1) %}{% generation %}{% set ns.a = 2 %}{% endgeneration %}"
+        "{{ ns.a }}",
+        "{% for m in messages %}{% if m.thinking %}{{ m.thinking }}{% endif %}{% endfor %}",
+    ],
+    ids=["variable", "loop", "macro", "namespace", "other name of reasoning"],
+)
+def test_scopes_and_names_are_those_of_transformers(template: str) -> None:
+    messages = [*CONVERSATION, {"role": "assistant", "content": "", "reasoning_content": "so"}]
+    rendered = render_jinja_template([messages], chat_template=template)
+    assert ChatTemplate({"default": template}, {}).render(messages) == rendered[0][0]
+
+
+def test_a_template_that_only_pythons_compiler_refuses_cannot_be_loaded() -> None:
+    source = "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="'break' outside loop"):
+        ChatTemplate({"default": source}, {})
+
+
 # As gpt-oss's, where a macro reads it, too.
 EFFORT = """{%- macro head() %}
     {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}

@@ -248,7 +248,7 @@ def test_the_default_is_bounded_by_the_verifiers_limit() -> None:
         (SpeculationParams(num_speculative_tokens=3), 64),
         # The other drafters match anew at every step: no draft is left for the next.
         (SpeculationParams(preset=Preset.VLLM_KMP), 7),
-        (SpeculationParams(preset=Preset.TENSORRT_LLM), 4),
+        (SpeculationParams(preset=Preset.TRANSFORMERS), 10),
         (SpeculationParams(preset=Preset.VLLM, num_speculative_tokens=2), 2),
         (SpeculationParams(preset=Preset.VLLM, hint_tokens=9), 9),
     ],

@@ -31,7 +31,10 @@ from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.engine.observation import EngineObserver, StepRecord
 
-SEMANTICS = json.loads((Path(__file__).parents[1] / "data" / "drafter_semantics.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+SEMANTICS = json.loads((DATA / "drafter_semantics.json").read_text())
+# Of `python -m benchmarks.record_proposers`.
+RECORDED = json.loads((DATA / "recorded_proposals.json").read_text())
 VOCAB_SIZE = 1000
 LIMIT = 31
 MATCHINGS: list[tuple[str, Any, Any]] = [
@@ -74,8 +77,9 @@ class DraftProbe:
         speculation: SpeculationParams,
         *,
         max_length: int | None = None,
+        stop_token_ids: Sequence[int] = (),
     ) -> list[int]:
-        """Returns the drafts verified after `context`. `max_length` counts prompt and output."""
+        """Returns the drafts verified after `context`; none passes `max_length`."""
         # A request's last event is sent before its last step is recorded.
         await asyncio.wrap_future(self.stack.engine.call(self.recorder.drafts.clear))
         *prompt, last = context
@@ -86,6 +90,7 @@ class DraftProbe:
                 max_new_tokens=max_new_tokens,
                 sampling=SamplingParams(logit_bias={last: 100.0}),
                 speculation=speculation,
+                stop_token_ids=stop_token_ids,
             )
         )
         assert list(generation.token_ids) == [last] * max_new_tokens
@@ -271,28 +276,33 @@ async def test_a_pool_is_searched_when_the_own_match_is_shorter(probe: DraftProb
     assert from_pool == [70] * 7 != own
 
 
-PRESETS: list[tuple[Any, dict[str, Any], int]] = [
-    ("tandem", {"tie": Tie.LONGEST, "tokens_per_match": 2}, LIMIT),
-    ("vllm-kmp", {"min_ngram": 5}, 7),
-    ("vllm", {"min_ngram": 5, "overlap": Overlap.ALLOWED}, 7),
-    ("vllm-gpu", {"min_ngram": 5, "overlap": Overlap.ALLOWED, "tie": Tie.LATEST}, 7),
-    ("transformers", {"min_ngram": 1, "max_ngram": 2, "overlap": Overlap.ALLOWED}, 10),
-    ("tensorrt-llm", {"min_ngram": 1, "max_ngram": 2, "overlap": Overlap.ALLOWED}, 4),
-]
-CONTEXTS = [
-    REPEATING,
-    OVERLAPPING,
-    LONG,
-    [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 7, 9, 1, 2, 3, 4, 5],
-    [4] * 12,
-]
+@pytest.mark.parametrize(
+    "recording",
+    RECORDED["recordings"],
+    ids=lambda recording: f"{recording['proposer']}, {recording['prompt_lookup_max']}",
+)
+async def test_a_preset_verifies_what_the_system_that_it_is_named_after_proposed(
+    probe: DraftProbe, recording: dict[str, Any]
+) -> None:
+    """As far as the text has room for the draft and one more token."""
+    options = {name: recording[name] for name in SpeculationParams.__slots__ if name in recording}
+    # vLLM's proposers know no end token.
+    ends = [RECORDED["end_token_id"]] if recording["preset"] == "transformers" else []
+    for history, proposed in zip(RECORDED["histories"], recording["drafts"], strict=True):
+        context = history["token_ids"]
+        draft = await probe.draft(
+            context,
+            SpeculationParams(**options),
+            max_length=min(history["max_length"] - 1, len(context) + 12),
+            stop_token_ids=ends,
+        )
+        assert draft == proposed[: history["max_length"] - len(context) - 1], history
 
 
-async def test_a_preset_drafts_as_the_system_that_it_is_named_after(probe: DraftProbe) -> None:
-    for preset, params, max_draft_tokens in PRESETS:
-        for context in CONTEXTS:
-            draft = await probe.draft(context, SpeculationParams(preset=preset))
-            assert draft == expected_drafts(context, max_draft_tokens, **params), (preset, context)
+async def test_tandems_own_preset_follows_the_longest_match(probe: DraftProbe) -> None:
+    for context in (REPEATING, OVERLAPPING, LONG, [4] * 12):
+        draft = await probe.draft(context, SpeculationParams(preset="tandem"))
+        assert draft == expected_drafts(context, LIMIT, tie=Tie.LONGEST, tokens_per_match=2)
 
 
 async def test_prompt_lookup_max_alone_sets_both_sizes_in_a_preset_of_one_size(
@@ -324,5 +334,5 @@ async def test_the_gateways_preset_applies_to_requests_that_name_none() -> None:
         drafts = await probe.draft(context, SpeculationParams())
         assert drafts == expected_drafts(context, 10, max_ngram=3, **common)
         # A request that names a preset gets that preset without the gateway's other flags.
-        named = await probe.draft(context, SpeculationParams(preset="tensorrt-llm"))
-        assert named == expected_drafts(context, 4, max_ngram=2, **common)
+        named = await probe.draft(context, SpeculationParams(preset="transformers"))
+        assert named == expected_drafts(context, 10, max_ngram=2, **common)

@@ -92,7 +92,7 @@ def test_without_a_policy_as_many_are_verified_as_the_limits_allow() -> None:
         ({"num_speculative_tokens": 3}, 3),
         ({"tokens_per_match": 1}, 2),
         ({"num_output_tokens": 5}, 4),
-        ({"stop_token_ids": frozenset({1})}, 1),
+        ({"stop_token_ids": frozenset({1})}, 0),
     ],
     ids=["of the request", "of the match", "of the output", "of a stop token"],
 )

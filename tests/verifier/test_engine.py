@@ -340,13 +340,13 @@ class TestStopTokens:
     @pytest.mark.parametrize(
         ("stop", "token_ids", "num_accepted", "num_drafts"),
         [
-            pytest.param(9, TEXT[5:6], 1, 1, id="the first draft"),
-            pytest.param(6, TEXT[5:8], 3, 3, id="amid the accepted run"),
-            pytest.param(3, TEXT[5:10], 5, 5, id="the last right draft"),
+            pytest.param(9, TEXT[5:6], 0, 0, id="the first draft"),
+            pytest.param(6, TEXT[5:8], 2, 2, id="amid the right drafts"),
+            pytest.param(3, TEXT[5:10], 4, 4, id="the last right draft"),
             pytest.param(8, TEXT[5:12], 6, 7, id="the recovered token"),
         ],
     )
-    def test_a_stop_token_truncates_accepted_drafts(
+    def test_a_stop_token_among_the_drafts_ends_them_and_the_output(
         self,
         start_engine: StartEngine,
         stop: int,
@@ -370,11 +370,11 @@ class TestStopTokens:
     @pytest.mark.parametrize(
         ("min_new_tokens", "drafts"),
         [
-            pytest.param(0, [[9]], id="nothing behind one"),
-            pytest.param(4, [TEXT[6:13]], id="none that is too early, nor what follows it"),
+            pytest.param(0, [], id="where it may stand"),
+            pytest.param(4, [TEXT[6:12]], id="where it is too early"),
         ],
     )
-    def test_drafts_that_cannot_be_accepted_are_not_computed_and_change_no_token(
+    def test_no_stop_token_is_verified_as_a_draft_which_changes_no_token(
         self, start_engine: StartEngine, min_new_tokens: int, drafts: list[list[int]]
     ) -> None:
         running = start_engine(rule=follow(TEXT))

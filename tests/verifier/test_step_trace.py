@@ -147,8 +147,8 @@ def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEn
     session.wait_end(sequence_id)
     step = check_flow(session, sequence_id, TEXT[:4])[-1]
     assert step.output_token_ids == TEXT[5:8]
-    # Drafts after a stop token are not verified.
-    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (3, 3)
+    # Only drafts before a stop token are verified.
+    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (2, 2)
 
 
 def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEngine) -> None:

@@ -1,10 +1,10 @@
 """The limits of K, how many drafts a sequence verifies in a step.
 
 K is at most: the drafts that the buffered hint holds, the number that the hint's match length
-justifies, the drafts before one that can never be accepted, the sequence's limit, its remaining
-output, and the step's token budget. The match length grows with every token that comes as the hint
-predicted. So a hint can cover several steps, and a step that accepts all its drafts leaves drafts
-for the next one without a wait. Within these limits `depth_policy.py` chooses by cost and gain.
+justifies, the drafts before a stop token, the sequence's limit, its remaining output, and the
+step's token budget. The match length grows with every token that comes as the hint predicted. So a
+hint can cover several steps, and a step that accepts all its drafts leaves drafts for the next one
+without a wait. Within these limits `depth_policy.py` chooses by cost and gain.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -20,23 +20,13 @@ def num_drafts_trusted(*, tokens_per_match: int, match_length: int) -> int | Non
     return tokens_per_match * max(1, match_length) if tokens_per_match else None
 
 
-def num_drafts_possible(
-    draft_token_ids: SequenceOf[int],
-    *,
-    stop_token_ids: frozenset[int],
-    num_output_tokens: int,
-    min_new_tokens: int,
-) -> int:
-    """How many drafts, from the first on, some logits could accept.
+def num_drafts_useful(draft_token_ids: SequenceOf[int], *, stop_token_ids: frozenset[int]) -> int:
+    """How many drafts, from the first on, can bring a token more: those before a stop token.
 
-    Drafts after a stop token are never used. A stop token itself can be accepted, unless it would
-    be among the first `min_new_tokens`, where it is masked. No other token can be excluded without
-    the logits: biases and penalties are finite, and top-k, top-p and min-p depend on the logits.
-
-    Args:
-        num_output_tokens: the sequence's output tokens before the drafts.
+    The row after the last draft gives the stop token by itself, where one is allowed, and nothing
+    follows it. No other token can be excluded without the logits: biases and penalties are finite,
+    and top-k, top-p and min-p depend on the logits.
     """
     if stop_token_ids.isdisjoint(draft_token_ids):
         return len(draft_token_ids)
-    first = next(i for i, token_id in enumerate(draft_token_ids) if token_id in stop_token_ids)
-    return first if num_output_tokens + first < min_new_tokens else first + 1
+    return next(i for i, token_id in enumerate(draft_token_ids) if token_id in stop_token_ids)

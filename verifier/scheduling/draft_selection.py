@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
-from verifier.drafts.draft_limits import num_drafts_possible, num_drafts_trusted
+from verifier.drafts.draft_limits import num_drafts_trusted, num_drafts_useful
 from verifier.drafts.step_cost import NO_STEP, StepShape
 from verifier.scheduling.sequence import DraftWait, Sequence
 from verifier.structured.grammar_state import GrammarState
@@ -37,8 +37,8 @@ _NO_DRAFT = SelectedDraft(token_ids=[])
 
 
 def draft_within_limits(sequence: Sequence) -> SelectedDraft:
-    """The hint's tokens that the request and the hint's match allow, up to the last that could be
-    accepted; without a hint, what a grammar forces. The step's room may cut them further.
+    """The hint's tokens that the request and the hint's match allow, up to the last that could
+    bring a token more; without a hint, what a grammar forces. The step's room may cut them further.
     """
     grammar, buffer = sequence.grammar, sequence.draft_buffer
     if grammar is None and not buffer:
@@ -56,18 +56,13 @@ def draft_within_limits(sequence: Sequence) -> SelectedDraft:
         tokens_per_match=sequence.tokens_per_match, match_length=buffer.match_length(length)
     )
     token_ids = buffer.ahead(length, limit if trusted is None else min(limit, trusted))
-    num_possible = num_drafts_possible(
-        token_ids,
-        stop_token_ids=sequence.stop_token_ids,
-        num_output_tokens=length - sequence.prompt_length,
-        min_new_tokens=sequence.sampling.min_new_tokens,
-    )
+    num_useful = num_drafts_useful(token_ids, stop_token_ids=sequence.stop_token_ids)
     if grammar is not None:
-        num_possible = grammar.num_possible(token_ids[:num_possible])
-    if not num_possible:
+        num_useful = grammar.num_possible(token_ids[:num_useful])
+    if not num_useful:
         return _forced(grammar, limit)
     return SelectedDraft(
-        token_ids=token_ids[:num_possible] if num_possible < len(token_ids) else token_ids
+        token_ids=token_ids[:num_useful] if num_useful < len(token_ids) else token_ids
     )
 
 

@@ -184,9 +184,7 @@ class Speculation(RequestPart):
     """With the tie earliest or latest: the pool is searched when the request's own match is shorter
     than this; 0: only when there is none. With longest it is always searched."""
 
-    preset: (
-        Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None
-    ) = None
+    preset: Literal["tandem", "vllm-kmp", "vllm", "transformers"] | None = None
     """The known drafter that is reproduced."""
 
     hint_tokens: _Uint32 | None = None

@@ -132,7 +132,7 @@ async def test_output_follows_its_grammar_whatever_is_drafted(
         wrong = [draw.randrange(2048) for _ in range(draw.randrange(3))]
         await session.draft("drafted", len(PROMPT) + done, [*right, *wrong])
     assert session.output("drafted") == expected
-    assert any(decided.num_accepted_tokens > 1 for decided in session.decided("drafted"))
+    assert any(decided.num_accepted_tokens for decided in session.decided("drafted"))
 
 
 async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> None:
