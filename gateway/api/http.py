@@ -220,7 +220,9 @@ class _Guard:
 
                 async def watched_send(message: Message) -> None:
                     if message["type"] == "http.response.start":
-                        self._add_headers(message, request_id)
+                        # One that is not ready wants the next connection opened elsewhere.
+                        is_last = not self._is_ready() or scope["state"]["connection"].is_last()
+                        self._add_headers(message, request_id, is_last=is_last)
                     for part in _parts(message):
                         call.begin_write()
                         await send(part)
@@ -233,11 +235,10 @@ class _Guard:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-    def _add_headers(self, message: Message, request_id: str) -> None:
+    def _add_headers(self, message: Message, request_id: str, *, is_last: bool) -> None:
         # Not in place: applications may send the same headers with every answer.
         headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-        if not self._is_ready():
-            # So that clients open their next connection elsewhere.
+        if is_last and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         message["headers"] = headers
 
