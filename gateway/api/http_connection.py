@@ -9,12 +9,15 @@ answer that waited for no body, reads no more of it than is worth the connection
 
 import asyncio
 import dataclasses
+import functools
 import http
 import re
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import h11
+from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.api.lingering_transport import LingeringTransport
@@ -36,6 +39,11 @@ _MAX_PIPELINED_BYTES = 32 * 1024
 # The longest body of which the rest may come after the answer. Beyond it, the connection is closed.
 _MAX_UNWANTED_BYTES = 64 * 1024
 
+# Of TCP_INFO, which not every system has: the first byte is the connection's state, and this one's
+# means that neither side has ended it.
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED = 1
+
 # What h11 quotes of a request in an error. It may be a token of the client's.
 _QUOTED = re.compile(r":? (bytearray\()?b['\"].*", re.DOTALL)
 
@@ -49,6 +57,7 @@ class Connection:
 
     Attributes:
         abort: closes it at once and drops what the client has not read.
+        is_gone: whether it is closed, or its client has ended it: see `has_ended`.
         is_last: whether an answer that begins now must be the connection's last: more of the
             request's body may come than is read after an answer.
         certificate_names: of the client's verified certificate: the DNS names and URIs; the common
@@ -56,8 +65,15 @@ class Connection:
     """
 
     abort: Callable[[], None]
+    is_gone: Callable[[], bool]
     is_last: Callable[[], bool]
     certificate_names: tuple[str, ...]
+
+    async def cut_off(self, receive: Receive) -> None:
+        """Closes it at once, and returns when its request has no client any more."""
+        self.abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 class Waiting(Protocol):
@@ -218,6 +234,7 @@ class BoundedConnection(H11Protocol):
         transport.set_write_buffer_limits(high=1)
         connection = Connection(
             abort=transport.abort,
+            is_gone=functools.partial(_is_gone, transport),
             is_last=self._is_last,
             certificate_names=_certificate_names(transport),
         )
@@ -355,6 +372,22 @@ class BoundedConnection(H11Protocol):
 def bounded(limits: ConnectionLimits) -> type[BoundedConnection]:
     """The protocol of one listener's connections, for uvicorn."""
     return type("BoundedConnection", (BoundedConnection,), {"limits": limits})
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether a client has ended its connection, or its own side of it, as far as the system tells;
+    the event loop learns it from what it reads, after all that was sent before.
+    """
+    if _TCP_INFO is None:
+        return False
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True
+
+
+def _is_gone(transport: asyncio.Transport) -> bool:
+    return transport.is_closing() or has_ended(transport.get_extra_info("socket"))
 
 
 def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
