@@ -3,7 +3,7 @@
 An event loop that listens with TLS tells of a connection once its handshake is done. Until then
 nothing counts it, and that may be a minute. And where descriptors lack, uvloop closes connections
 without a word. So this accepts by itself: it bounds handshakes as connections, and says when none
-can be accepted. A connection whose client has gone by then is closed at once, which costs next to
+can be accepted. One whose client has gone before is closed at once, which costs next to
 nothing: the event loop and the request would cost more. On the event loop; knows no request.
 """
 
