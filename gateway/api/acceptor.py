@@ -19,8 +19,10 @@ from servicekit.logs import get_logger
 
 logger = get_logger(__name__)
 
-# Accepted between two returns to the event loop: those that are accepted are served meanwhile.
-_MAX_ACCEPTED = 16
+# Between two returns to the event loop: how many connections are accepted, as in asyncio, and how
+# many of them are kept, since each makes work.
+_MAX_ACCEPTED = 100
+_MAX_KEPT = 16
 # How a request begins that makes a model generate.
 _GENERATES = b"POST "
 # Errors of a lack of descriptors or memory, and how long no more are accepted then; as asyncio.
@@ -75,7 +77,10 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
+        num_kept = 0
         for _ in range(_MAX_ACCEPTED):
+            if num_kept == _MAX_KEPT:
+                return
             try:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:
@@ -92,6 +97,7 @@ class Acceptor:
             if has_ended(accepted) and not self._may_be_answered(accepted):
                 accepted.close()
                 continue
+            num_kept += 1
             handshake = _Handshake(accepted, self._limits)
             task = self._loop.create_task(self._shake_hands(handshake))
             self._handshakes[task] = handshake

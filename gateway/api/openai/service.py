@@ -231,12 +231,14 @@ class OpenAiApi:
                 await self._take_turn(scope, receive)
                 requests.check_size(body)
                 return requests.parse(model, body), len(body)
-            # Each step takes a turn of its own, and no other long body takes any in between.
+            # Each step has an iteration of the event loop of its own, and no other long body takes
+            # any in between: all that are ready run in one iteration.
             async with self._long_bodies:
                 await self._take_turn(scope, receive)
                 requests.check_size(body)
-                await self._take_turn(scope, receive)
+                await asyncio.sleep(0)
                 parsed = requests.parse(model, body)
+                await asyncio.sleep(0)
                 await self._take_turn(scope, receive)
                 return parsed, len(body)
 
