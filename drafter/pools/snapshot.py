@@ -20,7 +20,9 @@ import itertools
 import json
 import math
 import os
+import stat
 import struct
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,8 @@ def try_folder(folder: Path) -> None:
     # Of a file in its place, the attempt below says what is wrong.
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=True, exist_ok=True)
-    tried = folder / f"tried{_PARTIAL_SUFFIX}"
-    os.close(_create(tried))
+    descriptor, tried = _create(folder)
+    os.close(descriptor)
     tried.unlink()
     sync_folder(folder)
 
@@ -111,9 +113,8 @@ def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = 
     """
     header = _header_of(texts)
     path = path_of(folder, texts[0].pool_id, taken)
-    partial = path.with_suffix(_PARTIAL_SUFFIX)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    descriptor = _create(partial)
+    descriptor, partial = _create(folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
@@ -161,9 +162,7 @@ def read_pool(path: Path) -> list[PoolText]:
         DamagedSnapshotError: the file is damaged, or of another version.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise DamagedSnapshotError(path, "it is larger than any pool")
-        content = path.read_bytes()
+        content = _read(path)
     except OSError as error:
         raise DamagedSnapshotError(path, str(error)) from None
     if len(content) < _PREFIX.size + _DIGEST_BYTES:
@@ -182,9 +181,29 @@ def read_pool(path: Path) -> list[PoolText]:
         raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
 
 
-def _create(partial: Path) -> int:
+def _read(path: Path) -> bytes:
+    """The bytes of a snapshot; waits for nothing, whatever has its name.
+
+    Raises:
+        DamagedSnapshotError: it is larger than any pool, or no file at all.
+        OSError: it cannot be read.
+    """
+    # A pipe that nobody writes to would be waited for, and a device may have no end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedSnapshotError(path, "it is no regular file")
+        if status.st_size > _MAX_FILE_BYTES:
+            raise DamagedSnapshotError(path, "it is larger than any pool")
+        return file.read(status.st_size)
+
+
+def _create(folder: Path) -> tuple[int, Path]:
+    """A file to be written, and its path, which nothing had before."""
     # It may contain prompts: only this user may read it.
-    return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, path = tempfile.mkstemp(suffix=_PARTIAL_SUFFIX, dir=folder)
+    return descriptor, Path(path)
 
 
 def _header_of(texts: Sequence[PoolText]) -> bytes:

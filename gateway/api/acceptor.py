@@ -3,7 +3,8 @@
 An event loop that listens with TLS tells of a connection once its handshake is done. Until then
 nothing counts it, and that may be a minute. And where descriptors lack, uvloop closes connections
 without a word. So this accepts by itself: it bounds handshakes as connections, and says when none
-can be accepted. On the event loop; knows no request.
+can be accepted. One whose client has gone before is closed at once, which costs next to
+nothing: the event loop and the request would cost more. On the event loop; knows no request.
 """
 
 import asyncio
@@ -13,13 +14,17 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from gateway.api.http_connection import BoundedConnection, ConnectionLimits
+from gateway.api.http_connection import BoundedConnection, ConnectionLimits, has_ended
 from servicekit.logs import get_logger
 
 logger = get_logger(__name__)
 
-# Accepted between two returns to the event loop, as asyncio does.
+# Between two returns to the event loop: how many connections are accepted, as in asyncio, and how
+# many of them are kept, since each makes work.
 _MAX_ACCEPTED = 100
+_MAX_KEPT = 16
+# How a request begins that makes a model generate.
+_GENERATES = b"POST "
 # Errors of a lack of descriptors or memory, and how long no more are accepted then; as asyncio.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
@@ -72,7 +77,10 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
+        num_kept = 0
         for _ in range(_MAX_ACCEPTED):
+            if num_kept == _MAX_KEPT:
+                return
             try:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:
@@ -86,11 +94,26 @@ class Acceptor:
                 self._loop.call_later(_PAUSE_S, self._resume)
                 return
             accepted.setblocking(False)
+            if has_ended(accepted) and not self._may_be_answered(accepted):
+                accepted.close()
+                continue
+            num_kept += 1
             handshake = _Handshake(accepted, self._limits)
             task = self._loop.create_task(self._shake_hands(handshake))
             self._handshakes[task] = handshake
             task.add_done_callback(self._handshakes.pop)
             self._limits.open(handshake)
+
+    def _may_be_answered(self, ended: socket.socket) -> bool:
+        """Whether a client that has ended its side may still read what it asked for: not where it
+        must go on with a handshake, and no output of a model, which takes its time.
+        """
+        if self._context is not None:
+            return False
+        try:
+            return ended.recv(len(_GENERATES), socket.MSG_PEEK) not in (b"", _GENERATES)
+        except OSError:
+            return False
 
     async def _shake_hands(self, handshake: "_Handshake") -> None:
         def begin() -> BoundedConnection:

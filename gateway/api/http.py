@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.acceptor import Acceptor
-from gateway.api.http_connection import ConnectionLimits, bounded
+from gateway.api.http_connection import Connection, ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
 from gateway.errors import UnreadError
@@ -211,6 +211,10 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an ASGI application."""
+        connection: Connection = scope["state"]["connection"]
+        if scope["method"] == "POST" and connection.is_gone():
+            await connection.cut_off(receive)
+            return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = valid_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -220,7 +224,9 @@ class _Guard:
 
                 async def watched_send(message: Message) -> None:
                     if message["type"] == "http.response.start":
-                        self._add_headers(message, request_id)
+                        # One that is not ready wants the next connection opened elsewhere.
+                        is_last = not self._is_ready() or connection.is_last()
+                        self._add_headers(message, request_id, is_last=is_last)
                     for part in _parts(message):
                         call.begin_write()
                         await send(part)
@@ -229,15 +235,12 @@ class _Guard:
                 await self._application(scope, receive, watched_send)
         except UnreadError:
             # No answer would reach the client.
-            scope["state"]["connection"].abort()
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await connection.cut_off(receive)
 
-    def _add_headers(self, message: Message, request_id: str) -> None:
+    def _add_headers(self, message: Message, request_id: str, *, is_last: bool) -> None:
         # Not in place: applications may send the same headers with every answer.
         headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-        if not self._is_ready():
-            # So that clients open their next connection elsewhere.
+        if is_last and (b"connection", b"close") not in headers:
             headers.append((b"connection", b"close"))
         message["headers"] = headers
 

@@ -3,19 +3,24 @@
 uvicorn bounds the size of a request's head and how long a connection may stay idle between two
 requests, but lets a client take forever for its first request, or for the head of any. Owns these
 timers, and which connection goes when there is no room for a new one; one whose TLS handshake is
-not done counts, too. Refuses what is not HTTP, and bodies in tiny chunks, with the reason. Knows no
-request.
+not done counts, too. Refuses what is not HTTP, and bodies in tiny chunks, with the reason. After an
+answer that waited for no body, reads no more of it than is worth the connection. Knows no request.
 """
 
 import asyncio
 import dataclasses
+import functools
+import http
 import re
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import h11
+from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.api.lingering_transport import LingeringTransport
 from gateway.api.openai.errors import ApiError
 from servicekit.interceptors.request_id import valid_request_id
 from servicekit.logs import get_logger
@@ -31,6 +36,14 @@ _SMALL_CHUNK_BYTES = 1_024
 # answer is done.
 _MAX_PIPELINED_BYTES = 32 * 1024
 
+# The longest body of which the rest may come after the answer. Beyond it, the connection is closed.
+_MAX_UNWANTED_BYTES = 64 * 1024
+
+# Of TCP_INFO, which not every system has: the first byte is the connection's state, and this one's
+# means that neither side has ended it.
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED = 1
+
 # What h11 quotes of a request in an error. It may be a token of the client's.
 _QUOTED = re.compile(r":? (bytearray\()?b['\"].*", re.DOTALL)
 
@@ -44,12 +57,23 @@ class Connection:
 
     Attributes:
         abort: closes it at once and drops what the client has not read.
+        is_gone: whether it is closed, or its client has ended it: see `has_ended`.
+        is_last: whether an answer that begins now must be the connection's last: more of the
+            request's body may come than is read after an answer.
         certificate_names: of the client's verified certificate: the DNS names and URIs; the common
             name, if it has no alternative name at all. Empty without a certificate.
     """
 
     abort: Callable[[], None]
+    is_gone: Callable[[], bool]
+    is_last: Callable[[], bool]
     certificate_names: tuple[str, ...]
+
+    async def cut_off(self, receive: Receive) -> None:
+        """Closes it at once, and returns when its request has no client any more."""
+        self.abort()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 class Waiting(Protocol):
@@ -98,7 +122,16 @@ class BrokenRequestError(Exception):
     """A request that breaks the protocol or a bound; the text says how, without quoting it.
 
     Not h11's: uvicorn would answer that without the reason.
+
+    Attributes:
+        status: of the answer.
     """
+
+    def __init__(
+        self, reason: str, *, status: http.HTTPStatus = http.HTTPStatus.BAD_REQUEST
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class RequestParser(h11.Connection):
@@ -115,17 +148,27 @@ class RequestParser(h11.Connection):
         """As in h11.
 
         Raises:
-            BrokenRequestError: the client breaks the protocol, or its chunks are too small.
+            BrokenRequestError: the client breaks the protocol, its head is too long, or its chunks
+                are too small.
         """
+        num_bytes = len(self._receive_buffer)
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
+            if error.error_status_hint == http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                raise self._too_long() from error
             raise BrokenRequestError(
                 f"the request is not valid HTTP: {_QUOTED.sub('', str(error))}"
             ) from error
+        # h11 bounds only what is not complete yet.
+        if (
+            isinstance(event, h11.Request | h11.EndOfMessage)
+            and num_bytes - len(self._receive_buffer) > self._max_incomplete_event_size
+        ):
+            raise self._too_long()
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
-            return _in_origin_form(event)
+            return _as_it_is_read(event)
         if isinstance(event, h11.Data):
             # A chunk may come in several events, and so may a body without any.
             self._num_chunks += event.chunk_start
@@ -140,17 +183,31 @@ class RequestParser(h11.Connection):
                 )
         return event
 
+    def _too_long(self) -> BrokenRequestError:
+        return BrokenRequestError(
+            "the head of the request, or of a part of its body, is over the limit of "
+            f"{self._max_incomplete_event_size} bytes",
+            status=http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        )
 
-def _in_origin_form(request: h11.Request) -> h11.Request:
-    """The request with a target as most clients write it: of an absolute one, path and query."""
+
+def _as_it_is_read(request: h11.Request) -> h11.Request:
+    """The request with a target as most clients write it (of an absolute one, path and query), and
+    as the connection's last one if it has two lengths: h11 reads its chunks, another server between
+    here and the client may have read the other length, and what follows may be of either (RFC 9112,
+    section 6.1).
+    """
     absolute = _ABSOLUTE.match(request.target)
-    if absolute is None:
+    names = {name for name, _ in request.headers}
+    has_two_lengths = names >= {b"content-length", b"transfer-encoding"}
+    if absolute is None and not has_two_lengths:
         return request
-    rest = request.target[absolute.end() :]
+    rest = request.target[absolute.end() :] if absolute else request.target
+    headers = [each for each in request.headers if each[0] != b"content-length"]
     return h11.Request(
         method=request.method,
-        headers=request.headers,
-        target=rest if rest.startswith(b"/") else b"/" + rest,
+        headers=[*headers, (b"connection", b"close")] if has_two_lengths else request.headers,
+        target=rest if not absolute or rest.startswith(b"/") else b"/" + rest,
         http_version=request.http_version,
     )
 
@@ -171,11 +228,15 @@ class BoundedConnection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self._may_be_sending)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         # A write waits for all before it, not for most of it: what is left unread is noticed.
         transport.set_write_buffer_limits(high=1)
         connection = Connection(
-            abort=transport.abort, certificate_names=_certificate_names(transport)
+            abort=transport.abort,
+            is_gone=functools.partial(_is_gone, transport),
+            is_last=self._is_last,
+            certificate_names=_certificate_names(transport),
         )
         self.app_state = {**self.app_state, "connection": connection}
         if self.handshake is not None:
@@ -185,6 +246,9 @@ class BoundedConnection(H11Protocol):
             self._await_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering.is_lingering:
+            self._lingering.drop(data)
+            return
         super().data_received(data)
         if self._is_answering:
             return
@@ -198,7 +262,7 @@ class BoundedConnection(H11Protocol):
         try:
             super().handle_events()
         except BrokenRequestError as error:
-            self._refuse(str(error))
+            self._refuse(error)
         if not self._is_answering:
             return
         self._stop_waiting()
@@ -233,7 +297,7 @@ class BoundedConnection(H11Protocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Says nothing: a request may offer a protocol, and is answered without it."""
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, error: BrokenRequestError) -> None:
         """Answers a request that breaks the protocol, unless an answer has begun, and closes the
         connection.
         """
@@ -244,8 +308,8 @@ class BoundedConnection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         request_id = valid_request_id(given.decode("latin-1"))
-        logger.warning("http_request_broken", reason=reason, request_id=request_id)
-        body = ApiError(400, reason, code="invalid_http").body().encode()
+        logger.warning("http_request_broken", reason=str(error), request_id=request_id)
+        body = ApiError(error.status, str(error), code="invalid_http").body().encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
@@ -254,7 +318,9 @@ class BoundedConnection(H11Protocol):
         ]
         try:
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(
+                    status_code=error.status, headers=headers, reason=error.status.phrase.encode()
+                ),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
@@ -263,6 +329,20 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+    def _may_be_sending(self) -> bool:
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    def _is_last(self) -> bool:
+        if self.conn.their_state is not h11.SEND_BODY:
+            return False
+        headers = dict(self.headers)
+        # One that waits for leave to send its body may send it or not, if it gets an answer.
+        return (
+            self.conn.they_are_waiting_for_100_continue
+            or b"transfer-encoding" in headers
+            or int(headers[b"content-length"]) > _MAX_UNWANTED_BYTES
+        )
 
     @property
     def _is_answering(self) -> bool:
@@ -292,6 +372,22 @@ class BoundedConnection(H11Protocol):
 def bounded(limits: ConnectionLimits) -> type[BoundedConnection]:
     """The protocol of one listener's connections, for uvicorn."""
     return type("BoundedConnection", (BoundedConnection,), {"limits": limits})
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether a client has ended its connection, or its own side of it, as far as the system tells;
+    the event loop learns it from what it reads, after all that was sent before.
+    """
+    if _TCP_INFO is None:
+        return False
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True
+
+
+def _is_gone(transport: asyncio.Transport) -> bool:
+    return transport.is_closing() or has_ended(transport.get_extra_info("socket"))
 
 
 def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import hashlib
+import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,6 +227,65 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
     assert skipped["path"] == str(bad)
     assert str(bad) in str(skipped["reason"])
     assert second.sample("tandem_drafter_internal_errors_total", reason="snapshot") == 1
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.fsencode(path))
+
+
+def make_sparse_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 32)
+
+
+NO_SNAPSHOTS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "socket": make_socket,
+    "folder": Path.mkdir,
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "link to a folder": lambda path: path.symlink_to("."),
+    "link to an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "link to an empty device": lambda path: path.symlink_to("/dev/null"),
+    "link to a terminal": lambda path: path.symlink_to("/dev/ptmx"),
+    "link to a file without a size": lambda path: path.symlink_to("/proc/self/maps"),
+    "huge file": make_sparse_file,
+}
+
+
+@pytest.mark.parametrize("make", NO_SNAPSHOTS.values(), ids=NO_SNAPSHOTS)
+async def test_what_is_no_file_is_skipped_and_stays(
+    start_drafter: StartDrafter, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    first = await start_drafter(snapshot_dir=tmp_path)
+    await keep_in_pool(first, [1, 2, 3], pool_id="good")
+    await first.drafter.drain()
+    odd = path_of(tmp_path, "odd")
+    make(odd)
+    before = odd.lstat()
+    second = await start_drafter(snapshot_dir=tmp_path)
+    assert await draft_of(second, [1, 2], pool_id="good") == ([3], 2, pb.SOURCE_POOL)
+    [skipped] = [entry for entry in second.log if entry["event"] == "snapshot_skipped"]
+    assert str(odd) in str(skipped["reason"])
+    await keep_in_pool(second, [1, 2, 4], pool_id="odd")
+    await second.drafter.drain()
+    assert (odd.lstat().st_mode, odd.lstat().st_ino) == (before.st_mode, before.st_ino)
+    third = await start_drafter(snapshot_dir=tmp_path)
+    assert await draft_of(third, [1, 2], pool_id="odd") == ([4], 2, pb.SOURCE_POOL)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, make_socket, NO_SNAPSHOTS["link to nothing"]])
+async def test_nothing_that_lies_in_the_folder_is_written_to(
+    start_drafter: StartDrafter, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    for name in ("tried", path_of(tmp_path, "a").stem):
+        make(tmp_path / f"{name}.partial")
+    running = await start_drafter(snapshot_dir=tmp_path)
+    await keep_in_pool(running, [1, 2, 3], pool_id="a")
+    await running.drafter.drain()
+    assert names_in(tmp_path) == {path_of(tmp_path, "a").name}
+    assert path_of(tmp_path, "a").is_file()
 
 
 @pytest.mark.parametrize("is_newer", [True, False])

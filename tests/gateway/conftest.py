@@ -19,6 +19,7 @@ from servicekit.discovery import Resolve, resolve_host
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
+from tests.gateway.running_listener import Run, listener_run
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
@@ -137,3 +138,9 @@ def registry() -> CollectorRegistry:
 def logger() -> Logger:
     """A logger whose lines nobody reads."""
     return get_logger("test")
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs scenarios against an HTTP listener."""
+    return listener_run(request.param, tmp_path)

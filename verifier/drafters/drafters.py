@@ -5,6 +5,7 @@ when none has needed it for a while. What a drafter answers is only ever a hint:
 late or wrong costs its sequences nothing but their drafts.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -50,7 +51,12 @@ _ANSWERING = (DrafterState.UP, DrafterState.CONNECTING)
 # Drafters in use at a time; one that does not answer makes room for another.
 _MAX_DRAFTERS = 256
 
+# Of one reason why a drafter is at fault, one line is logged in this time; of one kind of fault, of
+# so many reasons: they may be the drafter's own words.
 _LOG_INTERVAL_S = 60.0
+_MAX_LOGGED_REASONS = 8
+# What differs from one fault to the next of the same reason: lengths, ids.
+_NUMBER = re.compile(r"\d+")
 # Of a drafter's own words, in a log line or an event.
 _MAX_DETAIL_CHARACTERS = 200
 
@@ -81,8 +87,8 @@ class FedDrafter:
     is_overdue: bool = False
     # When it was last needed.
     used_at_s: float = 0.0
-    # By fault: when the next line may be logged.
-    next_log_s: dict[DrafterFault, float] = field(default_factory=dict)
+    # By fault and reason: when the next line may be logged.
+    next_log_s: dict[DrafterFault, dict[str, float]] = field(default_factory=dict)
 
     @property
     def is_answering(self) -> bool:
@@ -316,18 +322,21 @@ class Drafters:
             self.state_changed(drafter)
 
     def _record(self, drafter: FedDrafter, fault: DrafterFault, detail: str) -> None:
-        """Counts a fault; per drafter and kind, logs one a minute at most."""
+        """Counts a fault; per drafter and reason, logs one a minute at most."""
         self._count_fault(fault)
+        detail = detail[:_MAX_DETAIL_CHARACTERS]
+        reason = _NUMBER.sub("#", detail)
         now_s = self._clock()
-        if now_s < drafter.next_log_s.get(fault, now_s):
+        next_log_s = drafter.next_log_s.setdefault(fault, {})
+        if now_s < next_log_s.get(reason, now_s):
             return
-        drafter.next_log_s[fault] = now_s + _LOG_INTERVAL_S
-        logger.warning(
-            "drafter_fault",
-            drafter=drafter.address,
-            fault=fault.value,
-            detail=detail[:_MAX_DETAIL_CHARACTERS],
-        )
+        if len(next_log_s) >= _MAX_LOGGED_REASONS and reason not in next_log_s:
+            for each in [each for each, due_s in next_log_s.items() if due_s <= now_s]:
+                del next_log_s[each]
+            if len(next_log_s) >= _MAX_LOGGED_REASONS:
+                return
+        next_log_s[reason] = now_s + _LOG_INTERVAL_S
+        logger.warning("drafter_fault", drafter=drafter.address, fault=fault.value, detail=detail)
 
     # Time
 

@@ -24,6 +24,7 @@ from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_discon
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job, response_job
 from gateway.api.openai.responses.schema import ResponsesRequest
+from gateway.api.turns import Turns
 from gateway.errors import shutting_down
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
@@ -78,6 +79,7 @@ class OpenAiApi:
         )
         self._long_bodies = asyncio.Lock()
         self._starting = asyncio.Lock()
+        self._turns = Turns()
         self._logger = logger
         self._created = int(time.time())
 
@@ -249,16 +251,30 @@ class OpenAiApi:
         """The request that a body holds, and the body's length."""
         async with self._bodies.read(scope, receive, tenant) as body:
             if len(body) <= _SHORT_BODY_BYTES:
+                await self._take_turn(scope, receive)
                 requests.check_size(body)
                 return requests.parse(model, body), len(body)
-            # Each step takes a turn of its own of the event loop, and no other long body takes any
-            # in between: all that are ready run in one turn.
+            # Each step has an iteration of the event loop of its own, and no other long body takes
+            # any in between: all that are ready run in one iteration.
             async with self._long_bodies:
+                await self._take_turn(scope, receive)
                 requests.check_size(body)
                 await asyncio.sleep(0)
                 parsed = requests.parse(model, body)
                 await asyncio.sleep(0)
+                await self._take_turn(scope, receive)
                 return parsed, len(body)
+
+    async def _take_turn(self, scope: Scope, receive: Receive) -> None:
+        """Returns when the request may begin, or go on with it.
+
+        Raises:
+            ClientGoneError: its client has gone before that.
+        """
+        connection = scope["state"]["connection"]
+        if not await self._turns.take(connection.is_gone):
+            await connection.cut_off(receive)
+            raise ClientGoneError
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         # Of an error in writing the answer: the streams end with it, and do not know it.

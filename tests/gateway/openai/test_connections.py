@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Message
 from structlog.testing import capture_logs
 
+from gateway.api import lingering_transport
 from gateway.api.openai.body import BodyReader, ended_by_disconnect
 from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
@@ -207,9 +208,44 @@ async def test_a_body_that_is_too_large_is_refused(start_api: StartApi, is_annou
 
 
 @pytest.mark.parametrize(
+    ("path", "status", "fields"),
+    [
+        ("/v1/completions", 401, {}),
+        ("/v1/completions", 413, {"authorization": "Bearer mine"}),
+        ("/v1/completions", 415, {"authorization": "Bearer mine", "content_type": "text/plain"}),
+        ("/v1/unknown", 404, {}),
+        ("/v1/models", 405, {}),
+    ],
+)
+async def test_an_error_that_needs_no_body_ends_the_connection_of_one_without_end(
+    start_api: StartApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    status: int,
+    fields: dict[str, str],
+) -> None:
+    monkeypatch.setattr(lingering_transport, "_LINGER_S", 0.1)
+    clients = write_clients(tmp_path / "clients.yaml", mine={"tokens": ["mine"]})
+    running = await start_api(clients=clients)
+    sent = request_bytes(
+        path, b"", connection="keep-alive", content_length="1000000000000", **fields
+    )
+    async with connection(running) as (reader, writer):
+        writer.write(sent)
+        answered = await until_closed(reader)
+        assert answered.startswith(f"HTTP/1.1 {status} ".encode())
+        assert b"\r\nconnection: close\r\n" in answered
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+
+
+@pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 40_000, "Receive buffer too long"),
         (b"GET /health HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),
         (b"GET /health HTTP/1.1\r\nauthorization secret\r\n\r\n", "illegal header line"),
         (b"secret\r\n\r\n", "illegal request line"),

@@ -622,6 +622,40 @@ class TestFaults:
         assert log[0]["drafter"] == A
         assert log[0]["fault"] == "late_answer"
 
+    def test_faults_of_one_kind_that_differ_are_told_apart(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        reasons = ["batch 7 was answered out of turn", "3 answers to 9 deltas", "it is no answer"]
+        with structlog.testing.capture_logs() as log:
+            for index in range(30):
+                for reason in (*reasons, f"batch {index} was answered out of turn"):
+                    fault = DrafterFault.PROTOCOL_ERROR
+                    world.take(DrafterDown(link=link, reason=reason, fault=fault))
+        assert [each["detail"] for each in log] == reasons
+        assert len(world.faults) == 120
+
+    def test_a_drafter_s_own_words_do_not_fill_the_log(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+
+        def take(reason: str, fault: DrafterFault = DrafterFault.REFUSED_SEQUENCE) -> None:
+            world.take(DrafterDown(link=link, reason=reason, fault=fault))
+
+        with structlog.testing.capture_logs() as log:
+            for index in range(1000):
+                take("x" * index)
+            num_logged = len(log)
+            assert 1 < num_logged <= 10
+            take("of another kind", DrafterFault.PROTOCOL_ERROR)
+            assert log[-1]["detail"] == "of another kind"
+            world.pass_s(60.0)
+            for index in range(1000):
+                take("y" * index)
+        assert len(log) == 2 * num_logged + 1
+        (drafter,) = world.drafters.in_use
+        assert sum(map(len, drafter.next_log_s.values())) <= 2 * num_logged
+        assert all(len(each["detail"]) <= 200 for each in log)
+
 
 class TestIdsUsedAgain:
     def test_what_waits_for_a_close_is_never_anothers_text(self, world: World) -> None:
