@@ -100,7 +100,9 @@ def test_whoever_computes_a_model_its_answers_end_at_the_tokenizers_end_token(
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(content | {"eos_token_id": 1000}))
-    config = VerifierConfig(model=folder, device="cpu", numerics=numerics, num_kv_blocks=4)
+    config = VerifierConfig.model_validate(
+        {"model": folder, "device": "cpu", "numerics": numerics, "num_kv_blocks": 4}
+    )
     with capture_logs() as logs:
         assert load_model(config).served.eos_token_ids == {own, 1000}
     assert [each["token_id"] for each in logs if each["event"] == "tokenizers_end_token"] == [own]
