@@ -19,6 +19,8 @@ from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequ
 BLOCK_SIZE = 4
 # Drafts that `make_sequence` lets a sequence verify in one step.
 MAX_DRAFTS = 7
+# Between two sequences that make way.
+STEPS_PER_WAY = 8
 
 
 def fold(before: int, token_id: int) -> int:
@@ -46,7 +48,10 @@ class ScheduledWorld:
     - The first running prompt gets half of the prompts' budget, as far as it has tokens and there
       are blocks. So each prompt becomes the first one.
     - A readmitted sequence is preempted again only after it, or one before it in order, has grown
-      by the tokens that the scheduler keeps room for.
+      by the tokens that the scheduler keeps room for. If tenants share the blocks: only after all
+      have, those admitted since included.
+    - No sequence but the first one's followers makes way for another tenant's, one in some steps,
+      and its own tenant keeps its share of the places or of the blocks.
     """
 
     def __init__(
@@ -80,6 +85,9 @@ class ScheduledWorld:
         self.last_values: dict[bytes, int] = {}
         # By preempted sequence: the lengths of running sequences at its readmission.
         self._lengths_at_readmission: dict[str, dict[str, int]] = {}
+        self._num_steps = 0
+        # Steps in which a sequence made way.
+        self.made_way: list[int] = []
 
     @property
     def open_sequences(self) -> list[Sequence]:
@@ -162,11 +170,16 @@ class ScheduledWorld:
 
     def _admit(self) -> None:
         before = list(self.scheduler.running)
+        held = [len(sequence.block_table) for sequence in before]
+        self._num_steps += 1
         self.opened += self.scheduler.admit()
+        self._check_way(before, held)
         assert self.scheduler.running or not self.scheduler.waiting, "who waits, waits for ever"
-        lengths = {s.sequence_id: len(s.token_ids) for s in self.scheduler.running}
+        shares = len({s.cache_salt for s in self.open_sequences}) > 1
         for sequence in self.scheduler.running:
             if sequence not in before and sequence.is_preempted:
+                known = [*before, sequence] if shares else self.scheduler.running
+                lengths = {s.sequence_id: len(s.token_ids) for s in known}
                 self._lengths_at_readmission[sequence.sequence_id] = lengths
 
     def _check_progress(self, running: list[Sequence], scheduled: list[ScheduledSequence]) -> None:
@@ -182,10 +195,33 @@ class ScheduledWorld:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)
             if sequence.is_running or lengths is None:
                 continue
+            if len({each.cache_salt for each in self.open_sequences}) > 1:
+                grown = sum(len(s.token_ids) - lengths.get(s.sequence_id, 0) for s in running)
+                assert grown + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
+                continue
             before = running[: running.index(sequence) + 1]
             if all(s.sequence_id in lengths for s in before):
                 growth = max(len(s.token_ids) - lengths[s.sequence_id] for s in before)
                 assert growth + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
+
+    def _check_way(self, before: list[Sequence], held: list[int]) -> None:
+        """Asserts what is said of sequences that make way; `before` ran and had so many blocks."""
+        gone = [sequence for sequence in before if not sequence.is_running]
+        if not gone:
+            return
+        [sequence] = gone
+        assert sequence is not before[0], "the first made way"
+        weights = {s.cache_salt: s.tenant_weight for s in self.open_sequences}
+        share = sequence.tenant_weight / sum(weights.values())
+        left = [s for s in before if s.cache_salt == sequence.cache_salt and s is not sequence]
+        num_left_blocks = sum(held[before.index(s)] for s in left)
+        assert (
+            len(left) >= share * self.scheduler.max_num_seqs
+            or num_left_blocks >= share * self.scheduler.block_pool.num_blocks
+        ), "its tenant has less than its share"
+        if self.made_way:
+            assert self._num_steps - self.made_way[-1] >= STEPS_PER_WAY
+        self.made_way.append(self._num_steps)
 
     def _check_first_prompt(
         self, running: list[Sequence], scheduled: list[ScheduledSequence]

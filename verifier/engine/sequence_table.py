@@ -72,7 +72,7 @@ class SequenceTable:
 
     def is_full(self, opened: OpenSequence) -> bool:
         """Whether the queue has no room for a further sequence, by number or by tokens."""
-        num_waiting = len(self._scheduler.waiting)
+        num_waiting = self._scheduler.num_waiting
         num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
         room = _ROOM_TO_GO_ON if opened.goes_on else 1
         return num_waiting >= room * self._max_num_waiting or (
@@ -116,6 +116,7 @@ class SequenceTable:
             drafting=opened.drafting,
             num_speculative_tokens=opened.num_speculative_tokens,
             cache_salt=opened.cache_salt,
+            tenant_weight=opened.tenant_weight,
             priority=opened.priority,
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
@@ -227,7 +228,7 @@ class SequenceTable:
             )
         if self.is_full(command.sequence):
             raise OverloadedError(
-                f"{len(self._scheduler.waiting)} sequences with "
+                f"{self._scheduler.num_waiting} sequences with "
                 f"{self._scheduler.num_waiting_tokens} tokens are waiting already",
                 retry_after_ms=1000,
             )
