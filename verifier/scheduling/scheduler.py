@@ -37,7 +37,7 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
-from verifier.scheduling.sequence import Sequence
+from verifier.scheduling.sequence import OpenSequence, Sequence
 from verifier.scheduling.turns import Turns, place, waiting_place
 
 # Ids of block tables begin anew after this many admissions: they travel as int32.
@@ -170,6 +170,18 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         return self._turns.num_tokens
+
+    def is_within_share(
+        self, sequence: OpenSequence, *, max_sequences: int, max_tokens: int
+    ) -> bool:
+        """`Turns.is_within_share`, of a sequence that would wait."""
+        return self._turns.is_within_share(
+            sequence.cache_salt,
+            sequence.tenant_weight,
+            len(sequence.token_ids),
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+        )
 
     def fits(self, max_length: int) -> bool:
         """Whether the pool has blocks for a sequence of `max_length` tokens."""

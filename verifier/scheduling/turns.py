@@ -144,6 +144,22 @@ class Turns:
         if not tenant.is_present and tenant.num_served_tokens <= self._turn_tokens:
             del self._tenants[sequence.cache_salt]
 
+    def is_within_share(
+        self, salt: str, weight: int, num_tokens: int, *, max_sequences: int, max_tokens: int
+    ) -> bool:
+        """Whether a further sequence of a tenant is within its share of a queue of so many
+        sequences and tokens, while others wait, too.
+        """
+        tenant = self._tenants.get(salt, _Tenant())
+        others = sum(each.weight for each in self._tenants.values() if each.waiting)
+        others -= tenant.weight if tenant.waiting else 0
+        share = weight / (weight + others)
+        return (
+            others > 0
+            and len(tenant.waiting) + 1 <= share * max_sequences
+            and tenant.num_waiting_tokens + num_tokens <= share * max_tokens
+        )
+
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """A step computes so many tokens of a running sequence, and somebody waits."""
         tenant = self._tenants[sequence.cache_salt]
