@@ -219,8 +219,8 @@ class Open(_message.Message):
     """
     priority: _builtins.int
     """Higher first: in the waiting queue, in drafts and prompt chunks when a step is full. Among
-    equals, tenants take turns in the queue: of those that wait, the one is next that was served
-    fewest tokens for its weight. The rest is first come, first served, but up to half of a step's
+    equals, tenants take turns in the queue and at prompt chunks: of those that wait, the one is next
+    that was served fewest tokens for its weight. The rest is first come, first served, but up to half of a step's
     prompt chunks are short prompts that end with it. When K/V blocks run short, the last in this
     order of the tenant that holds most waits again, ahead of later ones. So does the last of a
     tenant that has more than its share of what runs, while another that has less waits. No event

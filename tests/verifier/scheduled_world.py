@@ -45,8 +45,8 @@ class ScheduledWorld:
     - The first running sequence is never preempted, and computes at least one token unless it
       waits for its client. So it ends within as many steps as it may have tokens, and then the
       next one is the first.
-    - The first running prompt gets half of the prompts' budget, as far as it has tokens and there
-      are blocks. So each prompt becomes the first one.
+    - The first running prompt, or another tenant's first one, gets half of the prompts' budget, as
+      far as it has tokens and there are blocks. So each prompt becomes the first one.
     - A readmitted sequence is preempted again only after it, or one before it in order, has grown
       by the tokens that the scheduler keeps room for. If tenants share the blocks: only after all
       have, those admitted since included.
@@ -189,7 +189,11 @@ class ScheduledWorld:
         first = running[0]
         assert first.is_running, "the first was preempted"
         if not first.must_await_hint:
-            assert any(item.sequence is first for item in scheduled), "the first stood still"
+            assert any(
+                item.sequence is first
+                or (first.is_prefilling and item.sequence.cache_salt != first.cache_salt)
+                for item in scheduled
+            ), "the first stood still"
         self._check_first_prompt(running, scheduled)
         for sequence in running:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)
@@ -229,18 +233,22 @@ class ScheduledWorld:
         prompts = [s for s in running if s.is_running and s.is_prefilling]
         if not prompts or not self.scheduler.block_pool.num_available:
             return
-        first, budget, num_tokens = prompts[0], self.scheduler.max_num_batched_tokens, 0
+        budget, num_tokens = self.scheduler.max_num_batched_tokens, dict.fromkeys(prompts, 0)
         for item in scheduled:
-            if item.sequence is first:
-                num_tokens = item.num_new_tokens
-            elif item.sequence not in prompts:
+            if item.sequence in num_tokens:
+                num_tokens[item.sequence] = item.num_new_tokens
+            else:
                 budget -= item.num_new_tokens + len(item.draft_token_ids)
-        num_due = min(
-            len(first.token_ids) - first.num_computed_tokens - first.steps_only_with_hint,
-            first.longest_chunk(self.scheduler._max_scored_rows),
-            -(-budget // 2),
-        )
-        assert num_tokens >= num_due, "the first prompt got less than its half"
+
+        def has_half(prompt: Sequence) -> bool:
+            return num_tokens[prompt] >= min(
+                len(prompt.token_ids) - prompt.num_computed_tokens - prompt.steps_only_with_hint,
+                prompt.longest_chunk(self.scheduler._max_scored_rows),
+                -(-budget // 2),
+            )
+
+        firsts = {p.cache_salt: p for p in reversed(prompts) if p.priority == prompts[0].priority}
+        assert any(map(has_half, firsts.values())), "no first prompt got its half"
 
     def _compute(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

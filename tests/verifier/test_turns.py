@@ -137,6 +137,22 @@ def test_a_newcomer_waits_for_none_of_the_long_requests_that_hold_all(num_blocks
     assert len(ends) >= 60, "they were done anyway"
 
 
+@pytest.mark.parametrize("weight", [1, 4])
+def test_a_newcomers_long_prompt_waits_for_none_of_those_that_are_computed(weight: int) -> None:
+    world = ScheduledWorld(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=16)
+    for i in range(8):
+        world.open([i % 3] * 399 + [i % 2], 8, cache_salt="a")
+    world.step()
+    for _ in range(3):
+        newcomer = world.open([1] * 80, 4, cache_salt="b", tenant_weight=weight)
+        # Its own 80 tokens, and as many of others' for its weight, beside what it begins with.
+        assert steps_until_first_token(world, newcomer) <= (80 + 80 / weight + 64) / 16 + 2
+        while newcomer.remaining:
+            world.step()
+    assert sum(s.is_prefilling for s in world.open_sequences) >= 6, "they were done anyway"
+    world.run_to_end()
+
+
 def test_texts_do_not_show_who_made_way() -> None:
     draw = random.Random(7)
     world = ScheduledWorld(num_blocks=80, max_num_seqs=4, has_prefix_cache=False)

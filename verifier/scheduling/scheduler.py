@@ -5,7 +5,8 @@ that a long prompt never stops a running stream; prompts are cut into chunks to 
 sequences stand in one order: priority, then turns of tenants (`turns.py`), then arrival. Prompts
 are computed in this order, except that short ones overtake: up to half of the prompts' budget goes
 to those that the step can finish, the shortest first. The rest goes in order, so long prompts are
-computed one after the other, and none starves. A sequence is admitted when there are blocks for its
+computed one after the other, and none starves; of several tenants, the first prompt of the one that
+was served least. A sequence is admitted when there are blocks for its
 next chunk beside the blocks that running sequences need now; nothing is reserved for later growth.
 While one before it computes the same prompt, it waits, to share the blocks; those behind it are
 admitted as far as they leave it its place and its blocks. When blocks run short, idle cached blocks
@@ -38,7 +39,7 @@ from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import OpenSequence, Sequence
-from verifier.scheduling.turns import Turns, place, waiting_place
+from verifier.scheduling.turns import Line, Turns, place, waiting_place
 
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
@@ -214,7 +215,8 @@ class Scheduler:
             # By the running ones and by `led`. Counted for each that is admitted, it would take
             # 15 ms where 256 are.
             num_needed = self._num_blocks_needed(led)
-        line = self._turns.line()
+        may_start = len(self.running) < self.max_num_seqs or self._turns.has_several
+        line = self._turns.line() if self.num_waiting and may_start else Line(())
         made_way = False
         while (first := line.first()) is not None:
             sequence = self.current = first
@@ -317,7 +319,7 @@ class Scheduler:
             num_spare_blocks -= len(sequence.block_table) - num_blocks
         self.current = None
         self._num_steps += 1
-        if self.num_waiting and self._turns.has_several:
+        if self._turns.has_several and self._turns.compete(prefilling):
             for item in scheduled:
                 self._charge(item)
         return scheduled
@@ -508,6 +510,8 @@ class Scheduler:
                     prefilling.append(sequence)
                 elif not sequence.must_await_hint:
                     decoding.append(sequence)
+            if len(prefilling) > 1 and self._turns.has_several:
+                prefilling = self._turns.by_turns(prefilling)
             # Each needs one block at most. Counted exactly only if the step could use more.
             num_spare = self.block_pool.num_available - len(self.running)
             if num_spare <= self._max_blocks_in_step:

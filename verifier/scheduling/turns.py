@@ -1,11 +1,12 @@
 """Who is next among the waiting sequences: priority, then turns of tenants, then arrival.
 
 Owns the waiting sequences, each tenant's own in order, and how much steps have computed for whom
-while anybody waited. Of the tenants whose first sequence has the highest priority, the one that was
-served least is next: virtual token counters (Sheng et al., "Fairness in Serving Large Language
-Models", 2024). So while two tenants wait, what they are served differs from their weights by what
-runs at a time at most, whether their requests are long or short, and whatever either has queued.
-Who did not wait has little saved up; who was served more than others pays it back.
+while anybody waited or prompts of several tenants were computed. Of the tenants whose first
+sequence has the highest priority, the one that was served least is next: virtual token counters
+(Sheng et al., "Fairness in Serving Large Language Models", 2024). So while two tenants wait, what
+they are served differs from their weights by what runs at a time at most, whether their requests
+are long or short, and whatever either has queued. Who did not wait has little saved up; who was
+served more than others pays it back.
 
 Sequences with equal salts are a tenant's. With one tenant the order is priority, then arrival.
 
@@ -160,8 +161,31 @@ class Turns:
             and tenant.num_waiting_tokens + num_tokens <= share * max_tokens
         )
 
+    def by_turns(self, prompts: SequenceOf[Sequence]) -> list[Sequence]:
+        """Running prompts, which are in order, in the order of turns: of each priority, every
+        tenant's first one, whoever was served least first, then its second, and so on.
+        """
+        num_before: dict[tuple[int, str], int] = {}
+        keys: dict[Sequence, tuple[int, int, float]] = {}
+        for sequence in prompts:
+            whose = sequence.priority, sequence.cache_salt
+            nth = num_before[whose] = num_before.get(whose, -1) + 1
+            due = self._tenants[sequence.cache_salt].num_due_tokens
+            keys[sequence] = -sequence.priority, nth, due
+        return sorted(prompts, key=keys.__getitem__)
+
+    def compete(self, prompts: SequenceOf[Sequence]) -> bool:
+        """Whether what a step computes counts: somebody waits, or it had prompts of several
+        tenants.
+        """
+        salts = {sequence.cache_salt for sequence in prompts} if len(prompts) > 1 else ()
+        if len(salts) > 1:
+            competing = [self._tenants[salt].num_served_tokens for salt in salts]
+            self._turn_tokens = self._least_served(competing)
+        return len(salts) > 1 or self.num_sequences > 0
+
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """A step computes so many tokens of a running sequence, and somebody waits."""
+        """A step computes so many tokens of a running sequence, while others compete."""
         tenant = self._tenants[sequence.cache_salt]
         tenant.num_served_tokens += num_tokens / tenant.weight
 
@@ -246,10 +270,12 @@ class Turns:
             held[tenant] = held.get(tenant, 0) + size(sequence)
         return held
 
-    def _least_served(self) -> float:
-        """What the least served waiting tenant has been served; never less than before."""
-        waiting = [each.num_served_tokens for each in self._tenants.values() if each.waiting]
-        return max(self._turn_tokens, min(waiting, default=0.0))
+    def _least_served(self, competing: Iterable[float] = ()) -> float:
+        """What the least served of those that wait or compete has been served; never less than
+        before.
+        """
+        waiting = (each.num_served_tokens for each in self._tenants.values() if each.waiting)
+        return max(self._turn_tokens, min((*competing, *waiting), default=0.0))
 
     def _forget_absent(self) -> None:
         self._tenants = {
