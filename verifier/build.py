@@ -16,6 +16,7 @@ from verifier.drafts.depth_policy import DepthPolicy
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.digests import tokenizer_digest_of
+from verifier.model.end_tokens import with_tokenizers_end_token
 from verifier.model.own_model import find_own, load_own
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import max_rows_per_step
@@ -62,10 +63,11 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
 
             ready = load_fallback(config, leader)
             warm_up_engine()
+    eos_token_ids = with_tokenizers_end_token(config.model, ready.eos_token_ids)
     served = ServedModel(
         model_id=config.served_model_id(),
         model_digest=ready.model_digest,
-        numerics_digest=_with_end_tokens(ready.numerics_digest, ready.eos_token_ids),
+        numerics_digest=_with_end_tokens(ready.numerics_digest, eos_token_ids),
         instance_id=secrets.token_hex(16),
         architecture=ready.architecture,
         dtype=ready.dtype,
@@ -79,7 +81,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         vocab_size=ready.vocab_size,
         block_size=ready.block_size,
         num_kv_blocks=ready.num_kv_blocks,
-        eos_token_ids=ready.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         max_logprobs=config.max_logprobs if config.logprobs else None,
         allow_trace=config.allow_trace,
         tokenizer_digest=tokenizer_digest_of(config.model),
@@ -101,8 +103,8 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
 
 
 def _with_end_tokens(numerics_digest: str, eos_token_ids: frozenset[int]) -> str:
-    """A numerics digest that differs where texts end by themselves at other tokens: these come from
-    `generation_config.json`, which the model's digest does not cover. "" stays "".
+    """A numerics digest that differs where texts end by themselves at other tokens: some come from
+    files that the model's digest does not cover. "" stays "".
     """
     if not numerics_digest:
         return ""

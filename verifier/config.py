@@ -83,7 +83,7 @@ class VerifierConfig(
     max_num_waiting: int = pydantic.Field(default=1024, ge=1)
     """Largest number of waiting sequences; further ones are refused with RESOURCE_EXHAUSTED. Those
     that go on with output that a verifier decided before are refused at twice this, and at twice
-    --max-waiting-tokens."""
+    --max-waiting-tokens. A tenant that has less than its share of either finds room in any case."""
 
     max_waiting_tokens: int = pydantic.Field(default=1 << 22, ge=1)
     """Largest number of tokens of all waiting sequences, unless only one waits; a token takes some

@@ -301,6 +301,7 @@ def _command(draw: random.Random, _index: int) -> verifier_pb2.Command:
                     ignore_eos=True,
                     draft_wait=draw.choice((0, 1, 2, 2, 3)),  # type: ignore[arg-type]
                     cache_salt=draw.choice(("", "a")),
+                    tenant_weight=draw.choice((0, 1, 1000, 1001)),
                     trace_parent=draw.choice(("", "", "", TRACE_PARENT, "00-1")),
                 )
             )

@@ -317,6 +317,7 @@ class Frontend:
             defaults=self._defaults,
             reading=prompt.reading,
             tenant=principal.tenant,
+            tenant_weight=principal.weight,
             trace_parent=trace_parent,
         )
         admitted.wait_with(len(prompt.token_ids) + num_given)

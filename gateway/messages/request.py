@@ -200,7 +200,8 @@ class AcceptedRequest:
         vocab_size: the model's; every token id is below it.
         pool_keep_cancelled: whether its pool keeps the text even if it is cancelled or fails.
         priority: higher first.
-        cache_salt: only requests with equal salts share cached prefixes.
+        cache_salt: only requests with equal salts share cached prefixes; they are a tenant's.
+        tenant_weight: against others', where tenants take turns.
         trace: whether the client gets a trace of every step of the model.
         report_tokens: whether it gets the text of each token.
         reading: what is told apart in the output; None: nothing.
@@ -226,6 +227,7 @@ class AcceptedRequest:
     hint_tokens: int
     priority: int = 0
     cache_salt: str = ""
+    tenant_weight: int = 1
     pool_keep_cancelled: bool = False
     trace: bool = False
     report_tokens: bool = False

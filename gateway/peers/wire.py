@@ -112,6 +112,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         drafting=bool(command.drafter),
         num_speculative_tokens=command.num_speculative_tokens,
         cache_salt=request.cache_salt,
+        tenant_weight=request.tenant_weight,
         priority=request.priority,
         expected_model_digest=request.model_digest,
         tokens_per_match=request.ngram.tokens_per_match,

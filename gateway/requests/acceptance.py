@@ -112,6 +112,7 @@ def accept(
     defaults: RequestDefaults,
     reading: Reading | None = None,
     tenant: str = "",
+    tenant_weight: int = 1,
     trace_parent: str = "",
 ) -> AcceptedRequest:
     """Checks a request against its model and fills in what it leaves open.
@@ -123,6 +124,7 @@ def accept(
         defaults: the gateway's.
         reading: what is told apart in the output.
         tenant: the client's, from its credentials.
+        tenant_weight: against others', where tenants take turns.
         trace_parent: the span that verifiers are told of; "": none.
 
     Raises:
@@ -177,6 +179,7 @@ def accept(
         affinity_key=request.affinity_key,
         priority=request.priority,
         cache_salt=cache_salt(tenant),
+        tenant_weight=tenant_weight,
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         trace=request.trace,
         report_tokens=request.report_tokens,
@@ -195,7 +198,9 @@ def pool_id(tenant: str, pool: str) -> str:
 
 
 def cache_salt(tenant: str) -> str:
-    """The salt by which a verifier separates tenants' cached prefixes; never the client's word."""
+    """The salt by which a verifier separates tenants' cached prefixes, and their turns; never the
+    client's word.
+    """
     return f"{len(tenant)}:{tenant}/"
 
 

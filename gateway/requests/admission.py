@@ -11,7 +11,7 @@ no shares where clients are not authenticated, and where there is one model.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.errors import InvalidRequestError, OverloadedError, shutting_down
@@ -108,13 +108,13 @@ class Admission:
                 "tenant_concurrency",
                 f"{held} of this client's at most {quota} choices are being generated",
             )
-        sharing = [tenant] if principal.tenant else []
+        sharing = {tenant: principal.weight} if principal.tenant else {}
         if has_other_models:
-            sharing.append(model)
-        for party in sharing:
+            sharing[model] = 1
+        for party, weight in sharing.items():
             held = self._held_by(party).num_choices
             num_free = self._max_choices - num_others
-            if not leaves_room(held=held, added=num_choices, num_free=num_free):
+            if not leaves_room(held=held, added=num_choices, num_free=num_free, weight=weight):
                 raise self._shed(
                     f"{party.kind}_concurrency",
                     f"{held} choices of this {party.title} are being generated, its share",
@@ -174,10 +174,10 @@ class Admission:
                 f"{own} prompt tokens of this client are waiting; {num_tokens} more would exceed "
                 f"its limit of {quota}",
             )
-        for party in request.sharing:
+        for party, weight in request.sharing.items():
             own = self._held_by(party).num_waiting_tokens - instead_of
             num_free = self._max_waiting_tokens - others
-            if not leaves_room(held=own, added=num_tokens, num_free=num_free):
+            if not leaves_room(held=own, added=num_tokens, num_free=num_free, weight=weight):
                 raise self._shed(
                     f"{party.kind}_waiting_tokens",
                     f"{own} prompt tokens of this {party.title} are waiting; {num_tokens} more "
@@ -224,13 +224,13 @@ class AdmittedRequest:
         num_choices: int,
         principal: Principal,
         parties: Sequence[_Party],
-        sharing: Sequence[_Party],
+        sharing: Mapping[_Party, int],
     ) -> None:
         """Nothing waits yet.
 
         Args:
             parties: its tenant and its model.
-            sharing: those of them that have a share.
+            sharing: those of them that have a share, with their weights.
         """
         self._admission = admission
         self.principal = principal

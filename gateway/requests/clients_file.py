@@ -4,6 +4,7 @@
       acme:
         max_concurrent_requests: 64       # quotas of the tenant, each optional
         max_waiting_tokens: 500000
+        weight: 2                         # its part of what tenants share; 1 if absent
         clients:
           - token_sha256: 5e884898...     # of the token, in hex
             max_priority: 10              # 0 if absent
@@ -56,6 +57,8 @@ class _Client(_Part):
 class _Tenant(_Part):
     max_concurrent_requests: Annotated[int, pydantic.Field(ge=1)] | None = None
     max_waiting_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
+    # As `Open.tenant_weight` allows.
+    weight: Annotated[int, pydantic.Field(ge=1, le=1000)] = 1
     clients: list[_Client] = []
 
 
@@ -125,6 +128,7 @@ def _known(name: str, tenant: _Tenant, client: _Client) -> KnownClient:
             max_priority=client.max_priority,
             max_choices=tenant.max_concurrent_requests,
             max_waiting_tokens=tenant.max_waiting_tokens,
+            weight=tenant.weight,
         ),
         expires_s=None if client.expires is None else client.expires.timestamp(),
     )

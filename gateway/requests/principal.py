@@ -19,12 +19,14 @@ class Principal:
         max_priority: the highest priority of its requests; None: any.
         max_choices: the most choices of its tenant at a time; None: no quota.
         max_waiting_tokens: the most waiting prompt tokens of its tenant; None: no quota.
+        weight: of its tenant, where tenants share.
     """
 
     tenant: str = ""
     max_priority: int | None = None
     max_choices: int | None = None
     max_waiting_tokens: int | None = None
+    weight: int = 1
 
     def check_priority(self, priority: int) -> None:
         """Refuses a priority over the ceiling.

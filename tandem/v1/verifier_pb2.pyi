@@ -197,6 +197,7 @@ class Open(_message.Message):
     HINT_TOKENS_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
@@ -213,12 +214,17 @@ class Open(_message.Message):
     num_speculative_tokens: _builtins.int
     """Most drafts verified per step. Absent: the server's limit."""
     cache_salt: _builtins.str
-    """Sequences share prefix-cache blocks only with equal salts."""
+    """Sequences share prefix-cache blocks only with equal salts. Those with equal salts are one
+    tenant's, which takes turns with others; see priority.
+    """
     priority: _builtins.int
     """Higher first: in the waiting queue, in drafts and prompt chunks when a step is full. Among
-    equals, first come, first served, but up to half of a step's prompt chunks are short prompts that
-    end with it. When K/V blocks run short, the last in this order waits again, ahead of later ones;
-    no event reports that, and no event is repeated.
+    equals, tenants take turns in the queue and at prompt chunks: of those that wait, the one is next
+    that was served fewest tokens for its weight. The rest is first come, first served, but up to half of a step's
+    prompt chunks are short prompts that end with it. When K/V blocks run short, the last in this
+    order of the tenant that holds most waits again, ahead of later ones. So does the last of a
+    tenant that has more than its share of what runs, while another that has less waits. No event
+    reports that, and no event is repeated.
     """
     expected_model_digest: _builtins.str
     """Rejected with FAILED_PRECONDITION if the served model differs. Empty: any."""
@@ -250,6 +256,10 @@ class Open(_message.Message):
     """
     trace_parent: _builtins.str
     """The span that this sequence is part of, in the form of W3C's header `traceparent`. Empty: none."""
+    tenant_weight: _builtins.int
+    """The tenant's part of what all get, against that of others; the last Open's counts. At most 1000;
+    0: 1.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and on resume the output so far."""
@@ -288,10 +298,11 @@ class Open(_message.Message):
         hint_tokens: _builtins.int = ...,
         keep: _drafter_pb2.Keep.ValueType = ...,
         trace_parent: _builtins.str = ...,
+        tenant_weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "tenant_weight", b"tenant_weight", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015

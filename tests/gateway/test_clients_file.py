@@ -21,6 +21,7 @@ tenants:
   acme:
     max_concurrent_requests: 64
     max_waiting_tokens: 500000
+    weight: 2
     clients:
       - token_sha256: {digest_of("first")}
         max_priority: 10
@@ -52,6 +53,7 @@ def principal_of(
 def test_a_token_or_a_certificate_stands_for_a_client_of_a_tenant(tmp_path: Path) -> None:
     known = authenticator(tmp_path)
     acme: dict[str, Any] = {"tenant": "acme", "max_choices": 64, "max_waiting_tokens": 500_000}
+    acme["weight"] = 2
     assert principal_of(known, "first") == Principal(**acme, max_priority=10)
     assert principal_of(known, "second") == Principal(**acme, max_priority=0)
     assert principal_of(known, "third") == Principal(tenant="other", max_priority=0)
@@ -132,6 +134,9 @@ A_CLIENT = f"token_sha256: {digest_of('first')}"
         ("tenants:\n  '': {}", "should match pattern"),
         ("tenants:\n  a: {max_concurrent_requests: 0}", "greater than or equal to 1"),
         ("tenants:\n  a: {max_waiting_tokens: yes}", "valid integer"),
+        ("tenants:\n  a: {weight: 0}", "greater than or equal to 1"),
+        ("tenants:\n  a: {weight: 1001}", "less than or equal to 1000"),
+        ("tenants:\n  a: {weight: 0.5}", "valid integer"),
         (f"tenants:\n  a: {{clients: [{{{A_CLIENT}, expires: 2027-01-01T00:00:00}}]}}", "timezone"),
         (f"tenants:\n  a: {{clients: [{{{A_CLIENT}}}, {{{A_CLIENT}}}]}}", "a client already"),
         (

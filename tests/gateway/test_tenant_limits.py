@@ -50,6 +50,14 @@ def test_a_greedy_tenant_leaves_room_for_others() -> None:
     assert shed[1:] == ["tenant_concurrency", "concurrency", "concurrency"]
 
 
+def test_twice_the_weight_leaves_half_as_much_free() -> None:
+    heavy = Principal(tenant="heavy", weight=2)
+    for principal, num_free in ((A, 36), (heavy, 20)):
+        admission = make_admission(max_choices=180, max_waiting_tokens=180)
+        assert fill(admission, principal, num_tokens=1) == 180 - num_free
+        assert fill(admission, B) >= 1, "a tenant without any finds room"
+
+
 def test_where_clients_are_not_authenticated_there_are_no_shares() -> None:
     assert fill(make_admission(), ANONYMOUS) == 10
 

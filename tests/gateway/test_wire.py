@@ -102,6 +102,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         drafter="",
         num_speculative_tokens=0,
         cache_salt="1:a/",
+        tenant_weight=5,
         priority=-3,
         ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=3),
     )
@@ -119,6 +120,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         drafting=False,
         num_speculative_tokens=0,
         cache_salt="1:a/",
+        tenant_weight=5,
         priority=-3,
         expected_model_digest="digest",
         tokens_per_match=3,

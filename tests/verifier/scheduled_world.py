@@ -19,6 +19,8 @@ from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequ
 BLOCK_SIZE = 4
 # Drafts that `make_sequence` lets a sequence verify in one step.
 MAX_DRAFTS = 7
+# Between two sequences that make way.
+STEPS_PER_WAY = 8
 
 
 def fold(before: int, token_id: int) -> int:
@@ -43,10 +45,13 @@ class ScheduledWorld:
     - The first running sequence is never preempted, and computes at least one token unless it
       waits for its client. So it ends within as many steps as it may have tokens, and then the
       next one is the first.
-    - The first running prompt gets half of the prompts' budget, as far as it has tokens and there
-      are blocks. So each prompt becomes the first one.
+    - The first running prompt, or another tenant's first one, gets half of the prompts' budget, as
+      far as it has tokens and there are blocks. So each prompt becomes the first one.
     - A readmitted sequence is preempted again only after it, or one before it in order, has grown
-      by the tokens that the scheduler keeps room for.
+      by the tokens that the scheduler keeps room for. If tenants share the blocks: only after all
+      have, those admitted since included.
+    - No sequence but the first one's followers makes way for another tenant's, one in some steps,
+      and its own tenant keeps its share of the places or of the blocks.
     """
 
     def __init__(
@@ -80,6 +85,9 @@ class ScheduledWorld:
         self.last_values: dict[bytes, int] = {}
         # By preempted sequence: the lengths of running sequences at its readmission.
         self._lengths_at_readmission: dict[str, dict[str, int]] = {}
+        self._num_steps = 0
+        # Steps in which a sequence made way.
+        self.made_way: list[int] = []
 
     @property
     def open_sequences(self) -> list[Sequence]:
@@ -162,11 +170,16 @@ class ScheduledWorld:
 
     def _admit(self) -> None:
         before = list(self.scheduler.running)
+        held = [len(sequence.block_table) for sequence in before]
+        self._num_steps += 1
         self.opened += self.scheduler.admit()
+        self._check_way(before, held)
         assert self.scheduler.running or not self.scheduler.waiting, "who waits, waits for ever"
-        lengths = {s.sequence_id: len(s.token_ids) for s in self.scheduler.running}
+        shares = len({s.cache_salt for s in self.open_sequences}) > 1
         for sequence in self.scheduler.running:
             if sequence not in before and sequence.is_preempted:
+                known = [*before, sequence] if shares else self.scheduler.running
+                lengths = {s.sequence_id: len(s.token_ids) for s in known}
                 self._lengths_at_readmission[sequence.sequence_id] = lengths
 
     def _check_progress(self, running: list[Sequence], scheduled: list[ScheduledSequence]) -> None:
@@ -176,16 +189,43 @@ class ScheduledWorld:
         first = running[0]
         assert first.is_running, "the first was preempted"
         if not first.must_await_hint:
-            assert any(item.sequence is first for item in scheduled), "the first stood still"
+            assert any(
+                item.sequence is first
+                or (first.is_prefilling and item.sequence.cache_salt != first.cache_salt)
+                for item in scheduled
+            ), "the first stood still"
         self._check_first_prompt(running, scheduled)
         for sequence in running:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)
             if sequence.is_running or lengths is None:
                 continue
+            if len({each.cache_salt for each in self.open_sequences}) > 1:
+                grown = sum(len(s.token_ids) - lengths.get(s.sequence_id, 0) for s in running)
+                assert grown + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
+                continue
             before = running[: running.index(sequence) + 1]
             if all(s.sequence_id in lengths for s in before):
                 growth = max(len(s.token_ids) - lengths[s.sequence_id] for s in before)
                 assert growth + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
+
+    def _check_way(self, before: list[Sequence], held: list[int]) -> None:
+        """Asserts what is said of sequences that make way; `before` ran and had so many blocks."""
+        gone = [sequence for sequence in before if not sequence.is_running]
+        if not gone:
+            return
+        [sequence] = gone
+        assert sequence is not before[0], "the first made way"
+        weights = {s.cache_salt: s.tenant_weight for s in self.open_sequences}
+        share = sequence.tenant_weight / sum(weights.values())
+        left = [s for s in before if s.cache_salt == sequence.cache_salt and s is not sequence]
+        num_left_blocks = sum(held[before.index(s)] for s in left)
+        assert (
+            len(left) >= share * self.scheduler.max_num_seqs
+            or num_left_blocks >= share * self.scheduler.block_pool.num_blocks
+        ), "its tenant has less than its share"
+        if self.made_way:
+            assert self._num_steps - self.made_way[-1] >= STEPS_PER_WAY
+        self.made_way.append(self._num_steps)
 
     def _check_first_prompt(
         self, running: list[Sequence], scheduled: list[ScheduledSequence]
@@ -193,18 +233,22 @@ class ScheduledWorld:
         prompts = [s for s in running if s.is_running and s.is_prefilling]
         if not prompts or not self.scheduler.block_pool.num_available:
             return
-        first, budget, num_tokens = prompts[0], self.scheduler.max_num_batched_tokens, 0
+        budget, num_tokens = self.scheduler.max_num_batched_tokens, dict.fromkeys(prompts, 0)
         for item in scheduled:
-            if item.sequence is first:
-                num_tokens = item.num_new_tokens
-            elif item.sequence not in prompts:
+            if item.sequence in num_tokens:
+                num_tokens[item.sequence] = item.num_new_tokens
+            else:
                 budget -= item.num_new_tokens + len(item.draft_token_ids)
-        num_due = min(
-            len(first.token_ids) - first.num_computed_tokens - first.steps_only_with_hint,
-            first.longest_chunk(self.scheduler._max_scored_rows),
-            -(-budget // 2),
-        )
-        assert num_tokens >= num_due, "the first prompt got less than its half"
+
+        def has_half(prompt: Sequence) -> bool:
+            return num_tokens[prompt] >= min(
+                len(prompt.token_ids) - prompt.num_computed_tokens - prompt.steps_only_with_hint,
+                prompt.longest_chunk(self.scheduler._max_scored_rows),
+                -(-budget // 2),
+            )
+
+        firsts = {p.cache_salt: p for p in reversed(prompts) if p.priority == prompts[0].priority}
+        assert any(map(has_half, firsts.values())), "no first prompt got its half"
 
     def _compute(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

@@ -684,6 +684,24 @@ class TestAdmission:
         session.close(opened[2])
         assert isinstance(session.wait_end(again), Decided)
 
+    def test_a_full_queue_has_room_for_tenants_with_less_than_their_share(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_seqs=1, max_num_waiting=4)
+        session = running.attach()
+
+        def open_one(salt: str) -> str:
+            return session.open([1], max_new_tokens=20, draft_wait=ALWAYS, cache_salt=salt)
+
+        with running.held():
+            # The first one runs. Of the queue of 4, b has half beside a, and c a third.
+            opened = [open_one(salt) for salt in "aaaaaabbbcc"]
+        for index in (5, 8, 10):
+            end = session.wait_end(opened[index])
+            assert isinstance(end, Rejected)
+            assert isinstance(end.error, OverloadedError)
+        assert running.engine.load.num_waiting == 7
+
     def test_the_waiting_queue_is_bounded_in_tokens(self, start_engine: StartEngine) -> None:
         running = start_engine(max_num_seqs=1, max_waiting_tokens=100)
         session = running.attach()

@@ -50,7 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rows_to_score: dict[str, list[int]] = {}
         self.cancelled: set[str] = set()
 
-    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a"]))
+    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a", "b"]))
     def open(self, seed: int, priority: int, salt: str) -> None:
         draw = random.Random(seed)
         prompt = some_prompt(draw, self.world.longest - 1)
@@ -62,12 +62,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             draft_wait=any_draft_wait(draw),
             priority=priority,
             cache_salt=salt,
+            tenant_weight=2 if salt == "b" else 1,
             rows_to_score=range(num_rows),
         )
         self.prompts[sequence.sequence_id] = prompt
         self.rows_to_score[sequence.sequence_id] = list(range(num_rows))
 
-    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a"]))
+    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a", "b"]))
     def score(self, seed: int, priority: int, salt: str) -> None:
         draw = random.Random(seed)
         token_ids = some_prompt(draw, self.world.longest)
@@ -76,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             draw.randrange(min(12, len(token_ids))),
             priority=priority,
             cache_salt=salt,
+            tenant_weight=2 if salt == "b" else 1,
         )
         self.prompts[sequence.sequence_id] = token_ids
         self.rows_to_score[sequence.sequence_id] = list(sequence.rows_to_score)

@@ -253,6 +253,7 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         "max_new_tokens",
     ),
     "unknown draft wait": (make_open(draft_wait=9), "draft_wait"),
+    "too heavy a tenant": (make_open(tenant_weight=1001), "tenant_weight"),
     "too many drafts": (make_open(num_speculative_tokens=32), "num_speculative_tokens"),
     "stop token out of range": (
         # It would be looked up among the logits.

@@ -322,7 +322,7 @@ class Engine:
             duration_s=duration_s,
             draft_wait_s=draft_wait_s,
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting,
             num_kv_blocks_used=self._scheduler.block_pool.num_used,
             draft_round_trip_s=self._inbox.round_trip_s,
         )
@@ -360,7 +360,7 @@ class Engine:
     def _update_load(self) -> None:
         self.load = EngineLoad(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting,
             num_kv_blocks_used=self._scheduler.block_pool.num_used,
             num_kv_blocks_total=self._scheduler.block_pool.num_blocks,
             num_prefix_cache_queries=self._scheduler.counts.num_prefix_cache_queries,

@@ -71,12 +71,19 @@ class SequenceTable:
         return not self._sequences
 
     def is_full(self, opened: OpenSequence) -> bool:
-        """Whether the queue has no room for a further sequence, by number or by tokens."""
-        num_waiting = len(self._scheduler.waiting)
+        """Whether the queue has no room for a further sequence, by number or by tokens. However
+        full, it has room for tenants with less than their share of it.
+        """
+        num_waiting = self._scheduler.num_waiting
         num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
         room = _ROOM_TO_GO_ON if opened.goes_on else 1
-        return num_waiting >= room * self._max_num_waiting or (
-            num_waiting > 0 and num_tokens > room * self._max_waiting_tokens
+        has_room = num_waiting < room * self._max_num_waiting and (
+            num_waiting == 0 or num_tokens <= room * self._max_waiting_tokens
+        )
+        return not has_room and not self._scheduler.is_within_share(
+            opened,
+            max_sequences=room * self._max_num_waiting,
+            max_tokens=room * self._max_waiting_tokens,
         )
 
     def attach(self, session_id: int, sink: EventSink) -> None:
@@ -116,6 +123,7 @@ class SequenceTable:
             drafting=opened.drafting,
             num_speculative_tokens=opened.num_speculative_tokens,
             cache_salt=opened.cache_salt,
+            tenant_weight=opened.tenant_weight,
             priority=opened.priority,
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
@@ -227,7 +235,7 @@ class SequenceTable:
             )
         if self.is_full(command.sequence):
             raise OverloadedError(
-                f"{len(self._scheduler.waiting)} sequences with "
+                f"{self._scheduler.num_waiting} sequences with "
                 f"{self._scheduler.num_waiting_tokens} tokens are waiting already",
                 retry_after_ms=1000,
             )

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from verifier.attention.kv_cache import KVShape
 from verifier.cpu.loading.folder_checks import check_files
+from verifier.cpu.loading.inert_keys import GENERATION_KEYS
 from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.tensor_files import TensorFiles
@@ -100,6 +101,7 @@ def load_checkpoint(
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=torch_dtype,
             attn_implementation=ATTENTION_NAME,
             device_map={"": device if is_direct else torch.device("cpu")},
@@ -159,13 +161,36 @@ def read_checked_config(folder: Path) -> Any:
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
     except Exception as error:
         # Any model's code runs here, and checks config.json in its own way.
         raise CheckpointError(f"{folder}: config.json: {_one_line(error)}") from error
     check_architecture(config)
     _properties_of(config, torch.float32, folder)
     _check_stored_types(folder)
+    return config
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration of a checkpoint, without leftovers that transformers stumbles over.
+
+    Raises:
+        Exception: whatever the model's code does.
+    """
+    config = AutoConfig.from_pretrained(
+        folder,
+        local_files_only=True,
+        trust_remote_code=False,
+        # Only some kinds of attention give them; others are refused where a checkpoint asks.
+        output_attentions=False,
+    )
+    if not getattr(config, "quantization_config", True):
+        del config.quantization_config
+    # The saver's choice; transformers refuses what it does not know.
+    config._experts_implementation = None
+    # transformers checks them with the model, and some values stop it.
+    for key in GENERATION_KEYS - {"use_cache"}:
+        vars(config).pop(key, None)
     return config
 
 

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import WINDOW_TOKENS, probe_text
-from verifier.model.checkpoint import DTYPES
+from verifier.model.checkpoint import DTYPES, read_config
 from verifier.model.parity_probe import shortened_windows
 from verifier.model.quantised_values import computed_in
 
@@ -151,6 +151,7 @@ class _Model:
         transformers.logging.disable_progress_bar()
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=read_config(folder),
             dtype=dtype,
             # The plainest code, and the only one that knows softcaps.
             attn_implementation="eager",

@@ -2,17 +2,19 @@
 
 One token budget per step covers decodes, drafts and prefill chunks alike. Decodes come first, so
 that a long prompt never stops a running stream; prompts are cut into chunks to fit the rest. All
-sequences stand in one order: priority, then arrival. Prompts are computed in this order, except
-that short ones overtake: up to half of the prompts' budget goes to those that the step can finish,
-the shortest first. The rest goes in order, so long prompts are computed one after the other, and
-none starves. A sequence is admitted when there are blocks for its next chunk beside the blocks that
-running sequences need now; nothing is reserved for later growth. While one before it computes the
-same prompt, it waits, to share the blocks; those behind it are admitted as far as they leave it its
-place and its blocks. When blocks run short, idle cached blocks are evicted, then drafts are cut,
-then the last running sequence in order is preempted: it frees its blocks, keeps its tokens, and
-computes them again when there is room for them and for all running sequences to grow
-(`growth_tokens`). So it is preempted again only after it, or one before it in order, has grown by
-about as much.
+sequences stand in one order: priority, then turns of tenants (`turns.py`), then arrival. Prompts
+are computed in this order, except that short ones overtake: up to half of the prompts' budget goes
+to those that the step can finish, the shortest first. The rest goes in order, so long prompts are
+computed one after the other, and none starves; of several tenants, the first prompt of the one that
+was served least. A sequence is admitted when there are blocks for its
+next chunk beside the blocks that running sequences need now; nothing is reserved for later growth.
+While one before it computes the same prompt, it waits, to share the blocks; those behind it are
+admitted as far as they leave it its place and its blocks. When blocks run short, idle cached blocks
+are evicted, then drafts are cut, then the last running sequence in order of the tenant that holds
+most is preempted: it frees its blocks, keeps its tokens, and computes them again when there is room
+for them and for all running sequences to grow (`growth_tokens`). So it is preempted again only
+after it, or one before it in order, has grown by about as much. A sequence of a tenant that holds
+more than its share is preempted, too, when it is another's turn who holds less, one in some steps.
 
 Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
 blocks than the pool has (`add` asserts it), so:
@@ -27,6 +29,7 @@ Knows no tensor and no clock.
 import bisect
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,7 +38,8 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
-from verifier.scheduling.sequence import Sequence
+from verifier.scheduling.sequence import OpenSequence, Sequence
+from verifier.scheduling.turns import Line, Turns, place, waiting_place
 
 # Ids of block tables begin anew after this many admissions: they travel as int32.
 _MAX_TABLE_ID = (1 << 31) - 1
@@ -51,6 +55,10 @@ _MAX_LOOKED_UP_BLOCKS = 8192
 # While a waiting sequence has no room, one in so many calls of `admit` asks the cache for its
 # prefix, which others may have computed meanwhile. For a long prompt, asking takes 1 ms.
 _CALLS_PER_LOOK_UP = 16
+
+
+# Between two sequences that make way for others' turns.
+_STEPS_PER_WAY = 8
 
 
 class DepthPolicyError(Exception):
@@ -103,9 +111,10 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """Owned by the engine thread; sole owner of `waiting`, `running` and the block pool.
+    """Owned by the engine thread; sole owner of all waiting and running sequences and the block
+    pool.
 
-    Invariants: both lists are in order; a waiting sequence holds no block and has no computed
+    Invariants: `running` is in order; a waiting sequence holds no block and has no computed
     tokens.
     """
 
@@ -127,8 +136,6 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.has_prefix_cache = has_prefix_cache
-        self.waiting: list[Sequence] = []
-        self.num_waiting_tokens = 0
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
         # None: a step verifies as many drafts as there is room for.
@@ -147,6 +154,35 @@ class Scheduler:
         self._look_ups: dict[Sequence, _LookUp] = {}
         # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
+        self._turns = Turns()
+        # Steps, and the first one in which a running sequence may make way again.
+        self._num_steps = 0
+        self._next_way = 0
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """By priority and arrival; for tests and checks."""
+        return sorted(self._turns, key=waiting_place)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._turns.num_sequences
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._turns.num_tokens
+
+    def is_within_share(
+        self, sequence: OpenSequence, *, max_sequences: int, max_tokens: int
+    ) -> bool:
+        """`Turns.is_within_share`, of a sequence that would wait."""
+        return self._turns.is_within_share(
+            sequence.cache_salt,
+            sequence.tenant_weight,
+            len(sequence.token_ids),
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+        )
 
     def fits(self, max_length: int) -> bool:
         """Whether the pool has blocks for a sequence of `max_length` tokens."""
@@ -157,7 +193,7 @@ class Scheduler:
         assert self.fits(sequence.max_length)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
-        self._wait(sequence)
+        self._turns.wait(sequence)
 
     def admit(self) -> list[Sequence]:
         """Moves waiting sequences to running, in order, while there is room for them and for those
@@ -172,15 +208,24 @@ class Scheduler:
                 self.current = sequence
                 self._enter_full_blocks(sequence)
         known, self._look_ups = self._look_ups, {}
-        # Those that wait for a leader; they are the first of `waiting`.
+        # Those that wait for a leader; others were next while they did.
         led: list[_LookUp] = []
         num_needed = num_looked_up = 0
-        if self.waiting and len(self.running) < self.max_num_seqs:
+        if self.num_waiting and len(self.running) < self.max_num_seqs:
             # By the running ones and by `led`. Counted for each that is admitted, it would take
             # 15 ms where 256 are.
             num_needed = self._num_blocks_needed(led)
-        while len(led) < min(len(self.waiting), self.max_num_seqs - len(self.running)):
-            sequence = self.current = self.waiting[len(led)]
+        may_start = len(self.running) < self.max_num_seqs or self._turns.has_several
+        line = self._turns.line() if self.num_waiting and may_start else Line(())
+        made_way = False
+        while (first := line.first()) is not None:
+            sequence = self.current = first
+            sequence.turn = self._turns.next_turn(sequence)
+            if len(led) >= self.max_num_seqs - len(self.running):
+                if made_way or not self._make_way(sequence, self.max_num_seqs, _one_place):
+                    break
+                made_way = True
+                num_needed = self._num_blocks_needed(led)
             look_up = known.get(sequence)
             if look_up is None or not self._is_known_to_wait(look_up, led, num_needed):
                 if num_looked_up >= _MAX_LOOKED_UP_BLOCKS:
@@ -194,18 +239,28 @@ class Scheduler:
                     self._find_leader(sequence, len(found)),
                 )
                 if look_up.leader is None and self._has_room(look_up, led, num_needed):
-                    self._end_wait(sequence)
                     self._start(sequence, found)
                     num_needed += self._num_blocks_missing(sequence)
                     if not sequence.is_preempted:
                         self._count_lookup(sequence)
                         self._opened.append(sequence)
+                    if made_way:
+                        break
+                    line.go_on(has_started=True)
                     continue
-            self._look_ups[sequence] = look_up
+            self._look_ups[sequence] = known[sequence] = look_up
             if look_up.leader is None:
-                break
+                num_blocks = self.block_pool.num_blocks
+                if made_way or not self._make_way(sequence, num_blocks, _num_held_blocks):
+                    break
+                made_way = True
+                num_needed = self._num_blocks_needed(led)
+                continue
             led.append(look_up)
             num_needed += self._num_blocks_to_start(look_up)
+            if made_way:
+                break
+            line.go_on(has_started=False)
         self.current = None
         opened, self._opened = self._opened, []
         return opened
@@ -263,6 +318,10 @@ class Scheduler:
             scheduled.append(self._scheduled(sequence, num_tokens, []))
             num_spare_blocks -= len(sequence.block_table) - num_blocks
         self.current = None
+        self._num_steps += 1
+        if self._turns.has_several and self._turns.compete(prefilling):
+            for item in scheduled:
+                self._charge(item)
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
@@ -271,7 +330,8 @@ class Scheduler:
             self.running.remove(sequence)
             self._stop(sequence)
         else:
-            self._end_wait(sequence)
+            self._turns.leave(sequence)
+        self._turns.end(sequence)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -279,10 +339,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests and idle moments."""
         self.block_pool.check_integrity([s.block_table for s in self.running])
-        for sequences, is_running in ((self.running, True), (self.waiting, False)):
-            assert sequences == sorted(sequences, key=_place), "out of order"
-            assert all(s.is_running is is_running for s in sequences)
-        assert self.num_waiting_tokens == sum(len(s.token_ids) for s in self.waiting)
+        self._turns.check_integrity(self.running)
+        assert self.running == sorted(self.running, key=place), "out of order"
+        assert all(sequence.is_running for sequence in self.running)
+        assert not any(sequence.is_running for sequence in self.waiting)
         assert not any(s.block_table or s.num_computed_tokens for s in self.waiting)
         for sequence in self.running:
             covered = len(sequence.block_table) * self.block_size
@@ -292,13 +352,19 @@ class Scheduler:
 
     # Admission
 
-    def _wait(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=_place)
-        self.num_waiting_tokens += len(sequence.token_ids)
-
-    def _end_wait(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self.num_waiting_tokens -= len(sequence.token_ids)
+    def _make_way(self, waiting: Sequence, room: int, size: Callable[[Sequence], int]) -> bool:
+        """Preempts a sequence for one that is next but has no place or no blocks, if its tenant
+        holds less than its share and another more. Not again in the next steps: whoever makes way
+        is computed again, as far as its blocks do not stay cached.
+        """
+        if not self._turns.has_several or self._num_steps < self._next_way:
+            return False
+        sequence = self._turns.find_over_share(waiting, self.running, room=room, size=size)
+        if sequence is None:
+            return False
+        self._next_way = self._num_steps + _STEPS_PER_WAY
+        self._preempt(sequence)
+        return True
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
         """The cached blocks of a waiting sequence's prefix; they never cover a token whose logits
@@ -330,7 +396,7 @@ class Scheduler:
         digest = sequence.block_digests[num_found]
         may_overtake = self._may_overtake(sequence, num_found)
         first: Sequence | None = None
-        num_before = bisect.bisect(self.running, _place(sequence), key=_place)
+        num_before = bisect.bisect(self.running, place(sequence), key=place)
         for running in itertools.islice(self.running, num_before):
             if not running.is_prefilling:
                 continue
@@ -419,7 +485,8 @@ class Scheduler:
         sequence.num_computed_tokens = len(found) * self.block_size
         sequence.num_entered_blocks = len(found)
         sequence.is_running = True
-        bisect.insort(self.running, sequence, key=_place)
+        self._turns.start(sequence)
+        bisect.insort(self.running, sequence, key=place)
 
     def _count_lookup(self, sequence: Sequence) -> None:
         sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -443,6 +510,8 @@ class Scheduler:
                     prefilling.append(sequence)
                 elif not sequence.must_await_hint:
                     decoding.append(sequence)
+            if len(prefilling) > 1 and self._turns.has_several:
+                prefilling = self._turns.by_turns(prefilling)
             # Each needs one block at most. Counted exactly only if the step could use more.
             num_spare = self.block_pool.num_available - len(self.running)
             if num_spare <= self._max_blocks_in_step:
@@ -452,15 +521,19 @@ class Scheduler:
                 )
             if num_spare >= 0:
                 return decoding, prefilling, num_spare
-            self._preempt(self.running[-1])
+            last = self.running[-1]
+            if self._turns.has_several:
+                last = self._turns.find_largest(self.running, _num_held_blocks)
+            self._preempt(last)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Returns a running sequence to its place among the waiting ones."""
         self.running.remove(sequence)
         self._stop(sequence)
         sequence.is_preempted = True
+        sequence.num_tokens_before = max(sequence.num_tokens_before, sequence.num_computed_tokens)
         sequence.num_computed_tokens = 0
-        self._wait(sequence)
+        self._turns.wait(sequence)
         self.counts.num_preemptions += 1
 
     def _stop(self, sequence: Sequence) -> None:
@@ -469,6 +542,7 @@ class Scheduler:
         self.block_pool.release(sequence.block_table)
         sequence.num_entered_blocks = 0
         sequence.is_running = False
+        self._turns.stop(sequence)
 
     def _enter_full_blocks(self, sequence: Sequence) -> None:
         """Enters newly filled blocks into the prefix cache. Their tokens are verified, since K/V of
@@ -497,6 +571,14 @@ class Scheduler:
         return num_held + (sequence.num_computed_tokens == num_held * self.block_size)
 
     # The step
+
+    def _charge(self, item: ScheduledSequence) -> None:
+        """Counts what a step computes for a tenant; not what it computes again."""
+        sequence = item.sequence
+        end = sequence.num_computed_tokens + item.num_new_tokens
+        num_again = max(0, min(end, sequence.num_tokens_before) - sequence.num_computed_tokens)
+        num_tokens = item.num_new_tokens - num_again + len(item.draft_token_ids)
+        self._turns.charge(sequence, num_tokens)
 
     def _in_prefill_order(
         self, prefilling: list[Sequence], budget: int, num_spare_blocks: int
@@ -631,9 +713,13 @@ class Scheduler:
         )
 
 
-def _place(sequence: Sequence) -> tuple[int, int]:
-    """The sort key: higher priority first, then earlier arrival."""
-    return -sequence.priority, sequence.arrival
+def _one_place(sequence: Sequence) -> int:
+    """What a running sequence holds of `max_num_seqs`."""
+    return 1
+
+
+def _num_held_blocks(sequence: Sequence) -> int:
+    return len(sequence.block_table)
 
 
 def _num_missing_tokens(sequence: Sequence) -> int:

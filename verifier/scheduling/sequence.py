@@ -75,6 +75,8 @@ class OpenSequence:
     num_speculative_tokens: int
     # Sequences share prefix-cache blocks only with equal salts.
     cache_salt: str = ""
+    # Of those with this salt, a tenant's, when tenants take turns.
+    tenant_weight: int = 1
     priority: int = 0
     tokens_per_match: int = 0
     # Whether an event describes every step of the sequence.
@@ -126,11 +128,15 @@ class Sequence:
     num_speculative_tokens: int
     # Sequences share cached blocks only with equal salts.
     cache_salt: str = ""
+    tenant_weight: int = 1
     # Limits the drafts of a hint per token of its match; 0: no such limit.
     tokens_per_match: int = 0
-    # Higher first; within one priority, by arrival (the scheduler's count).
+    # Higher first; within one priority tenants take turns, each in order of arrival (the
+    # scheduler's count).
     priority: int = 0
     arrival: int = 0
+    # The turn by which it last began to run, counted by changes of the tenant.
+    turn: int = 0
     is_running: bool = False
     is_preempted: bool = False
     scoring: Scoring | None = None
@@ -138,6 +144,8 @@ class Sequence:
     # sequence that is preempted and recomputed reports none twice.
     rows_to_score: range = range(0)
     num_computed_tokens: int = 0
+    # Those that had been computed when it was last preempted.
+    num_tokens_before: int = 0
     # Tokens whose K/V was found in the prefix cache at the first admission.
     num_cached_tokens: int = 0
     # int32, see `BlockTable` in `batch_layout.py`.

@@ -143,6 +143,8 @@ def draining() -> verifier_pb2.SessionResponse:
     return verifier_pb2.SessionResponse(events=[event])
 
 
+_MAX_TENANT_WEIGHT = 1000
+
 _DRAFT_WAITS = {
     verifier_pb2.DRAFT_WAIT_UNSPECIFIED: DraftWait.ADAPTIVE,
     verifier_pb2.DRAFT_WAIT_ADAPTIVE: DraftWait.ADAPTIVE,
@@ -220,6 +222,11 @@ def open_sequence(
                 field="num_speculative_tokens",
             )
         num_speculative_tokens = message.num_speculative_tokens
+    if message.tenant_weight > _MAX_TENANT_WEIGHT:
+        raise InvalidRequestError(
+            f"{message.tenant_weight} is over the limit {_MAX_TENANT_WEIGHT}",
+            field="tenant_weight",
+        )
     stop_token_ids = frozenset(message.stop_token_ids)
     sampling = check_sampling(message.sampling, served)
     if sampling.prompt_logprobs is not None:
@@ -247,6 +254,7 @@ def open_sequence(
         drafting=drafting,
         num_speculative_tokens=num_speculative_tokens,
         cache_salt=message.cache_salt,
+        tenant_weight=message.tenant_weight or 1,
         priority=message.priority,
         tokens_per_match=message.tokens_per_match,
         trace=message.trace,

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import safetensors.numpy
+import torch
+from safetensors.torch import save_file
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
@@ -116,8 +118,14 @@ def test_a_file_that_is_not_what_it_says_is_refused(
         ({}, "weight_map"),
         ({"weight_map": {"w": "../model.safetensors"}}, "no file beside"),
         ({"weight_map": {"w": 3}}, "no file beside"),
-        ({"weight_map": {"w": "absent.safetensors"}}, "absent.safetensors"),
-        ({"weight_map": {"v": "part.safetensors"}}, "v: part.safetensors does not hold it"),
+        (
+            {"weight_map": {"w": "absent.safetensors"}},
+            "absent.safetensors: is not there, but model.safetensors.index.json names it: fetch",
+        ),
+        (
+            {"weight_map": {"w": "part.safetensors", "v": "part.safetensors"}},
+            "v: part.safetensors does not hold it: .* take the entry out",
+        ),
     ],
 )
 def test_an_index_that_leads_astray_is_refused(index: Any, told: str, tmp_path: Path) -> None:
@@ -126,6 +134,47 @@ def test_an_index_that_leads_astray_is_refused(index: Any, told: str, tmp_path: 
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=told):
         TensorFiles(tmp_path)
+
+
+def shards(folder: Path, *, stale: torch.Tensor) -> Path:
+    """A checkpoint of two shards; the second one also holds `w`, which the index has in the first.
+
+    Returns:
+        The second one.
+    """
+    tensors = {"w": torch.arange(24.0).reshape(4, 6), "v": torch.ones(3)}
+    save_file({"w": tensors["w"]}, folder / "a.safetensors")
+    save_file({"w": stale, "v": tensors["v"]}, folder / "b.safetensors")
+    index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder / "b.safetensors"
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        torch.arange(24.0).reshape(4, 6) + torch.eye(4, 6) * 1e-3,
+        torch.arange(24.0).reshape(6, 4),
+        torch.arange(24.0).reshape(4, 6).to(torch.bfloat16),
+    ],
+    ids=["values", "shape", "type"],
+)
+def test_another_version_of_a_tensor_in_another_shard_is_refused_by_name(
+    stale: torch.Tensor, tmp_path: Path
+) -> None:
+    file = shards(tmp_path, stale=stale)
+    with pytest.raises(
+        CheckpointError, match=r"w: has other values than in a\.safetensors"
+    ) as told:
+        TensorFiles(tmp_path)
+    assert str(told.value).startswith(str(file))
+    assert "model.safetensors.index.json" in str(told.value)
+
+
+def test_a_tensor_may_be_in_two_shards(tmp_path: Path) -> None:
+    shards(tmp_path, stale=torch.arange(24.0).reshape(4, 6))
+    with TensorFiles(tmp_path) as files:
+        assert files.tensors["w"].file.name == "a.safetensors"
 
 
 def test_an_index_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

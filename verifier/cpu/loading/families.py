@@ -261,37 +261,3 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"num_local_experts": "num_experts"},
     ),
 }
-
-# Keys of config.json that decide no logits: of training, generation, tools, and documentation.
-INERT_KEYS = frozenset(
-    {
-        "_name_or_path",
-        "_sliding_window_pattern",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "cache_implementation",
-        "dtype",
-        "embd_pdrop",
-        "id2label",
-        "initializer_range",
-        "is_llama_config",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "resid_pdrop",
-        "return_dict",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-    }
-)

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from verifier.cpu.loading.refusals import CheckpointError
 
-_JSON = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
+_JSON = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors.index.json",
+)
 # As of the JSON in a safetensors file. The largest tokenizers have a third of it.
 _LARGEST_JSON = 100 << 20
 

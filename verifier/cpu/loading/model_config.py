@@ -15,11 +15,11 @@ import numpy as np
 from verifier.cpu.loading.families import (
     COMMON_DEFAULTS,
     FAMILIES,
-    INERT_KEYS,
     Family,
     Ropes,
     Windows,
 )
+from verifier.cpu.loading.inert_keys import is_inert
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.loading.rope import rotary
 from verifier.cpu.weights import LANES, Activation, Rotary, WeightType
@@ -131,11 +131,9 @@ class _Config:
             if alias in content and content.setdefault(key, content[alias]) != content.pop(alias):
                 raise NotServedError(f"its config.json tells {alias} and {key} apart")
         self.values = {**COMMON_DEFAULTS, **family.defaults, **content}
-        known = {*COMMON_DEFAULTS, *family.defaults, *INERT_KEYS, *_SIZES, *_ROPE_KEYS}
+        known = {*COMMON_DEFAULTS, *family.defaults, *_SIZES, *_ROPE_KEYS}
         if unknown := sorted(
-            key
-            for key, value in content.items()
-            if key not in known and value is not None and value is not False
+            key for key, value in content.items() if key not in known and not is_inert(key, value)
         ):
             raise NotServedError(f"its config.json has {', '.join(unknown)}")
 
@@ -162,7 +160,8 @@ class _Config:
         if num_layers > _MAX_LAYERS:
             raise CheckpointError(f"num_hidden_layers is {num_layers}, over {_MAX_LAYERS}")
         window = self.values.get("sliding_window")
-        if self.values.get("use_sliding_window") is False:
+        # Other families' code does not read it.
+        if "use_sliding_window" in self.family.defaults and not self.values["use_sliding_window"]:
             window = None
         windows = self.family.windows
         named = self.values.get("layer_types")

@@ -164,13 +164,41 @@ class TensorFiles:
             if file not in opened:
                 opened[file] = self._open(folder / file)
             if name not in opened[file]:
-                raise CheckpointError(f"{index}: {name}: {file} does not hold it")
+                raise CheckpointError(
+                    f"{index}: {name}: {file} does not hold it: the index is not of these files: "
+                    "fetch or save both again, or take the entry out if the model has no such "
+                    "tensor"
+                )
             self.tensors[name] = opened[file][name]
+        for held in opened.values():
+            for copy in held.values():
+                self._check_copy(copy, self.tensors.get(copy.name), index)
+
+    def _check_copy(self, copy: StoredTensor, tensor: StoredTensor | None, index: Path) -> None:
+        """Refuses a shard that holds another shard's tensor with other values: libraries differ in
+        which of the two they take.
+        """
+        if tensor is None or copy is tensor:
+            return
+        same_kind = (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
+        if not (same_kind and self._bytes(copy) == self._bytes(tensor)):
+            raise CheckpointError(
+                f"{copy.file}: {copy.name}: has other values than in {tensor.file.name}, where "
+                f"{index.name} says it is: take the wrong one out, or save the model again"
+            )
+
+    def _bytes(self, tensor: StoredTensor) -> memoryview:
+        return memoryview(self._maps[tensor.file])[tensor.start : tensor.end]
 
     def _open(self, path: Path) -> dict[str, StoredTensor]:
         try:
             with path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{path}: is not there, but {_INDEX} names it: fetch it, or the index of the files "
+                "that are there"
+            ) from error
         except (OSError, ValueError) as error:
             # ValueError: an empty file.
             raise CheckpointError(f"{path}: {error}") from error
