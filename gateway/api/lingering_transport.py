@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-# Read and dropped: what is on its way when a client learns that nobody wants it. More waits in the
-# buffers of the two systems.
-MAX_DROPPED_BYTES = 256 * 1024
+from servicekit.limits import MAX_MESSAGE_BYTES
+
+# Read and dropped: as much as a body may have. Many clients send all of it before they read.
+MAX_DROPPED_BYTES = MAX_MESSAGE_BYTES
 # Until the client has read the answer, and closes. The connection costs nothing meanwhile.
 _LINGER_S = 2.0
 
