@@ -13,8 +13,7 @@ from typing import Any
 
 from servicekit.limits import MAX_MESSAGE_BYTES
 
-# Read and dropped: the largest body that is allowed. Most clients send all of a body before they
-# read the answer, and those of a larger one may not see it.
+# Read and dropped: as much as a body may have. Many clients send all of it before they read.
 MAX_DROPPED_BYTES = MAX_MESSAGE_BYTES
 # Until the client has read the answer, and closes. The connection costs nothing meanwhile.
 _LINGER_S = 2.0

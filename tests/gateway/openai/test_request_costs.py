@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope
 
+from gateway.api.http_connection import Connection
 from gateway.api.openai import body as bodies
 from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
@@ -233,12 +234,21 @@ async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
     running = await start_api()
     api = running.gateway._openai
     body = json.dumps({"model": "scripted", "prompt": [5] * 50_000}).encode()
+    connection = Connection(
+        abort=lambda: None,
+        is_gone=lambda: False,
+        is_last=lambda: False,
+        certificate_names=(),
+    )
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
 
     async def parse() -> schema.CompletionRequest:
-        scope = {"headers": [(b"content-type", b"application/json")]}
+        scope = {
+            "headers": [(b"content-type", b"application/json")],
+            "state": {"connection": connection},
+        }
         return (await api._parse(schema.CompletionRequest, scope, receive, "tenant"))[0]
 
     async with api._long_bodies:
