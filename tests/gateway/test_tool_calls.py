@@ -437,6 +437,10 @@ def test_the_form_is_that_which_the_template_teaches() -> None:
         (ToolCallForm.HERMES, '{{- \'<tool_call>\\n{"name": "\' }}{{ tool_call.name }}'),
         (ToolCallForm.HERMES, "{{- '<tool_call>\\n' }}\n{{- '{\"name\": \"' + name }}"),
         (ToolCallForm.HERMES, 'write <tool_call>\n{\\"arguments\\": <args>}'),
+        (
+            ToolCallForm.HERMES,
+            'within <tool_call></tool_call> tags:\n<tool_call>\n{"name": <name>}\n</tool_call>',
+        ),
         (ToolCallForm.HERMES_LIST, '<tool_call>[{"name": ..., "arguments": ...}]</tool_call>'),
         (
             ToolCallForm.HERMES,
