@@ -248,7 +248,7 @@ class _Reader:
         read["pattern"], *others = patterns
         if others:
             read["allOf"] = [*read.get("allOf", ()), *({"pattern": each} for each in others)]
-        both = {key: read[key] for key in ("pattern", "format") if key in read}
+        both: dict[str, Any] = {key: read[key] for key in ("pattern", "format") if key in read}
         if "format" in both and is_contradictory({"type": "string", **both}, {}):
             # As of what Zod writes for a time: it has no zone.
             self.ignored_formats.setdefault(read.pop("format"))
