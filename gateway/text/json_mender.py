@@ -18,6 +18,8 @@ _PLAIN = re.compile(r'[^"\'\\<\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SPACE = re.compile(r"[ \t\n\r]*")
+# What is left out behind a comma, with other kinds of white space.
+_NOTHING = re.compile(r"[\s,:]*")
 # A number, `true` or a bare word.
 _WORD = re.compile(r"<?[^\s{}\[\]:,\"'<]*")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
@@ -161,7 +163,8 @@ class JsonMender:
                 self._written.append(":")
                 self._next = _Next.VALUE
         elif character == ",":
-            end = _after_space(text, place + 1)
+            # Of several commas, none counts before the end.
+            end = _after_space(text, place + 1, _NOTHING)
             if end == len(text) and self._open:
                 return None
             self._read_comma(is_last=text[end : end + 1] in ("}", "]", ""))
@@ -227,8 +230,17 @@ class JsonMender:
             is_open = self._written[-1] != closer
 
 
-def _after_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
+def mended(text: str) -> str:
+    """A text that begins with a value, as that value alone."""
+    mender = JsonMender()
+    while text and not mender.is_complete:
+        text = mender.feed(text, is_plain=text[0] == "<")
+    mender.close()
+    return mender.take()
+
+
+def _after_space(text: str, place: int, space: re.Pattern[str] = _SPACE) -> int:
+    found = space.match(text, place)
     assert found is not None, "matches nothing, too"
     return found.end()
 

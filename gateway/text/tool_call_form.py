@@ -19,7 +19,7 @@ TAGS = (BEGIN, END)
 # Between what a template writes as one text: its own quotes, operators and statements.
 _SEAM = r"""(?:\\[nt"']|['"~+\s-]|\{%[^%]*%\}|\}\}|\{\{(?=-?\s*['"]))*"""
 # Behind the begin tag. A template that writes one expression between the tags writes JSON.
-_BEHIND_TAG = re.compile(f"{BEGIN}{_SEAM}(.{{0,256}})", re.DOTALL)
+_BEHIND_TAG = re.compile(f"{BEGIN}{_SEAM}(?=(.{{0,256}}))", re.DOTALL)
 _JSON_OBJECT = re.compile(
     rf"""\{{{_SEAM}(?:name|arguments|parameters)\\?['"]|\{{\{{[^}}]*\}}\}}{_SEAM}{END}"""
 )

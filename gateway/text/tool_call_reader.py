@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gateway.text.json_mender import JsonMender
+from gateway.text.json_mender import JsonMender, mended
 
 # A longer text is none: until it is certain, it is kept.
 MAX_UNCERTAIN_CHARACTERS = 1 << 16
@@ -188,6 +188,10 @@ class CallReader:
     def _step(self, character: str) -> int:
         """Reads one of the call's own characters; returns how many were: one or none."""
         state = self._state
+        if state is _State.END and character == "{" and self._has_tags:
+            # Another call between the same tags, which is no list.
+            self._state = _State.KEY
+            return 1
         if state is _State.END:
             self.is_over = character not in _LEFT_OVER or not self._has_tags
             return 0 if self.is_over else 1
@@ -195,7 +199,7 @@ class CallReader:
             return 1
         if state is _State.VALUE:
             return self._begin_value(character)
-        if character in "\"'" and state in (_State.KEY, _State.COMMA):
+        if (character in "\"'" or character.isalpha()) and state in (_State.KEY, _State.COMMA):
             self._state = _State.COLON
             self._mender = JsonMender()
             return 0
@@ -221,8 +225,7 @@ class CallReader:
             is_name = False
         if is_arguments and character == "{":
             self._arguments = []
-        elif not is_name:
-            self._is_without_object |= is_arguments
+        elif not (is_name or is_arguments):
             self._key = None
         self._state = _State.COMMA
         self._mender = JsonMender()
@@ -232,15 +235,16 @@ class CallReader:
     def _take_mended(self) -> None:
         """Takes in what the mender has written: of a key, or of a value that counts."""
         assert self._mender is not None, "it has written it"
-        mended = self._mender.take()
+        text = self._mender.take()
         if self._state is _State.COLON or self._key == "name":
-            self._read.append(mended)
-        elif self._key in _ARGUMENTS_KEYS and mended:
-            assert self._arguments is not None, "this is their value"
-            if self._is_certain:
-                self._deltas.append(CallDelta(None, mended))
+            self._read.append(text)
+        elif self._key in _ARGUMENTS_KEYS and text:
+            if self._arguments is None:
+                self._read.append(text)
+            elif self._is_certain:
+                self._deltas.append(CallDelta(None, text))
             else:
-                self._arguments.append(mended)
+                self._arguments.append(text)
 
     def _end_part(self) -> None:
         """Takes in a key, or a value."""
@@ -255,6 +259,14 @@ class CallReader:
                 self._begin_if_certain()
             else:
                 self.is_over = not self.has_begun
+        elif self._key in _ARGUMENTS_KEYS and self._arguments is None:
+            value = json.loads(read) if read.startswith('"') else ""
+            if value.lstrip().startswith("{"):
+                # Written as clients are given them.
+                self._arguments = [mended(value)]
+                self._begin_if_certain()
+            else:
+                self._is_without_object |= read != "null"
         self._key = None
 
     def _begin_if_certain(self) -> None:

@@ -35,12 +35,14 @@ TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
 QUOTING = '{"name": "add", "arguments": {"a": "</tool_call>", "b": "\\"</tool_call>"}}'
 QUOTED = ToolCall("add", '{"a": "</tool_call>", "b": "\\"</tool_call>"}')
 WEATHER = '{"name": "get_weather", "parameters": {}}'
+WEATHERED = ToolCall("get_weather", "{}")
 INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
 LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
-# Under either key, the first object counts. Other values are no arguments, but not none either.
+# Under either key, the first object counts, also within a string. Other values are no arguments,
+# but not none either, as `null` is.
 EITHER_KEY = [
     (
-        '{"name": "add", "arguments": "{}", "parameters": {"x": 1}, "arguments": {"x": 2}}',
+        '{"name": "add", "arguments": "x", "parameters": {"x": 1}, "arguments": {"x": 2}}',
         [ToolCall("add", '{"x": 1}')],
     ),
     (
@@ -48,7 +50,11 @@ EITHER_KEY = [
         [ToolCall("add", '{"x": 1}')],
     ),
     ('{"name": "add", "more": {"arguments": {"x": 1}}}', [ToolCall("add", "{}")]),
-    ('{"name": "add", "arguments": "{}"}', []),
+    ('{"name": "add", "arguments": " {\\"x\\": \'<\', } "}', [ToolCall("add", ' {"x": "<" }')]),
+    ('{"arguments": "{}", "name": "add"}', [ToolCall("add", "{}")]),
+    ('{"name": "add", "arguments": null}', [ToolCall("add", "{}")]),
+    ("{name: 'add', arguments: {x: 1}}", [ToolCall("add", '{"x": 1}')]),
+    ('{"name": "add", "arguments": "none"}', []),
     ('{"parameters": [{}], "name": "add"}', []),
 ]
 
@@ -65,6 +71,7 @@ MISTAKES = [
     ('{"x": {"y": 1}', [ToolCall("add", '{"x": {"y": 1}}')]),
     ('{"x": 1}, "id": oops; 5 }', [ToolCall("add", '{"x": 1}')]),
     ('{"x": 1} and so on', [ToolCall("add", '{"x": 1}')]),
+    (f'{{"x": 1}}}}\n{ADD}, {WEATHER}\n', [ToolCall("add", '{"x": 1}'), ADDED, WEATHERED]),
     ('{"x": "say "hi" </b>"}}', [ToolCall("add", '{"x": "say \\"hi\\" </b>"}')]),
 ]
 
@@ -430,6 +437,10 @@ def test_the_form_is_that_which_the_template_teaches() -> None:
         (ToolCallForm.HERMES, '{{- \'<tool_call>\\n{"name": "\' }}{{ tool_call.name }}'),
         (ToolCallForm.HERMES, "{{- '<tool_call>\\n' }}\n{{- '{\"name\": \"' + name }}"),
         (ToolCallForm.HERMES, 'write <tool_call>\n{\\"arguments\\": <args>}'),
+        (
+            ToolCallForm.HERMES,
+            'within <tool_call></tool_call> tags:\n<tool_call>\n{"name": <name>}\n</tool_call>',
+        ),
         (ToolCallForm.HERMES_LIST, '<tool_call>[{"name": ..., "arguments": ...}]</tool_call>'),
         (
             ToolCallForm.HERMES,

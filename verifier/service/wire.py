@@ -277,12 +277,14 @@ def grammar_of(message: verifier_pb2.Open, served: ServedModel) -> Grammar | Non
         raise InvalidRequestError("names no grammar", field=_STRUCTURED)
     if not served.tokenizer_digest:
         raise UnsupportedFieldError("the model has no tokenizer", field=_STRUCTURED)
-    if message.ignore_eos:
-        raise InvalidRequestError(f"not together with {_STRUCTURED}", field="ignore_eos")
-    if message.sampling.min_new_tokens:
-        raise InvalidRequestError(
-            f"not together with {_STRUCTURED}", field="sampling.min_new_tokens"
-        )
+    for given, other in (
+        (message.ignore_eos, "ignore_eos"),
+        (message.sampling.min_new_tokens, "sampling.min_new_tokens"),
+    ):
+        if given:
+            raise InvalidRequestError(
+                "not together with structured output, whose grammar says where it ends", field=other
+            )
     reasoning: ReasoningTags | None = None
     if structured.HasField("reasoning"):
         reasoning = ReasoningTags(structured.reasoning.begin, structured.reasoning.end)

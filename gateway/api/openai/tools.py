@@ -85,25 +85,31 @@ def _size(value: Any) -> int:
 
 def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm) -> dict[str, Any]:
     calls = []
-    for place, (index, tool) in enumerate(tools):
+    # By names that errors repeat.
+    definitions: dict[str, Any] = {}
+    for index, tool in tools:
         parameters = dict(tool.function.get("parameters") or {"type": "object"})
         # It would become the root of the references below.
         parameters.pop("$id", None)
-        root = f"#/anyOf/{place}/properties/{form.arguments_key}"
+        place = f"tools.{index}.parameters"
+        root = f"#/$defs/{place}"
         try:
-            moved = _as_object(parameters, root)
+            definitions[place] = _as_object(parameters, root)
         except ValueError as error:
             param = f"tools.{index}.function.parameters"
             raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function["name"]}, form.arguments_key: moved},
+                "properties": {
+                    "name": {"const": tool.function["name"]},
+                    form.arguments_key: {"$ref": root},
+                },
                 "required": ["name", form.arguments_key],
                 "additionalProperties": False,
             }
         )
-    return {"anyOf": calls}
+    return {"anyOf": calls, "$defs": definitions}
 
 
 def _as_object(parameters: dict[str, Any], root: str) -> dict[str, Any]:

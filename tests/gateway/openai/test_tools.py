@@ -528,6 +528,22 @@ async def test_a_call_that_must_come_may_have_maps_of_any_names(
     assert not matcher.is_error(), matcher.get_error()
 
 
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+async def test_what_a_tool_asks_for_in_vain_is_named_with_its_place_among_the_tools(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
+) -> None:
+    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
+    unique = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    tools = [tool({}, "f"), tool(unique, "g")]
+    choice = {"type": "function", "function": {"name": "g"}}
+    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
+    grammar = (await verifier.nth("open", 0)).sampling.structured_output
+    assert isinstance(grammar, sampling_pb2.StructuredOutput)
+    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
+    with pytest.raises(ValueError, match=r'"tools\.1\.parameters"\]\.properties\.x\.uniqueItems: '):
+        library_grammar(Source(kind, grammar.lark or grammar.json_schema), {})
+
+
 @pytest.mark.parametrize(
     "choice", ["none", "required", {"type": "function", "function": {"name": "weather"}}]
 )

@@ -230,6 +230,26 @@ EVERYDAY: list[tuple[dict[str, Any], str]] = [
         },
         '"P1DT2H"',
     ),
+    *(
+        (
+            {
+                "type": "string",
+                "format": "email",
+                "pattern": rf"^(?!\.)(?!.*\.\.)([{letters}0-9_'+\-\.]*)[{letters}0-9_+-]"
+                rf"@([{letters}0-9][{letters}0-9\-]*\.)+[{letters}]{{2,}}$",
+            },
+            '"a.b-c+d@mail.example.com"',
+        )
+        for letters in ("A-Za-z", "a-zA-Z")
+    ),
+    (
+        {
+            "type": "string",
+            "format": "time",
+            "pattern": r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$",
+        },
+        '"12:30:01.5"',
+    ),
     (
         {
             "$defs": {
@@ -337,6 +357,8 @@ def test_formats_that_the_library_does_not_know_are_named_once() -> None:
     read = read_schema({"type": "array", "prefixItems": strings})
     assert read.ignored_formats == ("path", "regex")
     assert read_schema({"type": "integer", "format": "int64"}).ignored_formats == ()
+    contradictory = {"type": "string", "format": "date", "pattern": "^today$"}
+    assert read_schema(contradictory).ignored_formats == ("date",)
 
 
 def _object(**members: Any) -> dict[str, Any]:
@@ -383,6 +405,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
         "$.$defs.n.pattern",
         "look-around",
     ),
+    ({"pattern": r"\\\bx"}, "$.pattern", r"without (?=, (?!, (?<=, (?<! and \b"),
     (_object(propertyNames={"minLength": 2}), "$.propertyNames", "patternProperties"),
     ({"const": 2**53 + 1}, "$.const", "write a string"),
     ({"enum": ["\x01"]}, "$.enum", "control characters"),
@@ -390,6 +413,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"$ref": "other.json"}, "$.$ref", "write the schema into $defs"),
     ({"type": "text"}, "$.type", "must be of array, boolean"),
     ({"items": {"minLength": -1}}, "$.items.minLength", "not negative"),
+    ({"maxItems": float("inf")}, "$.maxItems", "not negative"),
     (
         {
             "$defs": {"n": _object(properties={"n": {"$ref": "#/$defs/n"}}, required=["n"])},

@@ -13,13 +13,19 @@ _DECIMAL = re.compile(
     r"\(\?=\[\\d\.\]\{1,(?P<digits>\d{1,2})\}0\*\$\)"
     r"(?:\\d\{0,(?P=whole)\}\\\.\\d\{0,(?P<places>\d{1,2})\}|\\d\*\\\.\\d\*)0\*\$\)"
 )
-# What Zod writes for a duration, and the same without look-ahead.
+# What Zod writes for a duration and an e-mail address, and the same without look-ahead.
 _SECONDS = r"\d+(?:[.,]\d+)?S"
 _TIME = rf"T(?:\d+H(?:\d+M)?(?:{_SECONDS})?|\d+M(?:{_SECONDS})?|{_SECONDS})"
 _DAYS = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
 _EQUAL_PATTERNS = {
     r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
-    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": rf"^P(?:\d+W|{_DAYS}(?:{_TIME})?|{_TIME})$"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": rf"^P(?:\d+W|{_DAYS}(?:{_TIME})?|{_TIME})$",
+    **{
+        rf"^(?!\.)(?!.*\.\.)([{az}0-9_'+\-\.]*)[{az}0-9_+-]@"
+        rf"([{az}0-9][{az}0-9\-]*\.)+[{az}]{{2,}}$": rf"^([{az}0-9_'+\-]+\.)*"
+        rf"[{az}0-9_'+\-]*[{az}0-9_+-]@([{az}0-9][{az}0-9\-]*\.)+[{az}]{{2,}}$"
+        for az in ("A-Za-z", "a-zA-Z")
+    },
 }
 _CODE = r"(?:0[0-8bBeEfF]|1[0-9a-fA-F])"
 _CONTROL_CODE = (
@@ -27,7 +33,7 @@ _CONTROL_CODE = (
 )
 _CONTROL = re.compile(rf"{_CONTROL_CODE}|\\p\{{(?:Cc?|Control)\}}|\[:cntrl:\]")
 _CLASS_WITH_OTHERS = re.compile(rf"\[\^(?:\\.|[^\]\\])*\]|{_CONTROL_CODE}-(?!{_CONTROL_CODE})")
-LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+LOOK_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB]")
 
 
 def without_look_ahead(pattern: str) -> list[str]:

@@ -26,7 +26,7 @@ from verifier.structured.json_schema.patterns import (
     needs_control_characters,
     without_look_ahead,
 )
-from verifier.structured.json_schema.probes import OPTIONS, error_of
+from verifier.structured.json_schema.probes import OPTIONS, error_of, is_contradictory
 from verifier.structured.json_schema.refusals import (
     NO_CONTROL_CHARACTERS,
     SchemaError,
@@ -243,11 +243,15 @@ class _Reader:
         if needs_control_characters(read["pattern"]):
             raise refused(f"{path}.pattern", NO_CONTROL_CHARACTERS)
         if any(map(LOOK_AROUND.search, patterns)):
-            instead = "write a pattern without (?=, (?!, (?<= and (?<!"
+            instead = r"write a pattern without (?=, (?!, (?<=, (?<! and \b"
             raise refused(f"{path}.pattern", f"look-around is not supported; {instead}")
         read["pattern"], *others = patterns
         if others:
             read["allOf"] = [*read.get("allOf", ()), *({"pattern": each} for each in others)]
+        both: dict[str, Any] = {key: read[key] for key in ("pattern", "format") if key in read}
+        if "format" in both and is_contradictory({"type": "string", **both}, {}):
+            # As of what Zod writes for a time: it has no zone.
+            self.ignored_formats.setdefault(read.pop("format"))
 
     def _read_one_of(self, given: dict[str, Any], read: dict[str, Any], path: str) -> None:
         """As anyOf, if no two of its schemas hold for one value."""

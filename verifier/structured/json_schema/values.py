@@ -23,9 +23,8 @@ def checked_value(key: str, value: Any, path: str) -> Any:
         if not names or not all(isinstance(n, str) and n in TYPES for n in names):
             raise refused(path, f"must be of {', '.join(sorted(TYPES))}")
     elif key in COUNTS:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise refused(path, "must be an integer that is not negative")
-        if value != int(value):
+        is_integer = (isinstance(value, float) and value.is_integer()) or type(value) is int
+        if not is_integer or value < 0:
             raise refused(path, "must be an integer that is not negative")
         return int(value)
     elif key in NUMBERS:
