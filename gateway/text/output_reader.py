@@ -19,7 +19,8 @@ begins. However the text is divided, the same is found.
     ANSWER         the answer                              a call's begin tag:    yes   yes
                                                            CALL
     CALL           a call, or what may yet become one      its end: BEHIND        no    yes
-    BEHIND         white space behind a call               else: ANSWER           no    yes
+    BEHIND         white space behind a call, which is     else: ANSWER           no    yes
+                   the answer's between two texts
 
 Stop strings count in the text that clients get as the answer, and not in what they do not see, or
 see as something else: a model may quote them while it reasons, or in a call's arguments.
@@ -129,6 +130,8 @@ class OutputReader:
         self._num_undecided = 0
         self._was_closed = False
         self._is_counted = reading.reasoning is Reasoning.NONE
+        # Whether any of its text was shown.
+        self._has_answer = False
         self._pieces: list[Piece] = []
 
     def copy(self) -> "OutputReader":
@@ -192,7 +195,7 @@ class OutputReader:
             self._call.finish()
             self._read(self._end_call())
         if not self.stopped:
-            self._show_answer(self._held)
+            self._show_answer("" if self.place is Place.BEHIND else self._held)
             self._held = ""
         return Read(self._take(), num_reasoning_tokens)
 
@@ -339,11 +342,16 @@ class OutputReader:
             if begun[:1] == "{":
                 self._begin_call("")
                 return begun
-        else:
-            begun = text.lstrip()
-        if begun:
+            text = begun
+        elif not self._has_answer:
+            text = text.lstrip()
+        elif len(text) <= _MAX_SPACE and not text.strip():
+            # Between two texts it is the answer's.
+            self._held = text
+            return ""
+        if text:
             self.place = Place.ANSWER
-        return begun
+        return text
 
     def _begin_call(self, before: str) -> None:
         self.place, self._num_plain, self._num_searched = Place.CALL, 0, 0
@@ -379,6 +387,7 @@ class OutputReader:
 
     def _show_answer(self, text: str) -> None:
         if text:
+            self._has_answer = True
             self._pieces.append(text)
 
 

@@ -127,7 +127,7 @@ HERMES = [
         [ToolCall("add", '{"x": null}')],
     ),
     *[
-        (f"a <tool_call>{{'name': 'add', \"arguments\": {written}</tool_call> b", "ab", calls)
+        (f"a <tool_call>{{'name': 'add', \"arguments\": {written}</tool_call> b", "a b", calls)
         for written, calls in MISTAKES
     ],
     (f"<tool_call>[{ADD}, {WEATHER}]</tool_call>", "", [ADDED, ToolCall("get_weather", "{}")]),
