@@ -1,6 +1,7 @@
 """Pools on disk: they are restored, and damaged files are skipped."""
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
@@ -230,8 +231,9 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
 
 
 def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(os.fsencode(path))
+    # By a short name: those of sockets have a hundred bytes at most.
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+        bound.bind(path.name)
 
 
 def make_sparse_file(path: Path) -> None:
