@@ -112,7 +112,8 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         drafting=bool(command.drafter),
         num_speculative_tokens=command.num_speculative_tokens,
         cache_salt=request.cache_salt,
-        tenant_weight=request.tenant_weight,
+        # Older verifiers refuse what they do not know.
+        tenant_weight=0 if request.tenant_weight == 1 else request.tenant_weight,
         priority=request.priority,
         expected_model_digest=request.model_digest,
         tokens_per_match=request.ngram.tokens_per_match,

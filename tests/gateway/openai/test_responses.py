@@ -80,9 +80,9 @@ def shown(response: Any) -> list[tuple[str, ...]]:
             [
                 ("message", "completed", "I look."),
                 ("function_call", "completed", "weather", '{"city": "Graz"}'),
-                ("message", "completed", "And then,"),
+                ("message", "completed", "\nAnd then,"),
                 ("function_call", "completed", "time", "{}"),
-                ("message", "completed", "done."),
+                ("message", "completed", " done."),
             ],
         ),
     ],
