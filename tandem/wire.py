@@ -197,7 +197,7 @@ def assign(target: message.Message, name: str, value: Any, *, path: str = "") ->
 
 
 def enum_value(enumeration: Any, prefix: str, name: str, path: str) -> Any:
-    """The number of an enum's value by its short name, e.g. "vllm-gpu" of Preset.
+    """The number of an enum's value by its short name, e.g. "vllm-kmp" of Preset.
 
     Raises:
         TandemError: INVALID_ARGUMENT naming `path`; there is no such value.

@@ -163,6 +163,7 @@ def test_without_tools_no_call_ends_the_reasoning() -> None:
         (f"Hm.</think>{CALL}\nYes", "\n", [HM, NOW, "Yes"], False),
         (f"Hm.</think>{CALL}x", "1}", [HM, NOW, "x"], False),
         (f"{CALL}", "{", [NOW], False),
+        (f"Hm.\n\n{CALL}", "\n\n", [HM, NOW], False),
         # White space before a call is the answer's while it is not known what follows.
         (f"Hm.</think>Yes.\n\n{CALL}", "\n\n", [HM, "Yes."], True),
         # Neither tag is the end of another string.
