@@ -7,8 +7,7 @@ import pytest
 from gateway.config import SERVICE, GatewayConfig
 from gateway.messages.request import Algorithm, Overlap, Tie
 from gateway.requests.drafting_policy import POLICIES, TANDEM, Preset
-from servicekit.config import ConfigError, parse_config
-from servicekit.config_keys import list_options
+from servicekit.config import ConfigError, list_options, parse_config
 
 
 def parse(*argv: str, **environ: str) -> GatewayConfig:
