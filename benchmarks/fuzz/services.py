@@ -15,15 +15,10 @@ from benchmarks.services import ServiceError, running_process
 from benchmarks.workloads import BUNDLED_MODEL
 
 _DRAFTER_FLAGS = (
-    *("--max-sequences", "1000"),
-    *("--max-history-bytes", str(32 << 20), "--max-sequence-bytes", str(8 << 20)),
-    *("--max-pools-bytes", str(16 << 20), "--max-pool-bytes", str(4 << 20)),
+    *("--max-history-bytes", str(32 << 20)),
+    *("--max-pools-bytes", str(128 << 20)),
 )
-_VERIFIER_FLAGS = (
-    *("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),
-    # Sequences that always wait for drafts time out soon.
-    *("--draft-idle-timeout-s", "2"),
-)
+_VERIFIER_FLAGS = (*("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

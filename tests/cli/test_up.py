@@ -374,35 +374,37 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
 @pytest.mark.parametrize(
     ("device", "num_verifiers", "variables", "parts"),
     [
-        (None, 1, {}, [[]]),
-        ("cuda", 1, {}, [[]]),
-        ("cuda", 2, {}, [["--devices", "0"], ["--devices", "1"]]),
-        ("cuda", 2, {"TANDEM_VERIFIER_DEVICES": "1"}, [[], []]),
-        (None, 3, {}, [["--threads", "2"]] * 3),
-        ("cpu", 9, {}, [["--threads", "1"]] * 9),
-        ("cpu", 2, {"TANDEM_VERIFIER_THREADS": "4"}, [[], []]),
+        (None, 1, {}, [{}]),
+        ("cuda", 1, {}, [{}]),
+        ("cuda", 2, {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (
+            "cuda",
+            2,
+            {"CUDA_VISIBLE_DEVICES": "4,6"},
+            [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}],
+        ),
+        ("cuda", 2, {"CUDA_VISIBLE_DEVICES": "1"}, [{"CUDA_VISIBLE_DEVICES": "1"}] * 2),
+        (None, 3, {}, [{"TANDEM_VERIFIER_THREADS": "2"}] * 3),
+        ("cpu", 9, {}, [{"TANDEM_VERIFIER_THREADS": "1"}] * 9),
+        ("cpu", 2, {"TANDEM_VERIFIER_THREADS": "4"}, [{}, {}]),
     ],
 )
 def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     device: up.Device | None,
     num_verifiers: int,
     variables: dict[str, str],
-    parts: list[list[str]],
+    parts: list[dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(up, "_num_cores", lambda: 8)
-    for name in ("TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"):
+    for name in ("CUDA_VISIBLE_DEVICES", "TANDEM_VERIFIER_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     topology = up.Topology(model=up.BUNDLED_MODEL, device=device, num_verifiers=num_verifiers)
     addresses = [f"127.0.0.1:{index}" for index in range(num_verifiers)]
-    commands = [list(each.command) for each in topology.verifiers(addresses, addresses, [])]
-    assert [each[-2:] if part else part for each, part in zip(commands, parts, strict=True)] == (
-        parts
-    )
-    if not any(parts):
-        assert not any({"--devices", "--threads"} & set(each) for each in commands)
+    specs = topology.verifiers(addresses, addresses, [])
+    assert [spec.environment for spec in specs] == parts
 
 
 @pytest.mark.parametrize(

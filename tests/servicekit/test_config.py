@@ -101,7 +101,7 @@ def test_the_enclosing_models_default_wins_over_the_nested_fields_own() -> None:
     assert server.listen == "127.0.0.1:7"
     assert server.drain_timeout_s == 3
     assert server.metrics_listen == "127.0.0.1:9"
-    assert server.max_concurrent_streams == ServerOptions().max_concurrent_streams
+    assert server.log_level == ServerOptions().log_level
 
 
 def test_the_file_may_be_named_by_the_environment_and_the_flag_wins(
@@ -292,7 +292,11 @@ def test_unknown_variables_are_logged_without_their_values_save_those_of_kuberne
         "TANDEM_THING_PORT": "tcp://10.0.0.1:50050",
         "TANDEM_THING_PORT_50050_TCP_ADDR": "10.0.0.1",
     }
-    known = {"TANDEM_THING_NAME": "x", "TANDEM_THING_DRAIN_DELAY_S": "1", "TANDEM_THING_CONFIG": ""}
+    known = {
+        "TANDEM_THING_NAME": "x",
+        "TANDEM_THING_LISTEN": "x",
+        "TANDEM_THING_CONFIG": "",
+    }
     of_others = {"TANDEM_X": "1", "TANDEM_THINGS_NAME": "x", "THING_NAME": "x"}
     misspelt = {"TANDEM_THING_PEER": "secret", "TANDEM_THING_PORTS_": "secret"}
     with structlog.testing.capture_logs() as lines:
