@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drills.link import Link, running_link
-from benchmarks.metrics import read_metrics
+from benchmarks.metrics import Snapshot, read_metrics
 from benchmarks.services import STOP_TIMEOUT_S, Service, running_process
 from benchmarks.workloads import BUNDLED_MODEL
-from tandem.cli.scraping import Snapshot
 from tandem.free_ports import free_port
 
 #: K/V blocks of a verifier: 5,120 tokens.

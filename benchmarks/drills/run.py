@@ -16,8 +16,8 @@ import grpc
 
 from benchmarks.drills.fleet import Fleet, Member
 from benchmarks.drills.requests import Losses, Record, generate, generate_anywhere
+from benchmarks.metrics import Window
 from servicekit.limits import KEEPALIVE
-from tandem.cli.scraping import Window
 from tandem.v1 import gateway_pb2, verifier_pb2, verifier_pb2_grpc
 
 OK = grpc.StatusCode.OK

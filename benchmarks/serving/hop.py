@@ -7,12 +7,11 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.drafter_wire import Steps
-from benchmarks.metrics import read_metrics
+from benchmarks.metrics import Snapshot, Window, read_metrics
 from benchmarks.ratios import median_interval, ratios
 from benchmarks.services import REPOSITORY
 from benchmarks.serving.setting import Setting, pinned
 from benchmarks.serving.turns import Goal, Measure, RowResult, Variant, by_turns
-from tandem.cli.scraping import Snapshot, Window
 from tandem.v1 import drafter_pb2 as pb
 from verifier.drafts.draft_wait import HOPS_KEPT
 

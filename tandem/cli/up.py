@@ -190,7 +190,7 @@ def command(
 
     The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>. What up
     sets itself does not count there: the model, and all addresses of --listen, --http-listen and
-    --metrics-listen. Metrics are on free ports; up prints the command of tandem top with them.
+    --metrics-listen. Metrics are on free ports; up prints their addresses.
     """
     if missing := missing_services():
         report(
@@ -259,8 +259,7 @@ async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
         return
     from tandem.cli.live_output import LiveOutput
 
-    metrics = ports.metrics_by_name()
-    async with LiveOutput(list(metrics), metrics) as output:
+    async with LiveOutput(ports.names()) as output:
         yield output
 
 
@@ -331,7 +330,7 @@ async def _serve(
         await asyncio.gather(*starts, ready, return_exceptions=True)
     # The gateway's HTTP port has its metrics, too, but may ask for TLS, a certificate or a token.
     metrics = [ports.gateway_metrics, *ports.verifier_metrics, *ports.drafter_metrics]
-    report("watch it with: tandem top " + " ".join(metrics))
+    report("metrics at " + " ".join(metrics))
     await supervisor.watch()
 
 
@@ -375,13 +374,13 @@ class _Ports:
             gateway_metrics=next(found),
         )
 
-    def metrics_by_name(self) -> dict[str, str]:
-        """The address of each process's metrics."""
-        return {
-            **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
-            **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
-            _GATEWAY: self.gateway_metrics,
-        }
+    def names(self) -> list[str]:
+        """Of all processes."""
+        return [
+            *(_drafter_name(index) for index in range(len(self.drafter_metrics))),
+            *(_verifier_name(index) for index in range(len(self.verifier_metrics))),
+            _GATEWAY,
+        ]
 
 
 def _drafter_name(index: int) -> str:

@@ -6,9 +6,8 @@ import statistics
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
-from benchmarks.metrics import read_metrics
+from benchmarks.metrics import Window, read_metrics
 from benchmarks.ratios import interval, median_interval, median_ratio, ratios
-from tandem.cli.scraping import Window
 
 
 def test_ratios_are_those_of_each_round() -> None:

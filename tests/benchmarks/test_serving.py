@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.metrics import Snapshot
 from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
 from benchmarks.peers.environments import InstallError
 from benchmarks.ratios import Interval
@@ -18,7 +19,6 @@ from benchmarks.serving import gateway_cost, host, load, setting, spans, through
 from benchmarks.serving.hop import batch_bytes, hop_between
 from benchmarks.serving.report import table
 from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
-from tandem.cli.scraping import Snapshot
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 

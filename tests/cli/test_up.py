@@ -118,7 +118,7 @@ async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
         served_at = [*drafters.split(","), *verifiers.split(",")]
         for served in [*served_at, *addresses.values()]:
             assert await accepts(served)
-        watch = await running.until_reported("watch it with: tandem top")
+        watch = await running.until_reported("metrics at")
         shown = watch.split()[-5:]
         # Plaintext and without a token, whatever the gateway's HTTP port speaks.
         assert shown[0] == option(argv, "--metrics-listen")
@@ -246,7 +246,7 @@ async def test_a_signal_stops_all_though_nobody_reads_stderr_any_more(
     async with running_up(folder, stderr=writing) as running:
         os.close(writing)
         addresses = await running.ready()
-        await shown.until(b"watch it with")
+        await shown.until(b"metrics at")
         transport.close()
         await shown.closed.wait()
         running.process.send_signal(number)
@@ -262,7 +262,7 @@ async def test_logs_are_read_on_when_their_terminal_is_closed(
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput(["drafter-0"], {}) as output:
+        async with LiveOutput(["drafter-0"]) as output:
             assert output.log_descriptors is not None
             os.close(master)
             # More than a pipe holds.
@@ -293,7 +293,7 @@ async def test_the_table_shows_how_far_a_start_is(monkeypatch: pytest.MonkeyPatc
 
     with pseudo_terminal() as terminal, os.fdopen(os.dup(terminal.descriptor), "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput(["drafter-0", "verifier-0"], {}) as output:
+        async with LiveOutput(["drafter-0", "verifier-0"]) as output:
             output.watch(Starting(output.report))
             assert output.log_descriptors is not None
             log(
