@@ -212,6 +212,15 @@ def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: 
     assert error_of("--config", str(yaml_file)).key == f"{yaml_file}: {key}"
 
 
+def test_a_field_without_a_flag_is_no_key_of_any_source(yaml_file: Path) -> None:
+    assert "unrecognized arguments: --request-timeout-s" in str(
+        error_of("--request-timeout-s", "1")
+    )
+    yaml_file.write_text("request_timeout_s: 1")
+    assert error_of("--config", str(yaml_file)).message == "unknown key"
+    assert parse(environ={"TANDEM_THING_REQUEST_TIMEOUT_S": "1"}) == ThingOptions()
+
+
 def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
     yaml_file.write_text("lenght: 4")
     assert error_of("--config", str(yaml_file)).message == "unknown key"
