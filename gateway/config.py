@@ -6,13 +6,13 @@ from typing import Literal
 
 import pydantic
 
-from gateway.messages.request import Algorithm, Overlap, SpeculationParams, Tie
-from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES, MAX_UINT32
+from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES
 from gateway.requests.acceptance import RequestDefaults
-from gateway.requests.drafting_policy import POLICIES, DraftingPolicy, Preset
-from gateway.requests.validation import MAX_NGRAM
+from gateway.requests.drafting_policy import POLICIES, DraftingPolicy
 from servicekit.address import parse_address
 from servicekit.config import ChannelOptions, ServerOptions
+from tandem.declared import MAX_UINT32
+from tandem.values import MAX_NGRAM, SpeculationParams
 
 SERVICE = "gateway"
 
@@ -121,9 +121,6 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How matches are found, by a hash index or by a Knuth-Morris-Pratt scan: the drafts are the
     same. The preset's if empty."""
 
-    chained: bool = False
-    """Whether a draft continues past the end of the known text by matching again."""
-
     pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
     """With --tie earliest or latest: a request's pool is searched when its own match is shorter
     than this; 0: only when there is none. With --tie longest it is always searched."""
@@ -218,7 +215,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
                 f"--prompt-lookup-min {policy.min_ngram} is over "
                 f"--prompt-lookup-max {policy.max_ngram}"
             )
-        if self.tokens_per_match and policy.tie is not Tie.LONGEST:
+        if self.tokens_per_match and policy.tie != "longest":
             raise ValueError("--tokens-per-match needs --tie longest")
         return self
 
@@ -233,15 +230,14 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         given = SpeculationParams(
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
-            overlap=Overlap[(self.overlap or "default").upper()],
-            tie=Tie[(self.tie or "default").upper()],
+            overlap=self.overlap,
+            tie=self.tie,
             tokens_per_match=self.tokens_per_match,
-            algorithm=Algorithm[(self.algorithm or "default").upper()],
-            chained=self.chained,
+            algorithm=self.algorithm,
             pool_min_ngram=self.pool_min_ngram,
             num_speculative_tokens=self.num_speculative_tokens,
         )
-        return POLICIES[Preset[self.preset.replace("-", "_").upper()]].override(given)
+        return POLICIES[self.preset].override(given)
 
     def request_defaults(self) -> RequestDefaults:
         """Values that requests leave open, and the gateway's own limits."""

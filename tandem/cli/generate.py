@@ -63,9 +63,9 @@ class SamplingFlags:
         0.0
     )
     top_p: Annotated[
-        float | None,
+        float,
         typer.Option(rich_help_panel="Sampling", help="keep this much probability"),
-    ] = None
+    ] = 1.0
     top_k: Annotated[
         int, typer.Option(rich_help_panel="Sampling", help="keep the K likeliest; 0 keeps all")
     ] = 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tandem.generation import SpeculationParams
+from tandem.values import SpeculationParams
 
 _PANEL = "Speculation: changes the speed, never the output"
 

@@ -31,7 +31,7 @@ def seeded(request: GenerationRequest, index: int) -> GenerationRequest:
     sampling = SamplingParams(
         temperature=(0.4, 0.8, 1.2)[index % 3],
         top_k=(0, 20)[index % 2],
-        top_p=(None, 0.9)[index // 2 % 2],
+        top_p=(1.0, 0.9)[index // 2 % 2],
         seed=2**63 + index,
     )
     return dataclasses.replace(request, sampling=sampling)
