@@ -121,9 +121,6 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How matches are found, by a hash index or by a Knuth-Morris-Pratt scan: the drafts are the
     same. The preset's if empty."""
 
-    chained: bool = False
-    """Whether a draft continues past the end of the known text by matching again."""
-
     pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
     """With --tie earliest or latest: a request's pool is searched when its own match is shorter
     than this; 0: only when there is none. With --tie longest it is always searched."""
@@ -237,7 +234,6 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             tie=Tie[(self.tie or "default").upper()],
             tokens_per_match=self.tokens_per_match,
             algorithm=Algorithm[(self.algorithm or "default").upper()],
-            chained=self.chained,
             pool_min_ngram=self.pool_min_ngram,
             num_speculative_tokens=self.num_speculative_tokens,
         )

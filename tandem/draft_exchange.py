@@ -51,7 +51,6 @@ _ENUMS = {
     "overlap": (drafter_pb2.Overlap, "OVERLAP"),
     "tie": (drafter_pb2.Tie, "TIE"),
     "algorithm": (drafter_pb2.Algorithm, "ALGORITHM"),
-    "pool_keep": (drafter_pb2.Keep, "KEEP"),
 }
 _ACCEPTED = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
 
@@ -107,14 +106,13 @@ def exchange(queries: Sequence[DraftQuery]) -> Exchange:
 
 
 def release_requests(
-    sequences: Iterable[DraftedSequence], *, keep: Keep, feed_id: str
+    sequences: Iterable[DraftedSequence], *, keep: Keep
 ) -> Iterator[drafter_pb2.ReleaseRequest]:
     """The messages that release these sequences."""
     releases = [
         drafter_pb2.Release(
             sequence_id=sequence.sequence_id,
             keep=enum_value(drafter_pb2.Keep, "KEEP", keep, "keep"),
-            feed_id=feed_id,
         )
         for sequence in sequences
     ]
@@ -160,10 +158,8 @@ def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
         "min_ngram",
         "max_ngram",
         "tokens_per_match",
-        "chained",
         "pool_id",
         "pool_min_ngram",
-        "pool_feed_tokens",
     ):
         assign(message, name, getattr(params, name), path=f"params.{name}")
     for name, (enumeration, prefix) in _ENUMS.items():

@@ -117,7 +117,6 @@ class DrafterClient:
         sequence: DraftedSequence,
         *,
         keep: Keep = Keep.NOTHING,
-        feed_id: str = "",
         timeout_s: float | None = None,
     ) -> None:
         """Ends a sequence, which the drafter then forgets. May be called again.
@@ -125,13 +124,12 @@ class DrafterClient:
         Args:
             sequence: made by `open`; it cannot be used afterwards.
             keep: which part of its text its pool gets.
-            feed_id: a pool that is fed twice with one id gets the text once.
             timeout_s: of the call.
 
         Raises:
             TandemError: the call failed; the drafter expires the sequence by itself.
         """
-        for request in _release(self._sequences, [sequence], keep, feed_id):
+        for request in _release(self._sequences, [sequence], keep):
             with _calling(self._closed):
                 self._stub.Release(request, timeout=timeout_s)
 
@@ -153,7 +151,7 @@ class DrafterClient:
         Calls still open end with CANCELLED, as do later ones.
         """
         self._closed.set()
-        requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
+        requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING)
         with contextlib.suppress(TandemError), wire.own_errors(self._closed.is_set):
             for request in requests:
                 self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
@@ -233,11 +231,10 @@ class AsyncDrafterClient:
         sequence: DraftedSequence,
         *,
         keep: Keep = Keep.NOTHING,
-        feed_id: str = "",
         timeout_s: float | None = None,
     ) -> None:
         """See `DrafterClient.release`."""
-        for request in _release(self._sequences, [sequence], keep, feed_id):
+        for request in _release(self._sequences, [sequence], keep):
             with _calling(self._closed):
                 await self._stub.Release(request, timeout=timeout_s)
 
@@ -253,7 +250,7 @@ class AsyncDrafterClient:
         """See `DrafterClient.close`."""
         self._closed.set()
         try:
-            requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
+            requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING)
             with contextlib.suppress(TandemError), wire.own_errors(self._closed.is_set):
                 for request in requests:
                     await self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
@@ -298,13 +295,12 @@ def _release(
     sequences: dict[str, DraftedSequence],
     released: Sequence[DraftedSequence],
     keep: Keep,
-    feed_id: str,
 ) -> list[drafter_pb2.ReleaseRequest]:
     """Removes sequences from the client's; returns the requests that release them."""
     held = [sequence for sequence in released if sequences.pop(sequence.sequence_id, None)]
     for sequence in held:
         sequence.is_released = True
-    return list(draft_exchange.release_requests(held, keep=keep, feed_id=feed_id))
+    return list(draft_exchange.release_requests(held, keep=keep))
 
 
 def _only(drafts: tuple[Draft, ...]) -> Draft:

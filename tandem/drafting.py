@@ -38,17 +38,11 @@ class NgramParams:
     """With tie "longest": maximum draft tokens per token of the match; 0 is no limit."""
     algorithm: Literal["index", "kmp"] | None = None
     """How matches are found; the drafts are the same."""
-    chained: bool = False
-    """Whether a draft goes on past the end of the known text by matching again."""
     pool_id: str = ""
     """Drafts from this shared pool of text too; "" is none."""
     pool_min_ngram: int = 0
     """With tie "earliest" or "latest": asks the pool when the match in the sequence's own text is
     shorter than this; 0: only when there is none. With "longest" it is always asked."""
-    pool_feed_tokens: int = 0
-    """Feeds the pool every so many tokens while the sequence grows; 0 feeds it at release only."""
-    pool_keep: Literal["output", "all"] | None = None
-    """Which part of the text the pool gets while the sequence grows."""
 
 
 class DraftedSequence:

@@ -103,8 +103,6 @@ class SpeculationParams:
     """With tie "longest": drafts verified per token of the match; 0 is no limit."""
     algorithm: Literal["index", "kmp"] | None = None
     """How matches are found; the drafts are the same."""
-    chained: bool | None = None
-    """Whether a draft goes on past the end of the known text by matching again."""
     hint_tokens: int | None = None
     """Maximum number of tokens that the drafter is asked for at a time."""
     pool: str = ""
@@ -114,8 +112,6 @@ class SpeculationParams:
     shorter than this; 0: only when there is none. With "longest" it is always asked."""
     pool_keep: Literal["nothing", "output", "all"] | None = None
     """Which part of the request's text its pool gets."""
-    pool_feed_tokens: int = 0
-    """Feeds the pool every so many tokens while the request runs; 0 feeds it at the end only."""
     pool_keep_cancelled: bool = False
     """Whether the pool is fed also if the request is cancelled or fails."""
 

@@ -288,11 +288,9 @@ def _speculation(
         "prompt_lookup_min",
         "prompt_lookup_max",
         "tokens_per_match",
-        "chained",
         "hint_tokens",
         "pool",
         "pool_min_ngram",
-        "pool_feed_tokens",
         "pool_keep_cancelled",
     ):
         assign(wire, name, getattr(params, name), path=f"speculation.{name}")

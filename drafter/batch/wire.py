@@ -64,7 +64,6 @@ _ENUM_FIELDS: dict[str, tuple[EnumDescriptor, Mapping[int, Enum]]] = {
     "algorithm": (drafter_pb2.Algorithm.DESCRIPTOR, _ALGORITHMS),
     "overlap": (drafter_pb2.Overlap.DESCRIPTOR, _OVERLAPS),
     "tie": (drafter_pb2.Tie.DESCRIPTOR, _TIES),
-    "pool_keep": (drafter_pb2.Keep.DESCRIPTOR, _KEEPS),
 }
 
 check_counts = _BATCH_LIMITS.check_counts
@@ -111,17 +110,12 @@ def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
 
 
 def named_releases(releases: Sequence[drafter_pb2.Release]) -> list[drafter_pb2.Release]:
-    """Returns the releases that name a sequence, and hold no more than they may.
+    """Returns the releases that name a sequence.
 
     On a stream the others are left out: they have no answer that could refuse them, and must not
     end the stream of all sequences.
     """
-    return [
-        release
-        for release in releases
-        if _is_id(release.sequence_id)
-        and len(release.feed_id.encode()) <= _RELEASE_LIMITS.max_bytes("feed_id")
-    ]
+    return [release for release in releases if _is_id(release.sequence_id)]
 
 
 def find_unsupported_keep(releases: Iterable[drafter_pb2.Release]) -> tuple[str, str] | None:
@@ -207,11 +201,8 @@ def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
         tie=tie,
         tokens_per_match=tokens_per_match,
         algorithm=_ALGORITHMS[message.algorithm],
-        chained=message.chained,
         pool_id=message.pool_id,
         pool_min_ngram=message.pool_min_ngram,
-        pool_feed_tokens=message.pool_feed_tokens,
-        pool_keep=_KEEPS[message.pool_keep] if message.pool_keep else default.pool_keep,
     )
 
 

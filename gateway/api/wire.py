@@ -74,8 +74,6 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         speculation=_params_from_proto(message.speculation, SpeculationParams),
         affinity_key=message.affinity_key,
         priority=message.priority,
-        adapter_id=message.adapter_id,
-        has_media=bool(message.media),
         trace=message.trace,
         report_tokens=message.report_tokens,
         unknown_field=find_unknown_field(message),

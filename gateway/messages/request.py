@@ -55,7 +55,6 @@ class SamplingParams:
 
     Attributes:
         logprobs_mode: the wire's number, known or not.
-        num_beams: 0 or 1; there is no beam search.
         structured_output: None if the output is free.
     """
 
@@ -72,7 +71,6 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: int = 0
-    num_beams: int = 0
     structured_output: EncodedGrammar | None = None
 
 
@@ -83,7 +81,6 @@ class SpeculationParams:
     Attributes:
         overlap, tie, algorithm, preset, pool_keep: the wire's numbers, known or not.
         hint_tokens: the most draft tokens requested at a time.
-        tree_width: 0 or 1; there are no branching drafts.
     """
 
     enabled: bool | None = None
@@ -94,14 +91,11 @@ class SpeculationParams:
     tie: int = 0
     tokens_per_match: int | None = None
     algorithm: int = 0
-    chained: bool | None = None
     pool: str = ""
     pool_min_ngram: int | None = None
     preset: int = 0
     hint_tokens: int | None = None
-    tree_width: int = 0
     pool_keep: int = 0
-    pool_feed_tokens: int = 0
     pool_keep_cancelled: bool = False
 
 
@@ -133,7 +127,6 @@ class GenerateRequest:
         output_token_ids: output that the client already has.
         expected_model_digest: of the model that must run it; "": any of its name.
         max_new_tokens: counting `output_token_ids`.
-        adapter_id, has_media: are refused.
         unknown_field: the path of a field that this version does not know; "": it knows all.
     """
 
@@ -153,8 +146,6 @@ class GenerateRequest:
     speculation: SpeculationParams = SpeculationParams()
     affinity_key: str = ""
     priority: int = 0
-    adapter_id: str = ""
-    has_media: bool = False
     trace: bool = False
     report_tokens: bool = False
     unknown_field: str = ""
@@ -166,13 +157,11 @@ class NgramParams:
 
     Attributes:
         tokens_per_match: drafts verified per token of match length; 0: no such limit.
-        chained: whether a draft continues past the end of the known text by matching again.
         pool_min_ngram: with `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the
             sequence's own match is shorter than this; 0: only when there is none. With
             `Tie.LONGEST` it is always searched.
         pool_id: the pool to draft from and to leave text in; "": none.
         pool_keep: which part of the text the pool keeps.
-        pool_feed_tokens: how often the pool gets text while the request runs; 0: at its end only.
     """
 
     min_ngram: int
@@ -181,11 +170,9 @@ class NgramParams:
     tie: Tie = Tie.DEFAULT
     tokens_per_match: int = 0
     algorithm: Algorithm = Algorithm.DEFAULT
-    chained: bool = False
     pool_min_ngram: int = 0
     pool_id: str = ""
     pool_keep: Keep = Keep.OUTPUT
-    pool_feed_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

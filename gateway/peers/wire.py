@@ -216,8 +216,7 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
 
 def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
     values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    # Verifiers get no beam search.
-    values |= {"seed": seed, "num_beams": None}
+    values["seed"] = seed
     if sampling.structured_output is not None:
         values["structured_output"] = sampling_pb2.StructuredOutput.FromString(
             sampling.structured_output
@@ -234,11 +233,6 @@ def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
         # The verifier applies the request's figure; the rest of a draft serves its next steps.
         tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, MAX_UINT32),
         algorithm=drafter_pb2.Algorithm.ValueType(ngram.algorithm),
-        chained=ngram.chained,
         pool_id=ngram.pool_id,
         pool_min_ngram=ngram.pool_min_ngram,
-        pool_feed_tokens=ngram.pool_feed_tokens,
-        pool_keep=drafter_pb2.Keep.ValueType(ngram.pool_keep)
-        if ngram.pool_feed_tokens
-        else drafter_pb2.KEEP_UNSPECIFIED,
     )

@@ -50,7 +50,6 @@ class DraftingPolicy:
     tie: Tie
     tokens_per_match: int = 0
     algorithm: Algorithm = Algorithm.INDEX
-    chained: bool = False
     pool_min_ngram: int = 0
     num_speculative_tokens: int | None = None
     runs_ahead: bool = False
@@ -93,7 +92,6 @@ class DraftingPolicy:
             tie=tie,
             tokens_per_match=tokens_per_match,
             algorithm=Algorithm(given.algorithm) or self.algorithm,
-            chained=self.chained if given.chained is None else given.chained,
             pool_min_ngram=self.pool_min_ngram
             if given.pool_min_ngram is None
             else given.pool_min_ngram,

@@ -24,8 +24,6 @@ MAX_NGRAM = 32
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
-# A pool that is fed fewer tokens at a time spends its time on the tokens around them.
-MIN_POOL_FEED_TOKENS = 16
 
 
 def check_request(
@@ -64,8 +62,7 @@ def check_request(
         )
     _check_sampling(request.sampling)
     _check_speculation(request.speculation)
-    _check_scope(request)
-    _check_feeding(request)
+    _check_feeding(request.speculation)
 
 
 def _check_prompt(request: GenerateRequest, *, has_tokenizer: bool) -> None:
@@ -139,10 +136,8 @@ def _check_speculation(speculation: SpeculationParams) -> None:
         raise InvalidRequestError("pool_min_ngram needs a pool", field="speculation.pool_min_ngram")
 
 
-def _check_feeding(request: GenerateRequest) -> None:
+def _check_feeding(speculation: SpeculationParams) -> None:
     """Refuses text that the request's pool cannot be fed."""
-    speculation = request.speculation
-    feed_tokens = speculation.pool_feed_tokens
     if speculation.pool_keep not in {int(keep) for keep in Keep}:
         raise InvalidRequestError(
             f"pool_keep has no value {speculation.pool_keep}", field="speculation.pool_keep"
@@ -150,7 +145,6 @@ def _check_feeding(request: GenerateRequest) -> None:
     keeps_nothing = speculation.pool_keep == Keep.NOTHING
     for name, is_given in (
         ("pool_keep", speculation.pool_keep != Keep.DEFAULT),
-        ("pool_feed_tokens", feed_tokens > 0),
         ("pool_keep_cancelled", speculation.pool_keep_cancelled),
     ):
         if is_given and not speculation.pool:
@@ -159,30 +153,6 @@ def _check_feeding(request: GenerateRequest) -> None:
             raise InvalidRequestError(
                 f"{name} contradicts pool_keep KEEP_NOTHING", field=f"speculation.{name}"
             )
-    if 0 < feed_tokens < MIN_POOL_FEED_TOKENS:
-        raise InvalidRequestError(
-            f"a pool is fed at least {MIN_POOL_FEED_TOKENS} tokens at a time, not {feed_tokens}",
-            field="speculation.pool_feed_tokens",
-        )
-    if feed_tokens and request.stop_sequences:
-        # The verifier sends tokens to the drafter before they are searched for stop strings.
-        raise InvalidRequestError(
-            "with stop_sequences, a pool is fed at the end only: pool_feed_tokens must be 0, not "
-            f"{feed_tokens}",
-            field="speculation.pool_feed_tokens",
-        )
-
-
-def _check_scope(request: GenerateRequest) -> None:
-    """Refuses what is out of Tandem's scope."""
-    for field, is_asked_for, what in (
-        ("sampling.num_beams", request.sampling.num_beams > 1, "beam search"),
-        ("speculation.tree_width", request.speculation.tree_width > 1, "branching drafts"),
-        ("adapter_id", bool(request.adapter_id), "adapters (LoRA)"),
-        ("media", request.has_media, "images, sound and video"),
-    ):
-        if is_asked_for:
-            raise UnsupportedFieldError(f"Tandem does not do {what}", field=field)
 
 
 def _check_range(

@@ -206,11 +206,8 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         tie="latest",
         tokens_per_match=2,
         algorithm="kmp",
-        chained=True,
         pool_id="p",
         pool_min_ngram=3,
-        pool_feed_tokens=64,
-        pool_keep="all",
     )
     drafted = sequence(params, max_length=50)
     run_exchange([query(drafted, [1, 2, 3])], model.answer)
@@ -226,11 +223,8 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
             tie=pb.TIE_LATEST,
             tokens_per_match=2,
             algorithm=pb.ALGORITHM_KMP,
-            chained=True,
             pool_id="p",
             pool_min_ngram=3,
-            pool_feed_tokens=64,
-            pool_keep=pb.KEEP_ALL,
         )
         assert delta.prompt_length == 3, "the first history is the prompt"
         assert delta.max_length == 50
@@ -331,15 +325,14 @@ def test_an_answer_to_something_else_is_an_error() -> None:
 
 def test_releases_are_split_into_messages_that_fit() -> None:
     drafted = [sequence() for _ in range(5000)]
-    # The longest feed id that is allowed.
-    requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 256))
+    requests = list(release_requests(drafted, keep=Keep.ALL))
     limits = MessageLimits(pb.ReleaseRequest.DESCRIPTOR, limits_pb2)
     for request in requests:
         limits.check_size(request.SerializeToString())
         limits.check(request)
     releases = [release for request in requests for release in request.releases]
     assert [release.sequence_id for release in releases] == [d.sequence_id for d in drafted]
-    assert {(release.keep, release.feed_id) for release in releases} == {(pb.KEEP_ALL, "f" * 256)}
+    assert {release.keep for release in releases} == {pb.KEEP_ALL}
 
 
 def test_no_queries_need_no_messages() -> None:

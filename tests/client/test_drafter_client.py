@@ -215,7 +215,7 @@ async def test_a_released_text_may_be_kept_for_others_to_draft_from(
     params = NgramParams(pool_id="shared")
     first = client.open(params=params, prompt_length=2)
     await client.propose(first, [8, 9, *range(100, 120)], max_draft_tokens=0)
-    await client.release(first, keep=Keep.OUTPUT, feed_id="once")
+    await client.release(first, keep=Keep.OUTPUT)
     drafter.drafter.pools.finish()  # pools are fed between batches
     second, stranger = client.open(params=params), client.open()
     draft = await client.propose(second, [7, 105, 106], max_draft_tokens=3)

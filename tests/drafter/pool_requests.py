@@ -25,13 +25,12 @@ async def keep_in_pool(
     *,
     pool_id: str = "p",
     keep: "pb.Keep.ValueType" = pb.KEEP_ALL,
-    feed_id: str = "",
     prompt_length: int = 0,
 ) -> None:
     """Creates a sequence of this text, and releases it into its pool."""
     created = pool_delta("fed", token_ids, pool_id=pool_id, prompt_length=prompt_length)
     await running.propose(created)
-    release = pb.Release(sequence_id="fed", keep=keep, feed_id=feed_id)
+    release = pb.Release(sequence_id="fed", keep=keep)
     await running.stub.Release(pb.ReleaseRequest(releases=[release]))
     await running.drafter.pool_keeper.settle()
 

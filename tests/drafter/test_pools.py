@@ -156,17 +156,6 @@ async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
         assert proposal.source == (pb.SOURCE_POOL if has_text else pb.SOURCE_UNSPECIFIED)
 
 
-async def test_a_feed_id_feeds_once(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3], feed_id="x")
-    await keep_in_pool(running, [1, 2, 4], feed_id="x")
-    assert await draft_of(running, [1, 2], tie=pb.TIE_LATEST) == ([3], 2, pb.SOURCE_POOL)
-    assert running.sample("tandem_drafter_pool_feeds_total", outcome="duplicate") == 1
-    # The same id in another pool is another text.
-    await keep_in_pool(running, [1, 2, 4], feed_id="x", pool_id="q")
-    assert await draft_of(running, [1, 2], pool_id="q") == ([4], 2, pb.SOURCE_POOL)
-
-
 async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await keep_in_pool(running, [1, 2, 3])

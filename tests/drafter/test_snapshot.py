@@ -150,7 +150,7 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
 ) -> None:
     folder = tmp_path / "not" / "there yet"
     first = await start_drafter(snapshot_dir=folder)
-    await keep_in_pool(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
+    await keep_in_pool(first, [1, 2, 3, 4], pool_id="a")
     first.clock.now_s += 1
     await keep_in_pool(first, [1, 2, 9], pool_id="b")
     first.clock.now_s += 1
@@ -165,8 +165,6 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
         [7], 2, pb.SOURCE_POOL,
     )  # fmt: skip
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
-    await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
-    assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
 
 
 async def test_a_long_restoration_says_how_far_it_is(
@@ -174,7 +172,7 @@ async def test_a_long_restoration_says_how_far_it_is(
 ) -> None:
     first = await start_drafter(snapshot_dir=tmp_path)
     for token in range(4):
-        await keep_in_pool(first, [1, 2, token], pool_id="a", feed_id=str(token))
+        await keep_in_pool(first, [1, 2, token], pool_id="a")
     await first.drafter.drain()
     monkeypatch.setattr(progress_log, "INTERVAL_S", 0.0)
     second = await start_drafter(snapshot_dir=tmp_path)
@@ -630,7 +628,7 @@ async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: 
                 sequence_id=sequence_id, token_ids=token_ids, max_draft_tokens=4, params=in_pool
             )
             response = await stub.Propose(pb.ProposeRequest(sequences=[created]))
-            release = pb.Release(sequence_id=sequence_id, keep=pb.KEEP_ALL, feed_id=sequence_id)
+            release = pb.Release(sequence_id=sequence_id, keep=pb.KEEP_ALL)
             await stub.Release(pb.ReleaseRequest(releases=[release]))
             return list(response.proposals[0].token_ids)
 

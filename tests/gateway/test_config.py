@@ -62,13 +62,12 @@ def test_flags_variables_and_lists_are_read() -> None:
         ("tokens-per-match", "4", "tokens_per_match", 4),
         ("algorithm", "kmp", "algorithm", Algorithm.KMP),
         ("pool-min-ngram", "3", "pool_min_ngram", 3),
-        ("chained", "true", "chained", True),
     ],
 )
 def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
     flag: str, value: str, attribute: str, expected: object, tmp_path: Path
 ) -> None:
-    by_flag = parse("--verifiers", "a:1", f"--{flag}={value}" if flag != "chained" else "--chained")
+    by_flag = parse("--verifiers", "a:1", f"--{flag}={value}")
     variable = f"TANDEM_GATEWAY_{flag.upper().replace('-', '_')}"
     by_variable = parse("--verifiers", "a:1", **{variable: value})
     file = tmp_path / "gateway.yaml"

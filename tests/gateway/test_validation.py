@@ -118,13 +118,6 @@ INVALID = [
     ("speculation.hint_tokens", speculation(hint_tokens=65)),
     ("speculation.pool_keep", speculation(pool="p", pool_keep=9)),
     ("speculation.pool_keep", speculation(pool_keep=2)),
-    ("speculation.pool_feed_tokens", speculation(pool_feed_tokens=64)),
-    ("speculation.pool_feed_tokens", speculation(pool="p", pool_feed_tokens=15)),
-    ("speculation.pool_feed_tokens", speculation(pool="p", pool_keep=1, pool_feed_tokens=64)),
-    (
-        "speculation.pool_feed_tokens",
-        request(stop_sequences=["."], speculation=SpeculationParams(pool="p", pool_feed_tokens=64)),
-    ),
     ("speculation.pool_keep_cancelled", speculation(pool_keep_cancelled=True)),
     (
         "speculation.pool_keep_cancelled",
@@ -258,21 +251,6 @@ def test_hint_tokens_of_a_request(params: SpeculationParams, expected: int) -> N
     assert made.hint_tokens == expected
 
 
-@pytest.mark.parametrize(
-    ("field", "made"),
-    [
-        ("sampling.num_beams", sampling(num_beams=2)),
-        ("speculation.tree_width", speculation(tree_width=2)),
-        ("adapter_id", request(adapter_id="mine")),
-        ("media", request(has_media=True)),
-    ],
-)
-def test_fields_out_of_scope_are_refused_by_name(field: str, made: GenerateRequest) -> None:
-    with pytest.raises(UnsupportedFieldError, match="Tandem does not do") as caught:
-        accepted(made)
-    assert caught.value.field == field
-
-
 def test_a_request_without_a_seed_gets_its_own() -> None:
     one, two = accepted(request()), accepted(request())
     assert one.seed != two.seed
@@ -292,10 +270,8 @@ def test_the_model_is_the_one_named_or_the_only_one() -> None:
 
 def test_a_pool_keeps_the_output_by_default() -> None:
     assert accepted(speculation(pool="p")).ngram.pool_keep is Keep.OUTPUT
-    given = accepted(
-        speculation(pool="p", pool_keep=3, pool_feed_tokens=16, pool_keep_cancelled=True)
-    )
-    assert (given.ngram.pool_keep, given.ngram.pool_feed_tokens) == (Keep.ALL, 16)
+    given = accepted(speculation(pool="p", pool_keep=3, pool_keep_cancelled=True))
+    assert given.ngram.pool_keep is Keep.ALL
     assert given.pool_keep_cancelled
 
 

@@ -137,7 +137,7 @@ def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
     assert {f.name for f in sampling_pb2.SpeculationParams.DESCRIPTOR.fields} == set(
         SpeculationParams.__dataclass_fields__
     )
-    renamed = {"tokens": "prompt_token_ids", "n": "num_choices", "media": "has_media"}
+    renamed = {"tokens": "prompt_token_ids", "n": "num_choices"}
     assert {
         renamed.get(f.name, f.name) for f in gateway_pb2.GenerateRequest.DESCRIPTOR.fields
     } == GenerateRequest.__dataclass_fields__.keys() - {"conversation", "unknown_field"}

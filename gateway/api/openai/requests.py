@@ -249,14 +249,11 @@ def _speculation(given: schema.Speculation) -> SpeculationParams:
         tie=Tie[(given.tie or "default").upper()],
         tokens_per_match=given.tokens_per_match,
         algorithm=Algorithm[(given.algorithm or "default").upper()],
-        chained=given.chained,
         pool=given.pool or "",
         pool_min_ngram=given.pool_min_ngram,
         preset=Preset[(given.preset or "default").replace("-", "_").upper()],
         hint_tokens=given.hint_tokens,
-        tree_width=given.tree_width or 0,
         pool_keep=Keep[(given.pool_keep or "default").upper()],
-        pool_feed_tokens=given.pool_feed_tokens or 0,
         pool_keep_cancelled=bool(given.pool_keep_cancelled),
     )
 

@@ -174,9 +174,6 @@ class Speculation(RequestPart):
     algorithm: Literal["index", "kmp"] | None = None
     """How matches are found; the drafts are the same."""
 
-    chained: bool | None = None
-    """Whether a draft continues past the end of the known text by matching again."""
-
     pool: Annotated[str, Field(max_length=128), _at_most(128)] | None = None
     """The tenant's pool to draft from, and to feed."""
 
@@ -190,14 +187,8 @@ class Speculation(RequestPart):
     hint_tokens: _Uint32 | None = None
     """Most draft tokens requested from the drafter at a time."""
 
-    tree_width: _Uint32 | None = None
-    """Branching drafts are refused: at most 1."""
-
     pool_keep: Literal["nothing", "output", "all"] | None = None
     """Which part of the text the pool gets."""
-
-    pool_feed_tokens: _Uint32 | None = None
-    """How often the pool gets text while the request runs, in tokens; 0: at its end only."""
 
     pool_keep_cancelled: bool | None = None
     """Whether the pool gets the text of a cancelled request."""
