@@ -32,12 +32,9 @@ from benchmarks.drafter_kernels import (
     measure_texts,
 )
 from benchmarks.drafter_policies import (
-    RUNNING_AT_A_TIME,
     PolicyFigure,
-    feeding_policies,
     measure_policy,
     measure_pooled_policy,
-    measure_running_together,
     policies,
 )
 from benchmarks.drafter_wire import (
@@ -48,7 +45,7 @@ from benchmarks.drafter_wire import (
     measure_round_trips,
     measure_throughput,
 )
-from benchmarks.held_out_texts import Continuation, form_texts, held_out_texts
+from benchmarks.held_out_texts import Continuation, held_out_texts
 from benchmarks.machine import processor
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
@@ -74,7 +71,6 @@ def main() -> None:
     costs = measure_all_kernels(num_rounds=3 if arguments.quick else 11)
     trips, throughputs, batch_costs = asyncio.run(_measure_wire(quick=arguments.quick))
     figures, notes = measure_all_policies()
-    figures += measure_feeding()
     print(f"\n{time.perf_counter() - start_s:.0f} s in all")
     if arguments.json is not None:
         rows = [*costs, *trips, *throughputs, *batch_costs, *figures]
@@ -147,28 +143,6 @@ def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
     for note in notes:
         print(f"not measured: {note}")
     return figures, notes
-
-
-def measure_feeding() -> list[PolicyFigure]:
-    """Compares pools fed while requests run with pools fed at their ends."""
-    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    texts, _ = held_out_texts(tokenizer)
-    # As in a service that gives many similar answers at once.
-    texts = {**texts, "filled forms": form_texts(tokenizer)}
-    print(
-        "\nSeveral texts at a time, n 2..5 longest, x 2, k 31: tokens per step / drafted per"
-        " accepted token\n"
-    )
-    _print_kinds(texts)
-    figures = []
-    for num_running, policy in itertools.product(RUNNING_AT_A_TIME, feeding_policies()):
-        row = [
-            measure_running_together(policy, kind, found, num_running=num_running)
-            for kind, found in texts.items()
-        ]
-        _print_figures(row)
-        figures += row
-    return figures
 
 
 def _print_kinds(texts: Mapping[str, Sequence[Continuation]]) -> None:

@@ -2,11 +2,9 @@
 
 A step verifies one draft: its tokens that agree with the text are accepted, and verification gives
 one more token. Without a pool all texts of a kind step together, as one batch; with one they run
-one after the other, and each leaves its output to the next. Feeding while they run is measured with
-several at a time: as soon as one ends, the next begins.
+one after the other, and each leaves its output to the next.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -54,10 +52,6 @@ def policies() -> list[Policy]:
         )
         name = f"n 1..5 longest, x {tokens_per_match}"
         rows.append(Policy(name=name, params=params, draft_tokens=draft_tokens))
-    params = NgramParams(
-        min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=2, chained=True
-    )
-    rows.append(Policy(name="n 1..5 longest, x 2, chained", params=params, draft_tokens=32))
     return rows
 
 
@@ -77,49 +71,9 @@ def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuatio
     )
     for text in texts:
         [history] = _follow(policy, [text], pools, count)
-        pools.keep(history, Keep.OUTPUT, "")
+        pools.keep(history, Keep.OUTPUT)
         pools.store.finish()
     return count.figure(policy, kind, len(texts))
-
-
-FEED_TOKENS = (0, 16, 64)
-"""Feed the pool every so many tokens; 0: only at the end."""
-RUNNING_AT_A_TIME = (8, 64)
-
-
-def feeding_policies() -> list[Policy]:
-    """The gateway's policy without a pool, with one fed at the end, and fed while running."""
-    params = NgramParams(min_ngram=2, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=2)
-    rows = [Policy(name="no pool", params=params, draft_tokens=31)]
-    for feed_tokens in FEED_TOKENS:
-        name = f"fed every {feed_tokens} tokens" if feed_tokens else "fed at the end"
-        pooled = replace(params, pool_id="all", pool_feed_tokens=feed_tokens)
-        rows.append(Policy(name=name, params=pooled, draft_tokens=31))
-    return rows
-
-
-def measure_running_together(
-    policy: Policy, kind: str, texts: Sequence[Continuation], *, num_running: int
-) -> PolicyFigure:
-    """Runs a number of texts at a time; each feeds its pool by its policy."""
-    count = _Count()
-    pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
-    numbered = ((f"text {i}", text) for i, text in enumerate(texts))
-    to_come = deque(numbered)
-    running: list[_Run] = []
-    while running or to_come:
-        while to_come and len(running) < num_running:
-            running.append(_Run(policy, *to_come.popleft()))
-        _step(policy, running, pools, count)
-        for run in running:
-            if run.is_over:
-                pools.keep(run.history, Keep.OUTPUT, "")
-            else:
-                pools.feed(run.history)
-        pools.store.finish()
-        running = [run for run in running if not run.is_over]
-    name = f"{policy.name}, {num_running} at a time"
-    return replace(count.figure(policy, kind, len(texts)), policy=name)
 
 
 class _Count:
@@ -139,12 +93,11 @@ class _Count:
 class _Run:
     """A running text."""
 
-    def __init__(self, policy: Policy, sequence_id: str, text: Continuation) -> None:
+    def __init__(self, policy: Policy, text: Continuation) -> None:
         self.history = History(
             params=policy.params,
             prompt_length=len(text.known_token_ids),
             max_tokens=1 << 20,
-            sequence_id=sequence_id,
         )
         self.history.append(np.array(text.known_token_ids, dtype=np.uint32))
         self.coming = text.coming_token_ids
@@ -161,7 +114,7 @@ def _follow(
     pools: PoolDrafts | None,
     count: _Count,
 ) -> list[History]:
-    runs = [_Run(policy, "", text) for text in texts]
+    runs = [_Run(policy, text) for text in texts]
     live = runs
     while live:
         _step(policy, live, pools, count)

@@ -15,7 +15,6 @@ Except for renames, `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` follow.
 import importlib.util
 import json
 import pydoc_data.topics
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +35,6 @@ MAX_TEXTS = {
     "readmes": 40,
     "copyrights": 80,
 }
-NUM_FORMS = 24
-
-_FORM = Path(__file__).parents[1] / "LICENSE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +81,6 @@ def held_out_texts(
             notes.append(f"{kind}: no text here is long enough")
             del texts[kind]
     return texts, notes
-
-
-def form_texts(tokenizer: Tokenizer) -> list[Continuation]:
-    """Outputs from one template, like a service's answers to one kind of question.
-
-    The template is a licence's text; in each copy every tenth word is replaced, with a fixed seed,
-    by another word of the text. The prompt is a single line without output.
-    """
-    words = _FORM.read_text(encoding="utf-8").split()
-    texts = []
-    for i in range(NUM_FORMS):
-        draw = random.Random(i)
-        filled = " ".join(draw.choice(words) if draw.random() < 0.1 else word for word in words)
-        coming = tokenizer.encode(filled, add_special_tokens=False).ids[:CONTINUED_TOKENS]
-        prompt = tokenizer.encode(f"Fill in form {i}.\n", add_special_tokens=False).ids
-        texts.append(Continuation(known_token_ids=prompt, coming_token_ids=coming))
-    return texts
 
 
 def _renames(tokenizer: Tokenizer) -> list[Continuation]:

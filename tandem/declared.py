@@ -7,6 +7,7 @@ more of a parameter than its name reads it from there: validation, the OpenAI sc
 import dataclasses
 import functools
 import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -42,9 +43,9 @@ class Range:
     is_above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        # Not so for NaN, and for infinity without an upper bound.
+        # Not so for NaN, infinity, and integers that are no finite floats.
         is_in = value > self.low if self.is_above else value >= self.low
-        return is_in and value <= self.high and math.isfinite(value)
+        return is_in and value <= min(self.high, sys.float_info.max)
 
     def __str__(self) -> str:
         opening = "(" if self.is_above else "["

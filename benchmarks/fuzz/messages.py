@@ -351,7 +351,6 @@ def _ngram_params(draw: random.Random) -> drafter_pb2.NgramParams:
         overlap=draw.choice((0, 1, 2)),  # type: ignore[arg-type]
         tie=draw.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
         algorithm=draw.choice((0, 1, 2)),  # type: ignore[arg-type]
-        chained=draw.random() < 0.3,
         pool_id=draw.choice(("", "", "a", "b")),
         pool_min_ngram=draw.randrange(4),
     )
@@ -365,7 +364,6 @@ def _release(draw: random.Random, _index: int) -> drafter_pb2.Release:
     return drafter_pb2.Release(
         sequence_id=_sequence_id(draw),
         keep=draw.choice((0, 1, 2, 3)),  # type: ignore[arg-type]
-        feed_id=draw.choice(("", "fed", _sequence_id(draw))),
     )
 
 

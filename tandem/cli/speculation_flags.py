@@ -58,13 +58,6 @@ class SpeculationFlags:
             help="with --tie longest: drafts verified per token of the match; 0: no limit",
         ),
     ] = None
-    chained: Annotated[
-        bool | None,
-        _flag(
-            "--chained/--no-chained",
-            help="let a draft go on past the end of the known text by matching again",
-        ),
-    ] = None
     hint_tokens: Annotated[
         int | None, _flag(metavar="N", help="maximum tokens that the drafter is asked for")
     ] = None
@@ -81,13 +74,6 @@ class SpeculationFlags:
         Literal["nothing", "output", "all"] | None,
         _flag(help="part of this request's text that its pool gets (default: its output)"),
     ] = None
-    pool_feed_tokens: Annotated[
-        int,
-        _flag(
-            metavar="N",
-            help="feed the pool every N tokens while the request runs; 0, the default: at its end",
-        ),
-    ] = 0
     pool_keep_cancelled: Annotated[
         bool,
         _flag(

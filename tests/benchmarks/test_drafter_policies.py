@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -10,7 +9,6 @@ from benchmarks.drafter_policies import (
     Policy,
     measure_policy,
     measure_pooled_policy,
-    measure_running_together,
 )
 from benchmarks.held_out_texts import Continuation
 from drafter.ngram.params import NgramParams, Tie
@@ -96,42 +94,3 @@ def test_an_earlier_output_improves_drafts() -> None:
     alone = measure_policy(policy, "alike", alike_texts())
     pooled = measure_pooled_policy(policy, "alike", alike_texts())
     assert pooled.tokens_per_step > 1.2 * alone.tokens_per_step
-
-
-def test_with_one_text_at_a_time_feeding_while_running_equals_feeding_at_the_end() -> None:
-    """No text drafts from its own fed text, so there is nothing to gain."""
-    at_end = NgramParams(
-        min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=1, pool_id="all"
-    )
-    live = replace(at_end, pool_feed_tokens=16)
-    figures = [
-        measure_running_together(
-            Policy(name="measured", params=params, draft_tokens=16),
-            "alike",
-            alike_texts(),
-            num_running=1,
-        )
-        for params in (at_end, live)
-    ]
-    by_law = figures_by_law(
-        Policy(name="measured", params=at_end, draft_tokens=16), alike_texts(), is_pooled=True
-    )
-    for figure in figures:
-        assert (figure.tokens_per_step, figure.drafted_per_accepted) == by_law
-
-
-def test_concurrent_texts_draft_from_each_others_output_so_far() -> None:
-    at_end = NgramParams(
-        min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=1, pool_id="all"
-    )
-    texts = alike_texts()
-    at_end_figure, live_figure = (
-        measure_running_together(
-            Policy(name="measured", params=params, draft_tokens=16),
-            "alike",
-            texts,
-            num_running=len(texts),
-        )
-        for params in (at_end, replace(at_end, pool_feed_tokens=16))
-    )
-    assert live_figure.tokens_per_step > 1.05 * at_end_figure.tokens_per_step

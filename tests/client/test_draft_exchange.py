@@ -225,8 +225,6 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
             algorithm=pb.ALGORITHM_KMP,
             pool_id="p",
             pool_min_ngram=3,
-            pool_feed_tokens=64,
-            pool_keep=pb.KEEP_ALL,
         )
         assert delta.prompt_length == 3, "the first history is the prompt"
         assert delta.max_length == 50

@@ -15,6 +15,7 @@ from gateway.messages.sizes import MAX_CHUNK_BYTES
 from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
+from tandem.v1 import sampling_pb2
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.test_tokenizer import BUNDLED
@@ -77,7 +78,7 @@ def test_only_the_last_chunk_says_why_the_choice_ended() -> None:
     assert first == chunk(token_ids=[4])
     last = chunk(offset=1, token_ids=[5], finish_reason=FinishReason.LENGTH)
     assert read_chunk(generation) == last
-    assert wire.event_to_proto(last).chunk.finish_reason == int(FinishReason.LENGTH)
+    assert wire.event_to_proto(last).chunk.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
 
 
 def test_usage_counts_steps_drafts_and_accepted_positions() -> None:

@@ -238,21 +238,6 @@ def test_hint_tokens_of_a_request(params: SpeculationParams, expected: int) -> N
     assert made.hint_tokens == expected
 
 
-@pytest.mark.parametrize(
-    ("field", "made"),
-    [
-        ("sampling.num_beams", sampling(num_beams=2)),
-        ("speculation.tree_width", speculation(tree_width=2)),
-        ("adapter_id", request(adapter_id="mine")),
-        ("media", request(has_media=True)),
-    ],
-)
-def test_fields_out_of_scope_are_refused_by_name(field: str, made: GenerateRequest) -> None:
-    with pytest.raises(UnsupportedFieldError, match="Tandem does not do") as caught:
-        accepted(made)
-    assert caught.value.field == field
-
-
 def test_a_request_without_a_seed_gets_its_own() -> None:
     one, two = accepted(request()), accepted(request())
     assert one.seed != two.seed

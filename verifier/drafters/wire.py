@@ -82,8 +82,6 @@ def request(batch: DeltaBatch) -> bytes:
         released.sequence_id = release.sequence_id
         if release.keep is not Keep.NOTHING:
             released.keep = drafter_pb2.Keep.ValueType(release.keep)
-            # A release that is sent twice feeds the pool once.
-            released.feed_id = release.sequence_id
             released.length = release.length
     return message.SerializeToString()
 

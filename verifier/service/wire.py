@@ -185,8 +185,6 @@ def open_sequence(
     """
     if not message.sequence_id:
         raise InvalidRequestError("must not be empty", field="sequence_id")
-    if message.adapter_id:
-        raise UnsupportedFieldError("adapter_id is not supported", field="adapter_id")
     if message.trace_parent and not is_trace_parent(message.trace_parent):
         raise InvalidRequestError("it is no W3C trace parent", field="trace_parent")
     if message.trace and not served.allow_trace:
@@ -553,8 +551,6 @@ def check_sampling(
         raise UnsupportedFieldError(
             f"this version does not know field {unknown}", field=f"sampling.{unknown}"
         )
-    if message.num_beams > 1:
-        raise UnsupportedFieldError("beam search is not supported", field="sampling.num_beams")
     sampling = dataclasses.replace(
         Sampling.of(message), is_constrained=message.HasField("structured_output")
     )

@@ -191,7 +191,7 @@ def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_on
                     num_drafts=2,
                     num_draft_tokens=6,
                     num_accepted_tokens=num_accepted,
-                )
+                ),
             ),
             num_sequence_drafts=1,
             num_pool_drafts=1,

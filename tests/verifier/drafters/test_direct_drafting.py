@@ -519,7 +519,7 @@ class TestOwnFaults:
 def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
     direct = start_direct(start_engine)
     link = direct.connect()
-    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST, chained=True)
+    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST)
     sequence_id = direct.session.open([1, 2, 3], drafted_by=policy, prompt_length=2)
     request = link.receive()
     [delta] = request.sequences

@@ -397,11 +397,7 @@ class TestEnds:
         batch, _ = exchange(feed)
         assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.ALL, 4)])
         message = drafter_pb2.ProposeRequest.FromString(wire.request(batch)).releases[0]
-        assert (message.keep, message.feed_id, message.length) == (
-            drafter_pb2.KEEP_ALL,
-            "sequence",
-            4,
-        )
+        assert (message.keep, message.length) == (drafter_pb2.KEEP_ALL, 4)
         assert feed.is_idle
 
     def test_tokens_after_the_kept_length_are_not_sent_any_more(self) -> None:
@@ -463,12 +459,6 @@ class TestEnds:
             sent += [token_id for delta in batch.deltas for token_id in delta.token_ids]
         assert sent == sequence.token_ids
         assert batch.releases == [Release("sequence", Keep.ALL, 0)]
-
-    def test_how_a_pool_is_fed_meanwhile_is_the_drafters_to_read(self) -> None:
-        feed = feed_of(fed_sequence(), **POOL, pool_keep=drafter_pb2.KEEP_ALL, pool_feed_tokens=64)
-        request = drafter_pb2.ProposeRequest.FromString(wire.request(next_batch(feed)))
-        params = request.sequences[0].params
-        assert (params.pool_keep, params.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 64)
 
 
 class TestPace:
