@@ -65,10 +65,10 @@ class VerifierConfig(
     decoder on a CPU, the decoder for GPUs with attention backend triton on a GPU; fast: on a GPU,
     or transformers computes; auto is strict where the own decoder serves the model on a CPU."""
 
-    attention_backend: Literal["auto", "sdpa", "triton", "flash_attn", "torch_varlen"] = "auto"
+    attention_backend: Literal["auto", "sdpa", "triton", "flash_attn"] = "auto"
     """How attention is computed on a GPU, and with transformers; auto is, on a GPU, the first of
-    triton, flash_attn and torch_varlen that is installed and can serve the model in blocks of
-    --block-size, else sdpa."""
+    triton and flash_attn that is installed and can serve the model in blocks of --block-size, else
+    sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0, le=1024)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
@@ -101,8 +101,8 @@ class VerifierConfig(
     allow, so that a repeated run does not depend on measured durations."""
 
     block_size: int = pydantic.Field(default=0, ge=0)
-    """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which need a multiple
-    of it; triton needs a power of two from 16 to 256."""
+    """Tokens per K/V block; 0 is 16, or 256 with flash_attn, which needs a multiple of it; triton
+    needs a power of two from 16 to 256."""
 
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""

@@ -121,12 +121,6 @@ FEATURES = (
         cpu=Support(is_offered=False, note="runs on GPUs only"),
         gpu=Support(note="the package flash-attn; float16 and bfloat16"),
     ),
-    Feature(
-        field=ATTENTION,
-        value="torch_varlen",
-        cpu=Support(is_offered=False, note="runs on GPUs only"),
-        gpu=Support(note="torch 2.12; float16 and bfloat16"),
-    ),
 )
 
 

@@ -122,7 +122,6 @@ def test_others_go_to_transformers_and_the_log_says_why(
         ("llama", {"quantization": "fp8"}, "--quantization fp8"),
         ("llama", {"attention_backend": "sdpa"}, "attention backend sdpa, whose bits"),
         ("gemma2", {"attention_backend": "sdpa"}, "attention backend sdpa serves no softcap"),
-        ("llama", {"attention_backend": "torch_varlen"}, "attention backend torch_varlen, whose"),
     ],
 )
 def test_strict_is_refused_by_the_reason_for_which_transformers_would_compute(
