@@ -55,10 +55,9 @@ class VerifierConfig(
     """Type of weights and K/V; auto is the checkpoint's. Where transformers computes on a CPU
     without instructions for that, auto is float32, which rounds nothing."""
 
-    quantization: Literal["none", "int8", "fp8"] = "none"
+    quantization: Literal["none", "fp8"] = "none"
     """The weights of linear layers in a byte each, half the memory of bfloat16, a little accuracy
-    lost: as integers with a scale per output channel (Tandem's own decoder only), or as 8-bit
-    floats, by which a GPU also multiplies."""
+    lost: fp8 holds them as 8-bit floats, by which a GPU also multiplies."""
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
     """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
@@ -173,15 +172,6 @@ class VerifierConfig(
         if self.numerics == "strict" and self.tensor_parallel_size > 1:
             raise ValueError(
                 "--numerics strict is not offered with --tensor-parallel-size "
-                f"{self.tensor_parallel_size}: transformers computes then"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _int8_is_one_process(self) -> "VerifierConfig":
-        if self.quantization == "int8" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                "--quantization int8 is not offered with --tensor-parallel-size "
                 f"{self.tensor_parallel_size}: transformers computes then"
             )
         return self

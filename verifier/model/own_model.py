@@ -50,11 +50,6 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
         raise ConfigError(
             "--numerics", f"strict: is Tandem's own decoder's, which does not serve this: {reason}"
         )
-    if config.quantization == "int8":
-        raise ConfigError(
-            "--quantization",
-            f"int8: is Tandem's own decoder's, which does not serve this: {reason}",
-        )
     if not runs_on_gpu:
         logger.info("served_by_transformers", reason=reason)
     return None

@@ -91,13 +91,6 @@ FEATURES = (
     Feature(field="quantization", value="none", cpu=_YES, gpu=_YES),
     Feature(
         field="quantization",
-        value="int8",
-        cpu=Support(note="strict"),
-        gpu=Support(is_offered=False, note="the own decoder's, which runs on CPUs"),
-        needs_own_decoder=True,
-    ),
-    Feature(
-        field="quantization",
         value="fp8",
         cpu=Support(note="strict; fast: not mixtures of experts"),
         gpu=Support(note="weights and activations; not mixtures of experts"),
