@@ -23,7 +23,6 @@ from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
 from servicekit.logs import configure_logs
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import FloatArray, StepSampling
 from verifier.build import LoadedModel, load_model
@@ -199,7 +198,7 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
             for sequence in sequences
         ]
     )
-    return expand(lay_out(scoring.entries, block_size=BLOCK_SIZE))
+    return lay_out(scoring.entries, block_size=BLOCK_SIZE)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 from verifier.service.wire import ServedModel
 from verifier.warm_up import warm_up_engine
 
@@ -162,7 +161,6 @@ def build_engine(
             max_waiting_tokens=config.max_waiting_tokens,
             draft_timeout_s=config.draft_idle_timeout_s,
             acceptance_rule=AcceptanceRule(config.acceptance_rule),
-            verification=ScoringMethod(config.verification),
         ),
         observer=observer,
     )

@@ -113,10 +113,6 @@ class VerifierConfig(
     prefix_cache: bool = True
     """Whether K/V of equal prefixes is computed once, and kept while there is room."""
 
-    verification: Literal["single_pass", "batch_expansion"] = "single_pass"
-    """How drafts are run through the model: all queries of a sequence as one batch entry, or each
-    as an entry of its own. The output is the same; a single pass is faster."""
-
     acceptance_rule: Literal["match", "ratio"] = "match"
     """How drafts are accepted under sampling; match makes seeded output independent of drafts."""
 

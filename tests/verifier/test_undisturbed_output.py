@@ -182,18 +182,14 @@ def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) 
         session.hint(event.sequence_id, length, hint if length % 2 else [])
 
 
-@pytest.mark.parametrize(
-    ("sampling_name", "verification"),
-    [("greedy", "single_pass"), ("seeded", "single_pass"), ("seeded", "batch_expansion")],
-)
+@pytest.mark.parametrize("sampling_name", ["greedy", "seeded"])
 def test_with_cached_prefixes(
     bundled_model: LoadedModel,
     bundled_config: VerifierConfig,
     oracle: Oracle,
     sampling_name: str,
-    verification: str,
 ) -> None:
-    running = start(bundled_model, bundled_config, num_blocks=512, verification=verification)
+    running = start(bundled_model, bundled_config, num_blocks=512)
     session = running.session
     # Whole blocks up to 160 tokens, and up to the middle of a block.
     for length in (165, LENGTHS[1]):

@@ -24,7 +24,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import TargetModel
 from verifier.drafters.drafters import Drafters
@@ -56,7 +55,7 @@ from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import DepthPolicyError, ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import ScoringMethod, Sequence
+from verifier.scheduling.sequence import Sequence
 
 # The most that a queue can wait for depends on the platform.
 _LONGEST_IDLE_WAIT_S = 3600.0
@@ -74,7 +73,6 @@ class EngineOptions:
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
     draft_timeout_s: float
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS
 
 
 class Engine:
@@ -139,11 +137,11 @@ class Engine:
         if not scheduled:
             return False
         self._step_id += 1
-        batch = StepBatch(scheduled, self._options.verification)
+        batch = StepBatch(scheduled)
         layout = ranged("lay_out", self._lay_out, batch)
         sampling = batch.sampling(self._options.acceptance_rule)
         clock.end("schedule")
-        handle = ranged("launch", self._model.launch, expand(layout), sampling)
+        handle = ranged("launch", self._model.launch, layout, sampling)
         # A device computes meanwhile.
         self._learn()
         self._flush()

@@ -40,13 +40,8 @@ class StepSampler:
         taken, and grammars are asked for their masks.
         """
         sampler, sequences = self.device_sampler, sampling.sequences
-        num_sampled = layout.num_sampled_tokens[: len(sequences)]
-        first_rows = np.cumsum(num_sampled) - num_sampled
-        # Of expanded layouts, a sequence's entries have one table.
-        first_tokens = layout.logits_indices[first_rows]
-        entries = np.searchsorted(layout.cu_seqlens_q, first_tokens, side="right") - 1
         with torch.inference_mode(), current_device(output.logits.device):
-            staged = self._slots.stage(sequences, layout.table_ids[entries].tolist())
+            staged = self._slots.stage(sequences, layout.table_ids[: len(sequences)].tolist())
             sampler.run(output.logits, output.is_bad_row == 0, num_failed=output.is_bad.sum())
         return staged
 

@@ -62,7 +62,6 @@ from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 
 # The interpreter computes in numpy, which warns of infinities.
@@ -210,7 +209,6 @@ def running(
     rule: AcceptanceRule = AcceptanceRule.MATCH,
     *,
     num_blocks: int = 40,
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
     weights: GpuWeights | None = None,
 ) -> Iterator[Running]:
     """An engine over twins, with graphs up to 16 tokens, of which some are captured late."""
@@ -245,7 +243,6 @@ def running(
             max_waiting_tokens=1 << 20,
             draft_timeout_s=PATIENCE_S,
             acceptance_rule=rule,
-            verification=verification,
         ),
         drafters=Drafters(
             open_link=no_link,
@@ -370,7 +367,7 @@ def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) ->
 
 
 def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
-    """And by batch expansion. All begin with one block, and need three."""
+    """All begin with one block, and need three."""
     requests = [
         {**each, "token_ids": TEXT[nth : nth + 14], "max_new_tokens": 20}
         for nth, each in enumerate(requests_of(97)[1 : interpreted_cases(4, 6)])
@@ -378,8 +375,7 @@ def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
     with running("qwen3") as world:
         plain, _ = serve(world.engine, requests)
     num_blocks = len(requests) + 2
-    verification = ScoringMethod.BATCH_EXPANSION
-    with running("qwen3", num_blocks=num_blocks, verification=verification) as world:
+    with running("qwen3", num_blocks=num_blocks) as world:
         drafted, _ = serve(world.engine, requests, spoiled(plain, 97))
     assert world.scheduler.counts.num_preemptions > 0
     assert world.observer.num_drafts_scheduled > 0
