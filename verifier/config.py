@@ -113,9 +113,6 @@ class VerifierConfig(
     prefix_cache: bool = True
     """Whether K/V of equal prefixes is computed once, and kept while there is room."""
 
-    acceptance_rule: Literal["match", "ratio"] = "match"
-    """How drafts are accepted under sampling; match makes seeded output independent of drafts."""
-
     logprobs: bool = True
     """Whether requests may ask for logprobs."""
 

@@ -33,7 +33,6 @@ from verifier.engine.messages import (
 from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 
@@ -278,7 +277,6 @@ def start_engine_with(
     max_scored_rows: int = 256,
     draft_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
-    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH,
     observer: RecordingObserver | None = None,
     depth_policy: DepthPolicy | None = None,
     open_link: Callable[[str], Link] = no_link,
@@ -304,7 +302,6 @@ def start_engine_with(
             max_num_waiting=max_num_waiting,
             max_waiting_tokens=max_waiting_tokens,
             draft_timeout_s=draft_timeout_s,
-            acceptance_rule=acceptance_rule,
         ),
         drafters=Drafters(
             open_link=open_link,

@@ -53,7 +53,6 @@ from verifier.engine.observation import (
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import DepthPolicyError, ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import Sequence
 
@@ -72,7 +71,6 @@ class EngineOptions:
     max_waiting_tokens: int
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
     draft_timeout_s: float
-    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
 
 
 class Engine:
@@ -139,9 +137,9 @@ class Engine:
         self._step_id += 1
         batch = StepBatch(scheduled)
         layout = ranged("lay_out", self._lay_out, batch)
-        sampling = batch.sampling(self._options.acceptance_rule)
+        sequences = batch.judged_sequences()
         clock.end("schedule")
-        handle = ranged("launch", self._model.launch, layout, sampling)
+        handle = ranged("launch", self._model.launch, layout, sequences)
         # A device computes meanwhile.
         self._learn()
         self._flush()

@@ -14,11 +14,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from verifier.batch.batch_layout import ScheduledTokens
-from verifier.batch.target_model import StepSampling
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
+from verifier.sampling.rejection_sampler import JudgedSequence
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod, Sequence
 
@@ -80,7 +79,7 @@ class StepBatch:
                 with contextlib.suppress(Exception):
                     item.sequence.grammar.allowed(item.draft_token_ids)
 
-    def sampling(self, rule: AcceptanceRule) -> StepSampling:
+    def judged_sequences(self) -> list[JudgedSequence]:
         """What `sampled` are verified with. A sequence that makes this raise takes part in the step
         and is rejected after it.
         """
@@ -91,7 +90,7 @@ class StepBatch:
             except Exception as error:
                 self.failures[index] = error
                 sequences.append(_unjudged(item))
-        return StepSampling(sequences=sequences, rule=rule)
+        return sequences
 
     def _add_entries(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

@@ -117,8 +117,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         numerics="strict",
         num_threads=num_threads,
         model_digest=model_digest,
-        # Under rule `ratio`, samples depend on the drafts.
-        numerics_digest=numerics_digest(weights) if config.acceptance_rule == "match" else "",
+        numerics_digest=numerics_digest(weights),
         architecture=shape.architecture,
         dtype=dtype_name(dtype, config.quantization),
         device="cpu",
