@@ -9,6 +9,7 @@ import dataclasses
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from benchmarks.workloads import Task
 from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepSampling, TargetModel
+from verifier.batch.target_model import StepHandle, TargetModel
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import Hint
@@ -27,6 +28,7 @@ from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Event, Hints, Open, Rejected, StepStats
 from verifier.engine.observation import EngineObserver, StepRecord
 from verifier.sampling import Sampling
+from verifier.sampling.rejection_sampler import JudgedSequence
 from verifier.scheduling.sequence import DraftWait, OpenSequence
 
 HINT_TOKENS = 32
@@ -99,10 +101,10 @@ class TimedModel:
         self.is_under_way = False
         self._model = model
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         with self.timed():
             self.is_under_way = True
-            return _TimedStep(self._model.launch(layout, sampling), self)
+            return _TimedStep(self._model.launch(layout, sequences), self)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

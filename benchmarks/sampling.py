@@ -120,9 +120,7 @@ def _samplers(
         return [
             token_id
             for row in torch.from_numpy(logits)
-            for token_id in torch_sampling.sampled(
-                row[None], sampling, tokens, position, ratio=False
-            )
+            for token_id in torch_sampling.sampled(row[None], sampling, tokens, position)
         ]
 
     return kernels, reference

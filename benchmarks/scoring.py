@@ -23,14 +23,12 @@ from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
 from servicekit.logs import configure_logs
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.target_model import FloatArray, StepSampling
+from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.step_batch import StepBatch
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
@@ -182,7 +180,7 @@ def _compute_contexts(loaded: LoadedModel, sequences: list[Sequence]) -> None:
 
 
 def _scored_logits(loaded: LoadedModel, layout: BatchLayout) -> FloatArray:
-    step = loaded.model.launch(layout, StepSampling(sequences=[], rule=AcceptanceRule.MATCH))
+    step = loaded.model.launch(layout, [])
     step.wait()
     return step.result().logits_of(layout.scored_logits_indices)
 
@@ -199,7 +197,7 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
             for sequence in sequences
         ]
     )
-    return expand(lay_out(scoring.entries, block_size=BLOCK_SIZE))
+    return lay_out(scoring.entries, block_size=BLOCK_SIZE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from verifier.sampling import Sampling, philox
-from verifier.sampling.acceptance_rules import PADDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,59 +131,18 @@ def race(probs: torch.Tensor, exponential_noise: torch.Tensor) -> torch.Tensor:
     return scores.argmax(dim=-1)
 
 
-def ratio_rows(
-    probs: torch.Tensor,
-    row_drafts: torch.Tensor,
-    accept_uniforms: torch.Tensor,
-    emit_uniforms: torch.Tensor,
-) -> torch.Tensor:
-    """One token per row [R] under rule `ratio`: the draft if it is accepted, else another.
-
-    Args:
-        probs: [R, V].
-        row_drafts: [R] int64, each row's draft; -1, or any id outside the vocabulary: no draft.
-        accept_uniforms, emit_uniforms: [R], as in `sample_ratio`.
-    """
-    mass = probs.double()
-    drafts = row_drafts.to(mass.device)
-    is_known = (drafts >= 0) & (drafts < mass.shape[-1])
-    safe = torch.where(is_known, drafts, 0)
-    of_draft = torch.where(is_known, mass.gather(-1, safe[:, None])[:, 0], 0.0)
-    stands = accept_uniforms.to(mass) < of_draft
-    residual = mass.clone()
-    places = is_known.nonzero()[:, 0]
-    residual[places, safe[places]] = 0.0
-    return torch.where(stands, drafts, inverse_cdf(residual, emit_uniforms.to(mass)))
-
-
-def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Per row, the smallest id whose cumulative mass exceeds uniform * total.
-
-    Args:
-        mass: [R, V] float64, not negative. uniforms: [R] in [0, 1).
-    """
-    cumulative = mass.cumsum(dim=-1)
-    threshold = uniforms.double()[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    # Rounding may put the threshold at the total itself.
-    ids = torch.arange(mass.shape[-1], device=mass.device)
-    last = torch.where(mass > 0, ids, 0).amax(dim=-1)
-    return torch.minimum(found, last)
-
-
 def noise(seed: int, position: int, vocab_size: int) -> torch.Tensor:
-    """[V] float64, of rule `match`."""
+    """[V] float64."""
     uniforms = philox.uniforms(
         np.full(vocab_size, seed, dtype=np.uint64),
         np.full(vocab_size, position),
         np.arange(vocab_size),
-        philox.Purpose.MATCH,
     )
     return -torch.from_numpy(uniforms).log()
 
 
 def sampled(
-    logits: torch.Tensor, sampling: Sampling, history: Tokens, first_position: int, *, ratio: bool
+    logits: torch.Tensor, sampling: Sampling, history: Tokens, first_position: int
 ) -> list[int]:
     """One token for each row [K + 1, V] of a sequence."""
     rows = adjusted_logits(logits, sampling, history)
@@ -192,16 +150,5 @@ def sampled(
         return rows.argmax(dim=-1).tolist()
     probs = row_probs(rows, [sampling] * len(rows))
     positions = range(first_position, first_position + len(rows))
-    if not ratio:
-        each = [noise(sampling.seed, position, rows.shape[-1]) for position in positions]
-        return race(probs, torch.stack(each)).tolist()
-    seeds = np.full(len(rows), sampling.seed, dtype=np.uint64)
-    drafts = np.array([*history.draft_token_ids, PADDING], dtype=np.int64)
-    accepts, emits = (
-        torch.from_numpy(philox.uniforms(seeds, np.array(positions), token_ids, purpose))
-        for token_ids, purpose in (
-            (drafts, philox.Purpose.ACCEPT),
-            (np.zeros_like(drafts), philox.Purpose.EMIT),
-        )
-    )
-    return ratio_rows(probs, torch.from_numpy(drafts), accepts, emits).tolist()
+    each = [noise(sampling.seed, position, rows.shape[-1]) for position in positions]
+    return race(probs, torch.stack(each)).tolist()

@@ -3,10 +3,10 @@
     python -m benchmarks.verifier [--model FOLDER] [--dtype float32] [--json FILE]
 
 Greedy, on held-out rename prompts, one stream and 16, in one process: the engine with and without
-drafts from the drafter's own kernel, under `strict` and `fast` numerics, by single pass and by
-batch expansion; transformers' `generate` plain, with prompt lookup, as a left-padded batch of 16,
-and optionally its continuous batching. Also text that never repeats, and the share of a step
-outside the model. `benchmarks.end_to_end` measures all services over gRPC.
+drafts from the drafter's own kernel, under `strict` and `fast` numerics; transformers' `generate`
+plain, with prompt lookup, as a left-padded batch of 16, and optionally its continuous batching.
+Also text that never repeats, and the share of a step outside the model. `benchmarks.end_to_end`
+measures all services over gRPC.
 
 Every round uses the same prompts, which both systems compute anew. Only in the row "cached
 prompts" the engine's prefix cache is on and holds each prompt.
@@ -80,8 +80,6 @@ RATIOS: list[tuple[tuple[str, int], tuple[str, int], float | None]] = [
     (("strict, speculation", BATCH), ("strict, plain", BATCH), None),
     (("strict, speculation, cached prompts", 1), ("strict, speculation", 1), None),
     (("strict, speculation, cached prompts", BATCH), ("strict, speculation", BATCH), None),
-    (("strict, speculation", 1), ("strict, speculation, batch expansion", 1), None),
-    (("strict, speculation", BATCH), ("strict, speculation, batch expansion", BATCH), None),
     (("random text, speculation", 1), ("random text, plain", 1), 0.98),
     (("random text, speculation", BATCH), ("random text, plain", BATCH), 0.98),
     (("strict, plain", 1), ("fast, plain", 1), None),
@@ -138,7 +136,6 @@ def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Ro
         ("strict", "strict", {}),
         ("fast", "fast", {}),
         ("cached", "strict", {"prefix_cache": True}),
-        ("expanded", "strict", {"verification": "batch_expansion"}),
     ):
         config = VerifierConfig.model_validate(
             {
@@ -184,14 +181,6 @@ def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Ro
                 tasks=renames,
                 run=tandem("cached", streams, True),
                 asks_all_before=True,
-            )
-        )
-        rows.append(
-            Row(
-                name="strict, speculation, batch expansion",
-                streams=streams,
-                tasks=renames,
-                run=tandem("expanded", streams, True),
             )
         )
         for speculate in (True, False):

@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -16,9 +17,10 @@ from unittest import mock
 from servicekit.process import end
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
+from verifier.batch.target_model import StepHandle, StepResult, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 if TYPE_CHECKING:
     # It loads torch, which takes longer than all else that a verifier begins with.
@@ -37,8 +39,8 @@ class StallingModel:
         self._model = model
         self._stall_file = stall_file
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        return _StallingStep(self._model.launch(layout, sampling), self._stall_file)
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
+        return _StallingStep(self._model.launch(layout, sequences), self._stall_file)
 
 
 class _StallingStep:

@@ -15,12 +15,12 @@ from verifier.attention.backend import AttendsToTables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import StepSampling, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
 from verifier.gpu.graph_pool import CudaCapture
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 DECODE_GOAL = 1.25
 VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
@@ -308,10 +308,9 @@ def _step(bench: Bench, name: str, layout: BatchLayout, model: TargetModel) -> V
         )
         for own, length in zip(drafts, layout.seq_lens, strict=True)
     ]
-    sampling = StepSampling(sequences=sequences, rule=AcceptanceRule.MATCH)
 
     def step() -> None:
-        handle = model.launch(layout, sampling)
+        handle = model.launch(layout, sequences)
         handle.wait()
         handle.result()
 

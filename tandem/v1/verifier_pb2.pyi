@@ -602,7 +602,7 @@ class Welcome(_message.Message):
     same tokens, whatever else is computed. Covers all that decides bits beside the weights: how
     these and K/V are stored, the sources of the kernels, rotary frequencies, the machine's
     architecture and the C library; and the end tokens. Empty where there is no such promise:
-    numerics "fast", acceptance rule "ratio".
+    numerics "fast".
     """
     model_id: _builtins.str
     tokenizer_digest: _builtins.str

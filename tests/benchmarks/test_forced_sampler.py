@@ -1,5 +1,6 @@
 """Recorded texts are forced where a model samples; a stand-in samples for a device here."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from benchmarks.gpu.texts import Text, random_texts, replays
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import HostLogits, HostStep
-from verifier.batch.target_model import StepHandle, StepSampling
+from verifier.batch.target_model import StepHandle
 from verifier.engine.messages import Decided
 from verifier.gpu.decoder import GpuDecoder
 from verifier.gpu.device_model import ForwardOutput, as_floats
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 
 class StandInSampler:
@@ -26,14 +28,14 @@ class StandInSampler:
         self.num_steps = 0
 
     def begin(
-        self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
     ) -> StepHandle:
         self.num_steps += 1
 
         def fetched() -> HostLogits:
             return HostLogits(as_floats(output.logits), None, None)
 
-        return HostStep(fetched, layout, sampling)
+        return HostStep(fetched, layout, sequences)
 
 
 @pytest.fixture(scope="module")

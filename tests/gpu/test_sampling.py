@@ -13,24 +13,20 @@ from tests.verifier.gpu_sampling.sampler_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.slots_checks import *  # noqa: F403
 from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
 from verifier.gpu.sampling.sampler import DeviceSampler
-from verifier.sampling.rejection_sampler import AcceptanceRule
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
 )
 
 
-@pytest.mark.parametrize("rule", list(AcceptanceRule))
-def test_a_captured_step_is_replayed_for_other_sequences(rule: AcceptanceRule) -> None:
+def test_a_captured_step_is_replayed_for_other_sequences() -> None:
     """Of the same numbers of drafts; neither a replay nor a step waits for the GPU."""
     draw = np.random.default_rng(21)
     device, vocab_size = torch.device("cuda"), 5003
-    sampler = DeviceSampler(
-        device=device, vocab_size=vocab_size, max_num_seqs=8, max_num_drafts=3, rule=rule
-    )
+    sampler = DeviceSampler(device=device, vocab_size=vocab_size, max_num_seqs=8, max_num_drafts=3)
     graph, logits = torch.cuda.CUDAGraph(), torch.zeros(32, vocab_size, device=device)
     for step in range(5):
-        cases = [some_case(draw, vocab_size, 3, rule) for _ in range(8)]
+        cases = [some_case(draw, vocab_size, 3) for _ in range(8)]
         for case in cases:
             case.drafts = [*case.drafts, 1, 2, 3][:3]
             case.logits = torch.cat([case.logits] * 4)[:4]
@@ -56,6 +52,6 @@ def test_a_captured_step_is_replayed_for_other_sequences(rule: AcceptanceRule) -
                 sampler.copy_verdicts()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert_equal(sampler.result(), verified_by_host(cases, rule))
+        assert_equal(sampler.result(), verified_by_host(cases))
         for slot in slots:
             sampler.close(slot)

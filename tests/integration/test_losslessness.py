@@ -92,10 +92,6 @@ async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling
         assert token_ids(in_chunks) == oracle
         assert await drafted_output_is(oracle, stack, BATCH)
         await stack.check_idle()
-    # Each draft is a sequence of its own in attention.
-    expanded = verifier_config(dtype=dtype, verification="batch_expansion")
-    async with running_stack(verifier=expanded) as stack:
-        assert await drafted_output_is(oracle, stack, BATCH)
     # How many drafts are verified depends on measured durations: none, perhaps.
     learning = verifier_config(dtype=dtype, speculation_depth="learned")
     async with running_stack(verifier=learning) as stack:

@@ -33,10 +33,8 @@ from verifier.engine.messages import (
 from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 
 # Far longer than anything here takes.
 PATIENCE_S = 60.0
@@ -279,8 +277,6 @@ def start_engine_with(
     max_scored_rows: int = 256,
     draft_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
-    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH,
     observer: RecordingObserver | None = None,
     depth_policy: DepthPolicy | None = None,
     open_link: Callable[[str], Link] = no_link,
@@ -306,8 +302,6 @@ def start_engine_with(
             max_num_waiting=max_num_waiting,
             max_waiting_tokens=max_waiting_tokens,
             draft_timeout_s=draft_timeout_s,
-            verification=verification,
-            acceptance_rule=acceptance_rule,
         ),
         drafters=Drafters(
             open_link=open_link,

@@ -6,7 +6,6 @@ import math
 import random
 
 import numpy as np
-import pytest
 
 from tests.scripted_model import ScriptedModel
 from tests.verifier.goodness_of_fit import follows
@@ -21,7 +20,6 @@ from verifier.batch.target_model import FloatArray
 from verifier.engine.messages import Decided
 from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.sequence import DraftWait
 
 # Of the next token, by the last one.
@@ -52,16 +50,12 @@ class ForgetfulObserver(RecordingObserver):
         pass
 
 
-@pytest.mark.parametrize("rule", AcceptanceRule)
-def test_the_joint_law_of_preempted_outputs_is_the_models(
-    start_engine: StartEngine, rule: AcceptanceRule
-) -> None:
+def test_the_joint_law_of_preempted_outputs_is_the_models(start_engine: StartEngine) -> None:
     running = start_engine(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         max_num_seqs=16,
         max_num_batched_tokens=32,
-        acceptance_rule=rule,
         observer=ForgetfulObserver(),
     )
     with running.held():

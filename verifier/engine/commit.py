@@ -114,7 +114,8 @@ class Committer:
             entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
             first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
             for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
-                self._table.reject(batch.scheduled[entry].sequence, ModelOutputError(NOT_FINITE_KV))
+                if batch.owners[entry].is_running:
+                    self._table.reject(batch.owners[entry], ModelOutputError(NOT_FINITE_KV))
         for index, error in {**result.failures, **batch.failures}.items():
             sequence = batch.sampled[index].sequence
             if sequence.is_running:

@@ -5,19 +5,25 @@ device does not do: sequences with logprobs, which the host verifies by its own 
 that are scored.
 """
 
+from collections.abc import Sequence as SequenceOf
+
 import numpy as np
 import torch
 
 from verifier.attention.backend import to_device
 from verifier.batch.batch_layout import BatchLayout, IntArray
-from verifier.batch.target_model import BoolArray, FloatArray, StepResult, StepSampling
+from verifier.batch.target_model import BoolArray, FloatArray, StepResult
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_model import ForwardOutput, as_floats
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.sampling.sequence_slots import SequenceSlots, Staged
-from verifier.sampling.acceptance_rules import PADDING
 from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import Verdict, verify_isolating_faults
+from verifier.sampling.rejection_sampler import (
+    PADDING,
+    JudgedSequence,
+    Verdict,
+    verify_isolating_faults,
+)
 
 
 class StepSampler:
@@ -28,25 +34,20 @@ class StepSampler:
         self._slots = SequenceSlots(sampler)
 
     def begin(
-        self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
     ) -> "DeviceStep":
         """A step whose forward pass is queued."""
-        rule = self.device_sampler.rule
-        assert not sampling.sequences or sampling.rule is rule, f"{sampling.rule}"
-        return DeviceStep(self, layout, sampling, output)
+        return DeviceStep(self, layout, sequences, output)
 
-    def queue(self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput) -> Staged:
+    def queue(
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
+    ) -> Staged:
         """Queues the sampling of a step; waits for nothing. The last step's result must have been
         taken, and grammars are asked for their masks.
         """
-        sampler, sequences = self.device_sampler, sampling.sequences
-        num_sampled = layout.num_sampled_tokens[: len(sequences)]
-        first_rows = np.cumsum(num_sampled) - num_sampled
-        # Of expanded layouts, a sequence's entries have one table.
-        first_tokens = layout.logits_indices[first_rows]
-        entries = np.searchsorted(layout.cu_seqlens_q, first_tokens, side="right") - 1
+        sampler = self.device_sampler
         with torch.inference_mode(), current_device(output.logits.device):
-            staged = self._slots.stage(sequences, layout.table_ids[entries].tolist())
+            staged = self._slots.stage(sequences, layout.table_ids[: len(sequences)].tolist())
             sampler.run(output.logits, output.is_bad_row == 0, num_failed=output.is_bad.sum())
         return staged
 
@@ -60,17 +61,17 @@ class DeviceStep:
         self,
         sampler: StepSampler,
         layout: BatchLayout,
-        sampling: StepSampling,
+        sequences: SequenceOf[JudgedSequence],
         output: ForwardOutput,
     ) -> None:
         self._step_sampler = sampler
         self._sampler = sampler.device_sampler
         self._layout = layout
-        self._sampling = sampling
+        self._sequences = sequences
         self._output = output
 
     def wait(self) -> None:
-        staged = self._step_sampler.queue(self._layout, self._sampling, self._output)
+        staged = self._step_sampler.queue(self._layout, self._sequences, self._output)
         # Indices among the sampled sequences.
         self._by_host: IntArray = np.array(staged.by_host, dtype=np.int64)
         self._failures = staged.failures
@@ -105,11 +106,10 @@ class DeviceStep:
         found: dict[int, Exception] = {}
         own = verify_isolating_faults(
             self._on_host(self._output.logits, rows),
-            [self._sampling.sequences[index] for index in by_host.tolist()],
+            [self._sequences[index] for index in by_host.tolist()],
             draft_token_ids=layout.draft_token_ids[_ranges(first_drafts, num_drafts)],
             num_draft_tokens=num_drafts,
             is_usable=None if kv_is_finite is None else kv_is_finite[layout.logits_indices[rows]],
-            rule=self._sampling.rule,
             fail=found.__setitem__,
         )
         self._failures.update({int(by_host[i]): error for i, error in found.items()})

@@ -38,7 +38,7 @@ class ScoringMethod(enum.Enum):
     """How drafts are run through the model; both methods give the same logits rows."""
 
     SINGLE_PASS = "single_pass"
-    # K + 1 entries of one query each for K drafts; see `batch_expansion.py`.
+    # K + 1 entries of one query each for K drafts; see `step_batch.py`.
     BATCH_EXPANSION = "batch_expansion"
 
 

@@ -22,7 +22,7 @@ import triton
 from verifier.gpu.sampling.kernels import choice, cut, jit, rows
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, Slots
 from verifier.sampling.parameters import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule, Verdict
+from verifier.sampling.rejection_sampler import Verdict
 
 MaskArray = npt.NDArray[np.int32]
 
@@ -59,7 +59,6 @@ class DeviceSampler:
         max_num_seqs: int,
         max_num_drafts: int,
         max_num_rows: int | None = None,
-        rule: AcceptanceRule = AcceptanceRule.MATCH,
     ) -> None:
         """Allocates, in bytes: 4 V (max_num_seqs + 1) for counts, V / 8 for each row's mask, and
         16 V for each of at most 64 rows.
@@ -74,8 +73,6 @@ class DeviceSampler:
         self._max_num_drafts = max_num_drafts
         self._max_num_rows = max_num_rows or max_num_seqs * (max_num_drafts + 1)
         self._slots = Slots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
-        self.rule = rule
-        self._is_ratio = rule is AcceptanceRule.RATIO
         self._num_blocks = triton.cdiv(vocab_size, _BLOCK)
         self._chunk_rows = min(self._max_num_rows, _CHUNK_ROWS)
         # The staged step: the drafts of each sequence, and all rows.
@@ -304,8 +301,7 @@ class DeviceSampler:
             num_warps=16,
             **padded,
         )
-        choose = choice.ratio_rows[(num_rows,)] if self._is_ratio else choice.race_rows[grid]
-        choose(
+        choice.race_rows[grid](
             *of_step,
             slots.integers,
             slots.numbers,

@@ -1,47 +1,28 @@
-"""Attention through block tables: layouts and arguments, against stand-ins for the GPU kernels."""
+"""Attention by flash-attn: layouts and arguments, against a stand-in for the GPU kernel."""
 
-import contextlib
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
-from tests.verifier import flash_attention_stand_in as stand_in
+from tests.verifier.flash_attention_stand_in import flash_attn_varlen_func
 from tests.verifier.paged_model import CPU, PagedModel, make_small_model, some_tokens
-from verifier.attention.block_table import (
-    BlockTableBackend,
-    flash_attn_kernel,
-    tables_of,
-    torch_varlen_kernel,
-)
+from verifier.attention.backend import device_tables
+from verifier.attention.flash_attention import FlashAttentionBackend
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
 BLOCK_SIZE = 256
-
-
-@pytest.fixture(params=["flash_attn", "torch_varlen"])
-def backend(request: pytest.FixtureRequest) -> Iterator[BlockTableBackend]:
-    with contextlib.ExitStack() as stack:
-        if request.param == "flash_attn":
-            kernel = flash_attn_kernel(stand_in.flash_attn_varlen_func)
-        else:
-            stack.enter_context(stand_in.torch_kernel())
-            kernel = torch_varlen_kernel(varlen_attn)
-        yield BlockTableBackend(request.param, kernel, device=CPU)
+BACKEND = FlashAttentionBackend(flash_attn_varlen_func, device=CPU)
 
 
 @pytest.mark.stand_in
 class TestAgainstTransformers:
     @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "phi3"])
-    def test_logits_are_those_of_its_own_attention(
-        self, backend: BlockTableBackend, name: str
-    ) -> None:
+    def test_logits_are_those_of_its_own_attention(self, name: str) -> None:
         """Chunks, single tokens and drafts across a block's end, blocks scattered."""
         paged = PagedModel(
-            make_small_model(name).model, backend=backend, block_size=256, num_blocks=8
+            make_small_model(name).model, backend=BACKEND, block_size=256, num_blocks=8
         )
         token_ids = some_tokens(290, paged.vocab_size)
         rows = paged.run_in_chunks(token_ids, [120, 1, 130, 8, 3], [5, 2])
@@ -50,12 +31,10 @@ class TestAgainstTransformers:
         torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
 
     @pytest.mark.parametrize("is_expanded", [False, True])
-    def test_sequences_of_a_step_do_not_mix(
-        self, backend: BlockTableBackend, is_expanded: bool
-    ) -> None:
+    def test_sequences_of_a_step_do_not_mix(self, is_expanded: bool) -> None:
         paged = PagedModel(
             make_small_model("mistral").model,
-            backend=backend,
+            backend=BACKEND,
             block_size=BLOCK_SIZE,
             num_blocks=8,
         )
@@ -75,13 +54,14 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
         for new, drafts, computed in ((1, 3, 10), (9, 0, 0), (1, 0, 30))
     ]
     layout = lay_out(scheduled, block_size=4)
-    tables = tables_of(layout, CPU)
+    tables = device_tables(layout, CPU)
+    assert tables.counts.tolist() == [3, 14, 31]
     assert tables.cu_seqlens_q.tolist() == [0, 4, 13, 14]
     assert tables.seq_lens.tolist() == [14, 9, 31]
-    assert tables.cu_seqlens_k.tolist() == [0, 14, 23, 54]
-    assert (tables.longest_q, tables.longest_k) == (9, 31)
-    assert tables.block_table.shape == (3, 8)
-    for row, item in zip(tables.block_table.tolist(), scheduled, strict=True):
+    assert tables.table_rows.tolist() == [0, 1, 2]
+    assert tables.longest_k == 31
+    assert tables.block_tables.shape == (3, 8)
+    for row, item in zip(tables.block_tables.tolist(), scheduled, strict=True):
         assert row == [*item.block_table, *[0] * (8 - len(item.block_table))]
-    for field in ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table"):
+    for field in ("counts", "cu_seqlens_q", "seq_lens", "table_rows", "block_tables"):
         assert getattr(tables, field).dtype is torch.int32

@@ -1,4 +1,4 @@
-"""The rules `ratio`, `match` and greedy with the noise given, and their import paths."""
+"""The samplers with the noise given, and their import paths."""
 
 import importlib
 
@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from verifier.sampling.acceptance_rules import PADDING, sample_greedy, sample_match, sample_ratio
+from verifier.sampling import sample_greedy, sample_match, sample_ratio
+from verifier.sampling.rejection_sampler import PADDING
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -96,6 +97,12 @@ def test_both_rules_sample_the_target_distribution() -> None:
             expected = probs * num_trials
             chi_square = ((counts - expected) ** 2 / expected).sum()
             assert chi_square < 21.1  # upper 1e-4 point, 3 degrees of freedom
+
+
+def test_a_race_breaks_ties_by_the_lowest_id_and_never_picks_probability_0() -> None:
+    probs, none = torch.tensor([[0.0, 0.5, 0.5, 0.0]]), torch.zeros(0)
+    for noise in (torch.ones(1, 4), torch.tensor([[1e-30, 1.0, 1.0, 1e-30]])):
+        assert sample_match(probs, none, [0], noise)[0].tolist() == [[1]]
 
 
 def test_greedy_picks_the_lowest_id_among_the_likeliest() -> None:
