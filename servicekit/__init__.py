@@ -16,8 +16,8 @@ Knows nothing of what the services do: it could be its own project.
     discovery       the replicas that DNS names stand for
     tls             credentials from files; plaintext only on loopback or where a flag allows it
     tracing, spans  OpenTelemetry, where it is on; trace_context is the caller's span
-    config          flags, environment and YAML into one validated model, by config_keys and
-                    config_sources
+    config          flags, environment and YAML into one validated model; yaml_file reads
+                    what operators write
     errors          domain exceptions to gRPC statuses and back
     shares          how much of a room one of several parties may take
     cores           how many this process may use; control_groups finds the groups that limit it

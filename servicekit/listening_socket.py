@@ -8,7 +8,7 @@ import ipaddress
 import socket
 
 from servicekit.address import Address
-from servicekit.config_keys import ConfigError
+from servicekit.yaml_file import ConfigError
 
 
 def listening_socket(address: Address, *, backlog: int) -> socket.socket:

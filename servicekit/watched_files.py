@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from servicekit.config_keys import ConfigError
+from servicekit.yaml_file import ConfigError
 
 T = TypeVar("T")
 

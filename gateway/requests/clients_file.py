@@ -25,7 +25,7 @@ import pydantic
 
 from gateway.requests.principal import Principal
 from servicekit.config import ConfigError
-from servicekit.config_sources import load_yaml
+from servicekit.yaml_file import load_yaml
 
 FLAG = "--clients"
 

@@ -23,8 +23,7 @@ from gateway.api.http import make_application
 from gateway.api.openai.service import OpenAiApi
 from servicekit import health
 from servicekit.address import parse_address
-from servicekit.config import parse_config
-from servicekit.config_keys import list_options
+from servicekit.config import list_options, parse_config
 from servicekit.health import LIVENESS_NAME
 from servicekit.tls import channel_credentials
 from tests.deploy.manifests import (

