@@ -19,6 +19,7 @@ from benchmarks.drafter_texts import propose
 from benchmarks.workloads import Task
 from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
+from tandem.values import DraftWait
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import StepHandle, TargetModel
 from verifier.build import LoadedModel, build_engine, load_model
@@ -29,7 +30,7 @@ from verifier.engine.messages import Decided, Event, Hints, Open, Rejected, Step
 from verifier.engine.observation import EngineObserver, StepRecord
 from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
-from verifier.scheduling.sequence import DraftWait, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 
 HINT_TOKENS = 32
 PATIENCE_S = 600.0

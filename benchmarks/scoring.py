@@ -23,6 +23,7 @@ from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
 from servicekit.logs import configure_logs
+from tandem.values import DraftWait
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel, load_model
@@ -30,7 +31,7 @@ from verifier.config import VerifierConfig
 from verifier.engine.step_batch import StepBatch
 from verifier.sampling import Sampling
 from verifier.scheduling.scheduler import ScheduledSequence
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
+from verifier.scheduling.sequence import Scoring, ScoringMethod, Sequence
 
 NUM_DRAFTS = 5
 BATCHES = (4, 32)

@@ -38,7 +38,6 @@ from gateway.messages.verifier import (
     Decided,
     DrafterState,
     DrafterStatus,
-    DraftWait,
     Draining,
     OpenCommand,
     Opened,
@@ -58,7 +57,7 @@ from gateway.routing.retry_budget import RetryBudgets
 from gateway.routing.waiting_moves import WaitingMoves
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
-from tandem.values import FinishReason
+from tandem.values import DraftWait, FinishReason
 
 
 class Coordinator:

@@ -107,14 +107,21 @@ def _readers(kind: type[Any], descriptor: Any) -> tuple[tuple[str, _Read], ...]:
     hints = typing.get_type_hints(kind)
     fields = descriptor.fields_by_name
     return tuple(
-        (field.name, _reader(fields[field.name], hints[field.name]))
+        (
+            field.name,
+            _reader(
+                fields[field.name],
+                hints[field.name],
+                is_required=field.default is field.default_factory is dataclasses.MISSING,
+            ),
+        )
         for field in dataclasses.fields(kind)
         if field.name in fields
     )
 
 
-def _reader(field: FieldDescriptor, hint: Any) -> _Read:
-    """Reads one field; its value is None if the field is not set."""
+def _reader(field: FieldDescriptor, hint: Any, *, is_required: bool) -> _Read:
+    """Reads one field; its value is None if the field is not set, and need not be."""
     name = field.name
     if (enumeration := field.enum_type) is not None:
         if (words := _class_in(hint, enum.Enum)) is not None:
@@ -138,7 +145,9 @@ def _reader(field: FieldDescriptor, hint: Any) -> _Read:
         )
     read = _structured if kind is StructuredOutput else functools.partial(_part, kind)
     return lambda message, path: (
-        read(getattr(message, name), f"{path}{name}.") if message.HasField(name) else None
+        read(getattr(message, name), f"{path}{name}.")
+        if is_required or message.HasField(name)
+        else None
     )
 
 

@@ -40,6 +40,14 @@ class DraftSource(enum.StrEnum):
     POOL = "pool"
 
 
+class DraftWait(enum.StrEnum):
+    """How long a verifier's step may wait for a sequence's drafts."""
+
+    ADAPTIVE = "adaptive"  # while it pays
+    NEVER = "never"
+    ALWAYS = "always"  # until they come
+
+
 class Keep(enum.StrEnum):
     """Which part of a sequence's text its pool gets when it ends."""
 
@@ -312,7 +320,7 @@ class ProposalTrace:
     token_ids: tuple[int, ...]
     matched_ngram_length: int
     """How many tokens before the draft equal those before the place that it was copied from."""
-    source: DraftSource | None
+    source: DraftSource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

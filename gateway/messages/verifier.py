@@ -14,17 +14,9 @@ from typing import NamedTuple
 
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import EncodedLogprob, EncodedStep
-from tandem.values import DraftSource, FinishReason, Keep, SamplingParams
+from tandem.values import DraftSource, DraftWait, FinishReason, Keep, SamplingParams
 
 # Commands
-
-
-class DraftWait(enum.Enum):
-    """How long a verifier's step may wait for drafts."""
-
-    ADAPTIVE = "adaptive"
-    NEVER = "never"
-    ALWAYS = "always"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Any
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import Chunk, EncodedLogprob
-from gateway.messages.verifier import Decided, DraftWait, OpenCommand
+from gateway.messages.verifier import Decided, OpenCommand
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
-from tandem.values import FinishReason, NgramParams, SamplingParams
+from tandem.values import DraftWait, FinishReason, NgramParams, SamplingParams
 
 
 def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRequest:

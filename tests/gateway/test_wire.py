@@ -12,7 +12,6 @@ from gateway.messages.verifier import (
     CommandBatch,
     DrafterState,
     DrafterStatus,
-    DraftWait,
     Opened,
     UnreadableEvent,
 )
@@ -22,6 +21,7 @@ from tandem.messages import word_of
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 from tandem.values import (
     DraftSource,
+    DraftWait,
     FinishReason,
     Keep,
     NgramParams,

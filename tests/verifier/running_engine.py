@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tandem.values import DraftSource, Keep, StepTrace, TokenLogprob
 from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.drafters.drafters import Drafters
 from verifier.drafters.messages import DrafterFault, Link
 from verifier.drafts.depth_policy import DepthPolicy
-from verifier.drafts.draft_buffer import Hint, HintOutcome, Source
+from verifier.drafts.draft_buffer import Hint, HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
-from verifier.drafts.drafted_by import Keep
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
     Close,
@@ -31,8 +31,6 @@ from verifier.engine.messages import (
     Update,
 )
 from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
-from verifier.engine.step_trace import StepTrace
-from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 
@@ -118,7 +116,7 @@ class EngineSession:
         *,
         matched_ngram_length: int = 2,
         is_indexing: bool = False,
-        source: Source = Source.UNSPECIFIED,
+        source: DraftSource | None = None,
     ) -> None:
         hint = Hint(
             sequence_id=sequence_id,

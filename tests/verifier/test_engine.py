@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tandem.values import DraftWait, FinishReason
 from tests.scripted_model import continue_by, follow, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
@@ -25,7 +26,7 @@ from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Event, Opened, Rejected, StepStats
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
+from verifier.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.stand_in
 

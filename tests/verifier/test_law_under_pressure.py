@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 
+from tandem.values import DraftWait
 from tests.scripted_model import ScriptedModel
 from tests.verifier.goodness_of_fit import follows
 from tests.verifier.running_engine import (
@@ -20,7 +21,6 @@ from verifier.batch.target_model import FloatArray
 from verifier.engine.messages import Decided
 from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait
 
 # Of the next token, by the last one.
 PROBS = np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.34, 0.33, 0.33]])

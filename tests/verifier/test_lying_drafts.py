@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.values import DraftWait, FinishReason
 from tests.scripted_model import hashed
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
 from tests.volume import examples
 from verifier.engine.messages import Decided, Rejected
-from verifier.scheduling.sequence import DraftWait, FinishReason
 
 pytestmark = pytest.mark.stand_in
 

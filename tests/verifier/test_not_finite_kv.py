@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import some_tokens
@@ -32,7 +33,7 @@ from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
 from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 VOCAB_SIZE = 2048

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.values import DraftWait
 from tests.scripted_model import follow
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
@@ -32,7 +33,7 @@ from verifier.sampling import Sampling, rejection_sampler
 from verifier.sampling.logits_processing import FloatArray, target_probs
 from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
 from verifier.sampling.scored_rows import max_rows_per_step
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import (
     DraftsToScore,
     ScoreCall,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from tandem.values import DraftWait
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
 from verifier.batch.batch_layout import BatchLayout
@@ -28,7 +29,6 @@ from verifier.engine.messages import Decided, Opened
 from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
-from verifier.scheduling.sequence import DraftWait
 
 NUM_NEW_TOKENS = 30
 LENGTHS = (180, 500, 1010)

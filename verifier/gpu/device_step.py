@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from tandem.values import TokenLogprob
 from verifier.attention.backend import to_device
 from verifier.batch.batch_layout import BatchLayout, IntArray
 from verifier.batch.target_model import BoolArray, FloatArray, StepResult
@@ -17,7 +18,6 @@ from verifier.gpu.current_device import current_device
 from verifier.gpu.device_model import ForwardOutput, as_floats
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.sampling.sequence_slots import SequenceSlots, Staged
-from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.rejection_sampler import (
     PADDING,
     JudgedSequence,

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.logs import get_logger
+from tandem.values import TokenLogprob
 from verifier.sampling.adjustments import AdjustmentArrays, add_draft, adjust
 from verifier.sampling.distribution import (
     DistributionParameters,
@@ -35,7 +36,7 @@ from verifier.sampling.logits_processing import (
     distribution_parameters,
     reported_logprobs,
 )
-from verifier.sampling.logprobs import TokenLogprob, token_logprobs
+from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.race import win_race
 

@@ -5,6 +5,7 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+from tandem.values import DraftWait
 from verifier.drafts.depth_policy import SequenceDepth
 from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import HintRecord
@@ -18,20 +19,6 @@ from verifier.structured.grammar_state import GrammarState
 MAX_TRACED_TOKENS = 4096
 # Publications kept to time late hints.
 PUBLICATIONS_KEPT = 8
-
-
-class DraftWait(enum.Enum):
-    """How long a step may wait for this sequence's draft."""
-
-    ADAPTIVE = "adaptive"
-    NEVER = "never"
-    ALWAYS = "always"
-
-
-class FinishReason(enum.Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 class ScoringMethod(enum.Enum):

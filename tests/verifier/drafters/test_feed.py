@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.v1 import drafter_pb2
+from tandem.values import Keep
 from tests.verifier.drafters.feeding import (
     answer,
     check_invariants,
@@ -26,7 +27,6 @@ from verifier.drafters.batches import (
     Release,
 )
 from verifier.drafters.feed import DraftFeed
-from verifier.drafts.drafted_by import Keep
 
 pytestmark = pytest.mark.usefixtures("releases_at_once")
 
@@ -373,7 +373,7 @@ class TestEnds:
 
     @pytest.mark.parametrize(
         ("policy", "keep"),
-        [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, Keep.UNSPECIFIED)],
+        [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, None)],
         ids=["no pool", "nothing", "unspecified"],
     )
     def test_without_a_pool_or_a_wish_nothing_is_kept(
