@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.drills import drafters
-from benchmarks.drills import fleet as fleet_module
-from benchmarks.drills.catalogue import DRILLS, Drill, carry_out, short_form
-from benchmarks.drills.fleet import Fleet, running_fleet
-from benchmarks.drills.requests import Losses
-from benchmarks.drills.run import Run, Undisturbed, until
+from tests.drills import drafters
+from tests.drills import fleet as fleet_module
+from tests.drills.catalogue import DRILLS, Drill, carry_out, short_form
+from tests.drills.fleet import Fleet, running_fleet
+from tests.drills.requests import Losses
+from tests.drills.run import Run, Undisturbed, until
 from tests.volume import cases
 
 # tests/integration/test_fuzz.py is the short form of that drill.

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from benchmarks.drills.__main__ import Record, row
-from benchmarks.drills.catalogue import DRILLS
-from benchmarks.drills.requests import Losses
-from benchmarks.drills.run import Outcome
+from tests.drills.__main__ import Record, row
+from tests.drills.catalogue import DRILLS
+from tests.drills.requests import Losses
+from tests.drills.run import Outcome
 
 
 def test_runs_that_the_file_has_count_after_a_stop(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz.answers import AnswerError, check_answers
-from benchmarks.fuzz.calls import find_methods
-from benchmarks.fuzz.campaign import Report, run_campaign
-from benchmarks.fuzz.services import running_services
 from benchmarks.services import ServiceError
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.fuzz.answers import AnswerError, check_answers
+from tests.fuzz.calls import find_methods
+from tests.fuzz.campaign import Report, run_campaign
+from tests.fuzz.services import running_services
 
 OURS = {
     f"/{service.full_name}/{method.name}"
