@@ -35,7 +35,7 @@ _CHUNK_ROWS = 64
 class StagedSequence:
     """What a sequence's rows are verified with in one step."""
 
-    # None: the host samples it, and the verdict on it here has no meaning.
+    # None: it could not be staged, and the verdict on it has no meaning.
     slot: int | None
     # All tokens of the sequence, drafts excluded.
     token_ids: SequenceOf[int]
@@ -110,7 +110,7 @@ class DeviceSampler:
         """Returns the slot of a new sequence.
 
         Raises:
-            ValueError: the host samples it; see `is_sampled_on_device`.
+            ValueError: there are too many biases or stop tokens.
             IndexError: `max_num_seqs` are open.
         """
         return self._slots.open(
@@ -133,7 +133,7 @@ class DeviceSampler:
         steps, masks = self._steps.host, self._masks.host
         first_row = num_masks = 0
         for index, sequence in enumerate(sequences):
-            slot, num_masked = self._slots.of_host, 0
+            slot, num_masked = self._slots.of_none, 0
             if sequence.slot is not None:
                 slot = sequence.slot
                 num_masked = self._slots.take_in(slot, sequence.token_ids)
