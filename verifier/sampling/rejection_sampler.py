@@ -125,7 +125,9 @@ def verify(
         num_emitted = num_accepted_tokens[i] + last_is_usable[i]
         if num_emitted:
             emitted = output_token_ids[i, :num_emitted]
-            logprobs[i] = _logprobs(logits[start : start + num_emitted], sequences[i], emitted)
+            logprobs[i] = emitted_logprobs(
+                logits[start : start + num_emitted], sequences[i], emitted
+            )
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
@@ -347,7 +349,7 @@ def _sample_rows(
         num_seen = add_draft(adjusting, num_seen, draft)
 
 
-def _logprobs(
+def emitted_logprobs(
     logits: FloatArray, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
     """The logprobs of the emitted tokens, each by its row of `logits`."""

@@ -66,7 +66,7 @@ from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 5, 24, 16, 128
+MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 6, 24, 16, 128
 TEXT = some_tokens(60, 97)
 NUM_NEW_TOKENS = interpreted_cases(9, 14)
 
@@ -140,7 +140,7 @@ class Twins:
         self.computes_at_launch = own.computes_at_launch
         self.own = own
         self.host = host
-        self.num_merged = 0
+        self.num_reported = 0
 
     def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         handles = [each.launch(layout, sequences) for each in (self.own, self.host)]
@@ -172,7 +172,7 @@ class _TwinStep:
             assert (ours is None) == (theirs is None)
             if ours is not None and theirs is not None:
                 np.testing.assert_array_equal(ours, theirs)
-        self._twins.num_merged += len(own.verdict.logprobs)
+        self._twins.num_reported += len(own.verdict.logprobs)
         return own
 
 
@@ -345,7 +345,7 @@ def test_sessions_get_the_tokens_of_the_host(name: str) -> None:
     with running(name) as world:
         plain, _ = serve(world.engine, requests)
         drafted, session = serve(world.engine, requests, spoiled(plain, 97))
-        assert world.twins.num_merged > 0
+        assert world.twins.num_reported > 0
         graphs = world.twins.own._graphs
         assert graphs is not None
         assert graphs.captured == [1, 2, 4, 8, 16]
@@ -504,7 +504,7 @@ def judged(sampling: Sampling, adjustments: Adjustments | None = None) -> Judged
 
 
 def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
-    """By its grammar, by its parameters; on the host and on the device."""
+    """By its grammar, by its parameters, by its logprobs; on the host and on the device."""
     constrained = Sampling(is_constrained=True)
     raising = Adjustments(constrained, prompt_length=3, constraint=Raising())
     sequences = [
@@ -513,6 +513,7 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
         judged(Sampling(temperature=1.0, seed=2)),
         judged(Sampling(temperature=1.0, seed="x")),  # type: ignore[arg-type]
         judged(Sampling(logprobs=2)),
+        judged(Sampling(logprobs="x")),  # type: ignore[arg-type]
     ]
     layout = lay_out(
         [
@@ -536,8 +537,9 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
             step.wait()
             results.append(step.result())
     for result in results:
-        assert sorted(result.failures) == [1, 3]
-        assert_same(_without(result.verdict, [1, 3]), _without(results[1].verdict, [1, 3]))
+        failed = sorted(result.failures)
+        assert failed == [1, 3, 5]
+        assert_same(_without(result.verdict, failed), _without(results[1].verdict, failed))
     assert results[0].verdict.logprobs[4]
 
 

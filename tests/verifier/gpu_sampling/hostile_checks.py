@@ -9,7 +9,7 @@ import torch
 from tests.verifier.gpu_sampling.device_batches import assert_equal, sampler_of, verified_by_device
 from tests.verifier.sampling_cases import Case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS
+from verifier.gpu.sampling.slots import MAX_BIASES
 from verifier.sampling import Sampling
 
 # The interpreter computes in numpy, which warns of infinities.
@@ -79,7 +79,7 @@ def test_of_equal_logits_the_lowest_ids_are_kept(top_k: int, top_p: float) -> No
     assert len(seen) > min(num_kept, num_seeds) // 3
 
 
-def test_as_many_biases_and_stop_tokens_as_there_may_be() -> None:
+def test_as_many_biases_as_there_may_be_and_many_stop_tokens() -> None:
     draw = np.random.default_rng(12)
     ids = draw.permutation(1500)[:MAX_BIASES].tolist()
     sampling = Sampling(
@@ -89,5 +89,5 @@ def test_as_many_biases_and_stop_tokens_as_there_may_be() -> None:
         seed=4,
     )
     case = case_of(torch.zeros(1500), sampling, (1, 2))
-    case.stop_token_ids = frozenset(ids[-MAX_STOP_TOKENS:])
+    case.stop_token_ids = frozenset(ids[-128:])
     assert_equal(verified_by_device(sampler_of(1500), [case]), verified_by_host([case]))

@@ -19,7 +19,7 @@ from tests.verifier.gpu_sampling.device_batches import (
 )
 from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, is_sampled_on_device
+from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS
 from verifier.sampling import Sampling
 
 # The interpreter computes in numpy, which warns of infinities.
@@ -78,7 +78,7 @@ def test_logits_may_be_part_of_a_wider_tensor() -> None:
     assert_equal(sampler.result(), host)
 
 
-def test_a_sequence_of_the_host_does_not_change_the_others() -> None:
+def test_a_sequence_without_a_slot_does_not_change_the_others() -> None:
     draw = np.random.default_rng(10)
     cases = [some_case(draw, 100, 4) for _ in range(5)]
     sampler = sampler_of(100)
@@ -105,16 +105,11 @@ def test_a_step_without_sequences() -> None:
     assert len(sampler.result().num_accepted_tokens) == 0
 
 
-def test_what_the_host_samples() -> None:
-    none: frozenset[int] = frozenset()
-    assert is_sampled_on_device(Sampling(temperature=1.0, top_k=3, prompt_logprobs=2), none)
-    assert is_sampled_on_device(Sampling(is_constrained=True), frozenset(range(MAX_STOP_TOKENS)))
+def test_more_biases_or_stop_tokens_than_fit_are_refused() -> None:
     biased = Sampling(logit_bias=tuple((i, 1.0) for i in range(MAX_BIASES + 1)))
-    for sampling, stops in [
-        (Sampling(logprobs=0), none),
-        (biased, none),
-        (Sampling(), frozenset(range(MAX_STOP_TOKENS + 1))),
-    ]:
-        assert not is_sampled_on_device(sampling, stops)
-        with pytest.raises(ValueError, match="the host samples"):
-            sampler_of(10).open(sampling, prompt_length=1, stop_token_ids=stops)
+    sampler = sampler_of(10, max_num_seqs=1)
+    for sampling, stops in ((biased, 0), (Sampling(), MAX_STOP_TOKENS + 1)):
+        with pytest.raises(ValueError, match="1024 and 2048 fit"):
+            sampler.open(sampling, prompt_length=1, stop_token_ids=frozenset(range(stops)))
+    # The slot is free still.
+    assert sampler.open(Sampling(logprobs=2), prompt_length=1) == 0

@@ -27,7 +27,7 @@ POINTERS = {
 }
 SCALARS = {"row_stride": "i64", "first_row": "i32"}
 SIZES = {
-    "VOCAB_SIZE": 151936, "STEP_WIDTH": 37, "MAX_BIASES": 1024, "MAX_STOPS": 128,
+    "VOCAB_SIZE": 151936, "STEP_WIDTH": 37, "MAX_BIASES": 1024, "MAX_STOPS": 2048,
     "NUM_BLOCKS": 75, "PADDED": 128, "BLOCK": 2048, "VERDICT_WIDTH": 34, "PADDED_WIDTH": 64,
 }
 compiled = {}
