@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.catalogue import Package, Peer
-from benchmarks.peers.environments import InstallError, python_of
+from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.environments import InstallError
 from benchmarks.peers.protocol import Options, Request
 from benchmarks.peers.worker_process import PeerError, running_worker
 from benchmarks.workloads import BUNDLED_MODEL
@@ -75,15 +75,3 @@ def test_a_worker_that_fails_or_dies_says_why(
         with pytest.raises(PeerError, match="status 7"):
             worker.ask("lookup 10", requests, 3)
     assert "a library prints this" in log.read_text()
-
-
-def test_an_environment_that_cannot_be_made_is_named_and_made_anew(tmp_path: Path) -> None:
-    package = Package(version="1", requirements=["./no-such-folder"])
-    peer = Peer(name="absent", worker="absent", package=package)
-    # What is left of an environment that was not completed.
-    left = tmp_path / "absent-1" / "left"
-    left.parent.mkdir()
-    left.touch()
-    with pytest.raises(InstallError, match="no-such-folder"):
-        python_of(peer, tmp_path, lambda _: None)
-    assert not left.exists()

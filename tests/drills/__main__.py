@@ -1,33 +1,28 @@
 """Repeats drills on one fleet of real processes, and prints what they cost.
 
-    python -m tests.drills [--drills 1 2 3] [--runs 100] [--json FILE]
+    python -m tests.drills [--drills 1 2 3] [--runs 100]
 
 Drills take turns, so that each meets the machine in the same states. Tokens and offsets are
 compared with an undisturbed run. Detection is the time from the disturbance until the gateway moved
 a choice (or a client saw its call break off); recovery, until that choice's next token came.
 
-FILE has every figure after each drill; runs that it has already count, so the same command goes on
-where it was stopped. A fleet that a drill leaves broken is replaced. Ctrl-C ends the drills and
-prints what there is.
+A drill that leaves the fleet broken is the last one. Ctrl-C ends the drills; the table has what
+there is.
 """
 
 import argparse
 import asyncio
 import contextlib
-import dataclasses
-import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.termination import clear_up_on_sigterm
 from tests.drills.catalogue import DRILLS, Drill, carry_out
 from tests.drills.fleet import Fleet, running_fleet
-from tests.drills.requests import Losses
 from tests.drills.run import Outcome, Undisturbed
-from tests.drills.whole_file import write_whole
 
 _COLUMNS = (
     "drill", "runs", "requests", "tokens lost", "repeated", "changed", "other problems",
@@ -35,60 +30,20 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class Record:
-    """The outcomes of all runs so far, by the drill's name, and the file that keeps them."""
-
-    def __init__(self, drills: Sequence[Drill], file: Path | None) -> None:
-        """Goes on from the file if there is one.
-
-        Raises:
-            ValueError: it holds something else.
-        """
-        self._file = file
-        self.outcomes: dict[str, Outcome] = {}
-        if file is not None and file.exists():
-            for name, figures in json.loads(file.read_text()).items():
-                losses = Losses(**figures.pop("losses"))
-                self.outcomes[name] = Outcome(losses=losses, **figures)
-        for drill in drills:
-            self.outcomes.setdefault(drill.name, Outcome())
-
-    def add(self, drill: Drill, outcome: Outcome) -> None:
-        """Adds a run, and writes the file; whoever reads it meanwhile gets the old or the new."""
-        self.outcomes[drill.name].add(outcome)
-        if self._file is None:
-            return
-        figures = {name: dataclasses.asdict(each) for name, each in self.outcomes.items()}
-        write_whole(self._file, json.dumps(figures, indent=2).encode())
-
-    def next_drill(self, drills: Sequence[Drill], num_runs: int) -> Drill | None:
-        """The drill with the fewest runs, the first of equals; None if all have enough."""
-        drill = min(drills, key=lambda each: self.outcomes[each.name].num_runs)
-        return drill if self.outcomes[drill.name].num_runs < num_runs else None
-
-
-async def repeat(fleet: Fleet, drills: Sequence[Drill], num_runs: int, record: Record) -> int:
-    """All drills in turn, until each has `num_runs` runs or one leaves the fleet broken.
-
-    Returns:
-        How many runs left the fleet whole.
-    """
+async def repeat(
+    fleet: Fleet, drills: Sequence[Drill], num_runs: int, outcomes: Mapping[str, Outcome]
+) -> None:
+    """All drills in turn, so often; ends early where one leaves the fleet broken."""
     undisturbed = Undisturbed()
-    num_whole = 0
-    while (drill := record.next_drill(drills, num_runs)) is not None:
-        try:
+    for _ in range(num_runs):
+        for drill in drills:
             outcome = await carry_out(drill, fleet, undisturbed)
-            is_whole = all(member.is_running for member in fleet.members)
-        except Exception as error:
-            # Of a fleet that may be broken: a run that counts as one with a problem.
-            outcome, is_whole = Outcome(num_runs=1, problems=[f"it raised {error!r}"]), False
-        record.add(drill, outcome)
-        for problem in outcome.problems:
-            print(f"{drill.name}: {problem}", file=sys.stderr, flush=True)
-        if not is_whole:
-            break
-        num_whole += 1
-    return num_whole
+            outcomes[drill.name].add(outcome)
+            for problem in outcome.problems:
+                print(f"{drill.name}: {problem}", file=sys.stderr, flush=True)
+            if not all(member.is_running for member in fleet.members):
+                print(f"{drill.name} broke the fleet", file=sys.stderr)
+                return
 
 
 def row(drill: Drill, outcome: Outcome) -> list[str]:
@@ -120,22 +75,20 @@ def main() -> int:
     numbers = sorted({drill.number for drill in DRILLS})
     parser.add_argument("--drills", type=int, nargs="+", choices=numbers, default=numbers)
     parser.add_argument("--runs", type=int, default=100, help="of each drill")
-    parser.add_argument("--json", type=Path, help="keeps every figure; the drills go on from it")
     arguments = parser.parse_args()
     drills = [drill for drill in DRILLS if drill.number in arguments.drills]
-    record = Record(drills, arguments.json)
+    outcomes = {drill.name: Outcome() for drill in drills}
     clear_up_on_sigterm()
-    with contextlib.suppress(KeyboardInterrupt):
-        while record.next_drill(drills, arguments.runs) is not None:
-            with tempfile.TemporaryDirectory() as folder, running_fleet(Path(folder)) as fleet:
-                if not asyncio.run(repeat(fleet, drills, arguments.runs, record)):
-                    print("a new fleet was broken by its first drill", file=sys.stderr)
-                    break
-    outcomes = record.outcomes
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        tempfile.TemporaryDirectory() as folder,
+        running_fleet(Path(folder)) as fleet,
+    ):
+        asyncio.run(repeat(fleet, drills, arguments.runs, outcomes))
     print(f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}")
     for drill in drills:
         print(f"| {' | '.join(row(drill, outcomes[drill.name]))} |")
-    return 0 if all(outcomes[drill.name].is_good for drill in drills) else 1
+    return 0 if all(outcome.is_good for outcome in outcomes.values()) else 1
 
 
 if __name__ == "__main__":

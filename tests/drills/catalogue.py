@@ -4,7 +4,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.drills import callers, clients, drafters, fuzzing, rollout, verifiers
+from tests.drills import callers, clients, drafters, rollout, verifiers
 from tests.drills.fleet import Fleet
 from tests.drills.run import Outcome, Run, Undisturbed, one_run
 
@@ -50,7 +50,6 @@ DRILLS = (
     _drill(11, "gateway shut down", clients.shut_down_gateway),
     _drill(12, "rapid resets", clients.rapid_resets),
     _drill(13, "credentials", callers.credentials),
-    _drill(14, "hostile input", fuzzing.fuzzed),
     _drill(15, "rolling restart", rollout.rolling_restart),
     _drill(15, "scaled up and down", rollout.scaled),
     _drill(16, "engine stalled", verifiers.stalled),

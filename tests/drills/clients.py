@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 
 import grpc
 
@@ -31,12 +30,6 @@ _IMPATIENT = (
 )
 # A client whose transport takes little beyond what is read.
 _SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16_384), ("grpc.http2.bdp_probe", 0))
-# Time for a few tokens; the second, if that was not enough, on a slow machine.
-_DEADLINES_S = (1.5, 6.0)
-# An engine that has sequences, and makes no step in this time, is stalled.
-_STALLED_S = 0.05
-# A client may find a deadline passed by so much earlier than its gateway.
-_LEAD_S = 0.3
 _LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 _PRIVATE = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -136,97 +129,6 @@ async def deadlines(run: Run) -> None:
         return num_amid_output <= num_counted <= len(exceeded)
 
     run.expect(await until(are_counted, timeout_s=10.0), "not every deadline was counted")
-    await _deadlines_by_phase(run)
-
-
-async def _deadlines_by_phase(run: Run) -> None:
-    """A deadline passes in the queue, one in a prompt and one in the output, each for sure: the
-    engine of the gateway's only verifier is stalled there.
-    """
-    stall_file, link = run.fleet.stall_file, run.fleet.links_to_verifiers[-1]
-    verifier = run.fleet.verifiers[-1]
-    # It does not end before the engine is stalled.
-    [request] = mixed_requests(1, num_tokens=_NUM_LONG_TOKENS)
-    await run.learn([request])
-    with run.fleet.another_gateway(verifiers=link.address) as gateway:
-
-        async def is_busy(num_running: int, num_waiting: int) -> bool:
-            metrics = await asyncio.to_thread(gateway.metrics)
-            return (
-                metrics.total("tandem_num_requests_running") == num_running
-                and metrics.total("tandem_num_requests_waiting") == num_waiting
-            )
-
-        async def is_free() -> bool:
-            load = await run.load(verifier)
-            return load is not None and not load.num_running + load.num_waiting
-
-        async def is_stalled() -> bool:
-            seen = set()
-            for _ in range(4):
-                load = await run.load(verifier)
-                seen.add(None if load is None else load.num_steps)
-                await asyncio.sleep(_STALLED_S)
-            return len(seen) == 1 and None not in seen
-
-        async def num_expired() -> dict[str, float]:
-            metrics = await asyncio.to_thread(gateway.metrics)
-            return {
-                phase: metrics.total("tandem_requests_expired_total", phase=phase)
-                for phase in ("queue", "prefill", "decode")
-            }
-
-        async def stall(num_decoding: int, num_waiting: int, deadline_s: float) -> bool:
-            """Whether one more request came in time; when it returns, all have expired."""
-            begun_s = time.monotonic()
-            with running_link(gateway.address) as to_gateway:
-                async with grpc.aio.insecure_channel(
-                    to_gateway.address, options=_PRIVATE
-                ) as channel:
-                    late = []
-                    for _ in range(num_decoding):
-                        late += await run.start([request], channel=channel, timeout_s=deadline_s)
-                    await run.underway(late)
-                    stall_file.touch()
-                    if num_decoding:
-                        # Until then, the engine may admit one more.
-                        await until(is_stalled, timeout_s=deadline_s)
-                    late += await run.start([request], channel=channel, timeout_s=deadline_s)
-                    has_come = await until(
-                        lambda: is_busy(len(late) - num_waiting, num_waiting), timeout_s=deadline_s
-                    )
-                    # The client, whose clock is ahead, cannot cancel before the gateway ends them.
-                    to_gateway.cut()
-                    left_s = begun_s + deadline_s - time.monotonic()
-                    await run.finish(late, codes=(_LATE,))
-            return has_come and left_s > _LEAD_S
-
-        async def expire(num_decoding: int, num_waiting: int, expected: dict[str, int]) -> None:
-            for deadline_s in _DEADLINES_S:
-                before = await num_expired()
-
-                async def are_counted(before: dict[str, float] = before) -> bool:
-                    return await num_expired() == {
-                        phase: count + expected.get(phase, 0) for phase, count in before.items()
-                    }
-
-                has_come = await stall(num_decoding, num_waiting, deadline_s)
-                is_counted = await until(
-                    are_counted if has_come else lambda: is_busy(0, 0), timeout_s=10.0
-                )
-                if not is_counted:
-                    counted = await num_expired()
-                    counted = {phase: counted[phase] - before[phase] for phase in counted}
-                    run.expect(False, f"deadlines counted as {counted}, not as {expected}")
-                stall_file.unlink()
-                run.expect(await until(is_free), f"{verifier.name} is not free after the deadlines")
-                if has_come:
-                    return
-            run.expect(False, "the gateway does not have the requests in time")
-
-        # A stalled engine admits nobody; an idle one admits, and is stalled at the prompt.
-        await expire(1, 1, {"queue": 1, "decode": 1})
-        await expire(0, 0, {"prefill": 1})
 
 
 async def unread(run: Run) -> None:

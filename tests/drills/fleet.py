@@ -52,9 +52,19 @@ class Member:
         return self._listen
 
     @property
+    def pid(self) -> int:
+        assert self._service is not None, f"{self.name} was never started"
+        return self._service.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the process has not ended; a frozen one has not."""
-        return self._service is not None and self._service.process.poll() is None
+        return self.status is None
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; 0 if it was never ready, None while the process runs."""
+        return 0 if self._service is None else self._service.process.poll()
 
     def start(self, *, module: str | None = None) -> None:
         """Starts the process, and returns when it serves.
@@ -135,10 +145,17 @@ class Member:
     def log_size(self) -> int:
         return self.log.stat().st_size
 
+    def logged_errors(self, *, since: int = 0) -> list[str]:
+        """Its log lines at level error or above, and lines of tracebacks and crashes."""
+        return [
+            str(line)
+            for line in self.log_lines(since=since)
+            if line.get("level") not in ("debug", "info", "warning")
+        ]
+
     def _signal(self, number: int) -> None:
-        assert self._service is not None, f"{self.name} was never started"
         if self.is_running:
-            os.kill(self._service.pid, number)
+            os.kill(self.pid, number)
 
 
 @dataclass(slots=True, kw_only=True)

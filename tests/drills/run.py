@@ -268,9 +268,8 @@ class Run:
         await self.connected()
         await self._nothing_is_left(self._open_sequences)
         for member in self.fleet.members:
-            for line in self.log_lines(member):
-                if line.get("level") not in ("debug", "info", "warning"):
-                    self.outcome.problems.append(f"{member.name} logged {line}")
+            for line in member.logged_errors(since=self._log_sizes[member.name]):
+                self.outcome.problems.append(f"{member.name} logged {line}")
 
     async def connected(self) -> None:
         """Waits until every gateway has every verifier."""

@@ -21,9 +21,9 @@ from grpc_reflection.v1alpha import proto_reflection_descriptor_database as refl
 from servicekit.errors import field_violation, retry_after_ms
 from servicekit.interceptors.request_id import REQUEST_ID_KEY
 from servicekit.limits import MAX_RECEIVE_BYTES
+from tests.drills.fleet import Member
 from tests.fuzz.answers import AnswerError, check_answers
 from tests.fuzz.messages import MessageMaker
-from tests.fuzz.services import FuzzedService
 
 # Every call must end within this time.
 BOUND_S = 60.0
@@ -46,7 +46,7 @@ _ALWAYS_CLEAN = {
 class Method:
     """A method of a running service."""
 
-    service: FuzzedService
+    service: Member
     descriptor: MethodDescriptor
 
     @property
@@ -91,7 +91,7 @@ class Call:
     failure: str = ""
 
 
-def find_methods(services: Sequence[FuzzedService]) -> list[Method]:
+def find_methods(services: Sequence[Member]) -> list[Method]:
     """Every method of every service, by reflection.
 
     Raises:
@@ -110,7 +110,7 @@ def find_methods(services: Sequence[FuzzedService]) -> list[Method]:
 class Caller:
     """Makes calls over one connection to each service, on one event loop."""
 
-    def __init__(self, services: Sequence[FuzzedService]) -> None:
+    def __init__(self, services: Sequence[Member]) -> None:
         self._channels = {
             service.name: grpc.aio.insecure_channel(
                 service.address, options=[("grpc.max_send_message_length", -1)]

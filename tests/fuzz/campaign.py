@@ -11,16 +11,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.metrics import read_metrics
 from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
 from tandem.client import AsyncTandemClient, GenerationRequest, SamplingParams, TandemError
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from tests.drills.fleet import Member
 from tests.fuzz.calls import BOUND_S, Call, Caller, Method, find_methods
-from tests.fuzz.services import FuzzedService
 
 #: Most that a process may grow by after the first `WARM_UP` of the inputs: what the bounds in
 #: `services.py` let it hold is reached by then, and the rest is the allocators'.
@@ -61,7 +61,7 @@ class Report:
 
 
 async def run_campaign(
-    services: Sequence[FuzzedService],
+    services: Sequence[Member],
     *,
     num_inputs: int,
     seed: int,
@@ -110,7 +110,7 @@ async def run_campaign(
             report.failures.append(f"{name} grew by {report.growth_bytes[name] >> 20} MiB")
     for service in services:
         report.failures += [f"{service.name} logged: {line}" for line in service.logged_errors()]
-        if service.process.poll() is None:
+        if service.is_running:
             report.failures += [
                 f"{service.name} counted: {line}" for line in _unclean_statuses(service)
             ]
@@ -133,16 +133,19 @@ def _record(report: Report, call: Call) -> None:
         report.failures.append(f"call {call.number}, {method}: {call.failure}\n  sent {sent}")
 
 
-def _resident_bytes(services: Sequence[FuzzedService]) -> dict[str, int]:
-    return {
-        service.name: service.resident_bytes()
-        for service in services
-        if service.process.poll() is None
-    }
+def _resident_bytes(services: Sequence[Member]) -> dict[str, int]:
+    """Resident memory of those that live."""
+    resident = {}
+    for service in services:
+        if service.is_running:
+            status = Path(f"/proc/{service.pid}/status").read_text()
+            (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+            resident[service.name] = int(line.split()[1]) * 1024
+    return resident
 
 
 @contextlib.asynccontextmanager
-async def _bystander(services: Sequence[FuzzedService], report: Report) -> AsyncIterator[None]:
+async def _bystander(services: Sequence[Member], report: Report) -> AsyncIterator[None]:
     """Repeats the same requests; their tokens must not change."""
     (gateway,) = (service for service in services if service.name == "gateway")
     requests = [
@@ -176,15 +179,15 @@ async def _bystander(services: Sequence[FuzzedService], report: Report) -> Async
 
 
 @contextlib.asynccontextmanager
-async def _watcher(services: Sequence[FuzzedService], report: Report) -> AsyncIterator[None]:
+async def _watcher(services: Sequence[Member], report: Report) -> AsyncIterator[None]:
     """Checks that the processes live and that health responds."""
 
-    async def watch(service: FuzzedService) -> None:
+    async def watch(service: Member) -> None:
         async with grpc.aio.insecure_channel(service.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
-                if service.process.poll() is not None:
-                    report.failures.append(f"{service.name} died: {service.process.returncode}")
+                if not service.is_running:
+                    report.failures.append(f"{service.name} died: {service.status}")
                     return
                 try:
                     answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=BOUND_S)
@@ -212,7 +215,7 @@ async def _in_background(work: "asyncio._CoroutineLike[None]") -> AsyncIterator[
         task.result()
 
 
-async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None:
+async def _check_idle(services: Sequence[Member], report: Report) -> None:
     """After all calls, waits within a bound until the verifier has no sequence and no block."""
     (verifier,) = (service for service in services if service.name == "verifier")
     async with grpc.aio.insecure_channel(verifier.address) as channel:
@@ -234,8 +237,8 @@ async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None
             await asyncio.sleep(0.05)
 
 
-def _unclean_statuses(service: FuzzedService) -> list[str]:
+def _unclean_statuses(service: Member) -> list[str]:
     """The service's counters of calls that ended with a status of `_UNCLEAN`."""
-    metrics = read_metrics(service.metrics)
+    metrics = service.metrics()
     counted = {code: metrics.total("tandem_rpc_requests_total", code=code) for code in _UNCLEAN}
     return [f"{code} {count:g}" for code, count in counted.items() if count]

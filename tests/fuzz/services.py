@@ -1,17 +1,15 @@
-"""Runs the services as processes, and reads errors from their logs.
+"""Runs the services as processes.
 
 Their bounds are small, so that a short campaign reaches them.
 """
 
 import contextlib
-import json
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.services import ServiceError, running_process
+from benchmarks.services import ServiceError
 from benchmarks.workloads import BUNDLED_MODEL
+from tests.drills.fleet import Member
 from tests.fuzz.messages import ABSENT_DRAFTER
 
 _DRAFTER_FLAGS = (
@@ -26,45 +24,8 @@ _VERIFIER_FLAGS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuzzedService:
-    """One running service.
-
-    Attributes:
-        name: the module.
-        address: of gRPC, HOST:PORT.
-        metrics: address of the metrics, HOST:PORT.
-        process: the process.
-        log: the file with its stderr.
-    """
-
-    name: str
-    address: str
-    metrics: str
-    process: "subprocess.Popen[str]"
-    log: Path
-
-    def resident_bytes(self) -> int:
-        """Resident memory of the process."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024
-
-    def logged_errors(self) -> list[str]:
-        """Log lines at level error or above, and lines of tracebacks and crashes."""
-        errors = []
-        for line in self.log.read_text(errors="replace").splitlines():
-            try:
-                level = json.loads(line)["level"]
-            except (ValueError, TypeError, KeyError):
-                level = "error"
-            if level not in ("debug", "info", "warning"):
-                errors.append(line)
-        return errors
-
-
 @contextlib.contextmanager
-def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
+def running_services(folder: Path) -> Iterator[list[Member]]:
     """A drafter, a verifier with the bundled model and a gateway, on free ports; stopped on exit.
 
     Args:
@@ -73,33 +34,22 @@ def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
     Raises:
         ServiceError: a service ended before it was ready, or did not end properly.
     """
-    with contextlib.ExitStack() as stack:
-        drafter = stack.enter_context(_running(folder, "drafter", *_DRAFTER_FLAGS))
-        drafters = f"{drafter.address},{ABSENT_DRAFTER}"
-        verifier = stack.enter_context(
-            _running(folder, "verifier", "--drafters", drafters, *_VERIFIER_FLAGS)
-        )
-        gateway = stack.enter_context(
-            _running(
-                folder,
-                "gateway",
-                *("--http-listen", "127.0.0.1:0", "--tokenizer", str(BUNDLED_MODEL)),
-                *("--drafters", drafter.address, "--verifiers", verifier.address),
-            )
-        )
+    drafter = Member("drafter", "drafter", _DRAFTER_FLAGS, folder)
+    drafters = f"{drafter.address},{ABSENT_DRAFTER}"
+    verifier_flags = ("--drafters", drafters, *_VERIFIER_FLAGS)
+    verifier = Member("verifier", "verifier", verifier_flags, folder)
+    gateway_flags = (
+        *("--http-listen", "127.0.0.1:0", "--tokenizer", str(BUNDLED_MODEL)),
+        *("--drafters", drafter.address, "--verifiers", verifier.address),
+    )
+    gateway = Member("gateway", "gateway", gateway_flags, folder)
+    with contextlib.ExitStack() as exits:
+        for member in (drafter, verifier, gateway):
+            exits.callback(_stop, member)
+            member.start()
         yield [drafter, verifier, gateway]
 
 
-@contextlib.contextmanager
-def _running(folder: Path, name: str, *flags: str) -> Iterator[FuzzedService]:
-    log = folder / f"{name}.log"
-    with running_process(name, *flags, log=log) as service:
-        yield FuzzedService(
-            name=name,
-            address=service.address,
-            metrics=service.metrics,
-            process=service.process,
-            log=log,
-        )
-    if service.process.returncode:
-        raise ServiceError(f"{name} ended with status {service.process.returncode}")
+def _stop(member: Member) -> None:
+    if status := member.stop():
+        raise ServiceError(f"{member.name} ended with status {status}")

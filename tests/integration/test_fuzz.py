@@ -50,7 +50,7 @@ async def test_one_call_is_sent_alone_and_a_service_that_dies_is_reported(tmp_pa
         (drafter,) = (service for service in services if service.name == "drafter")
         campaign = asyncio.create_task(run_campaign(services, num_inputs=10**6, seed=1))
         await asyncio.sleep(1)
-        drafter.process.kill()
+        drafter.kill()
         report = await campaign
     assert sum(alone.statuses.values()) == 1
     assert any(failure.startswith("drafter died: -9") for failure in report.failures)
