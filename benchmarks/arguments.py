@@ -1,32 +1,46 @@
-"""Commands' arguments: those that some share, and how a command's JSON states them."""
+"""What the commands' arguments have in common, and how a command's JSON states them."""
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL
 
-# Where it writes, which changes no figure.
-_OUTPUTS = ("json", "png")
 
-
-def add_measured(parser: argparse.ArgumentParser) -> None:
-    """Adds what is measured where Tandem is compared with transformers."""
-    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "bfloat16", "float32"],
-        help="auto: the checkpoint's",
+def command_parser(command: str, documentation: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m benchmarks.COMMAND`, with `--quick` and `--json`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{command}",
+        description=documentation,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
-    parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="hardly anything, to see it work")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    return parser
 
 
-def stated(arguments: argparse.Namespace) -> dict[str, object]:
-    """All arguments by name, defaults included; paths as text: what was measured."""
-    return {
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds `--model` and `--threads`."""
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
+    parser.add_argument("--threads", type=int, default=1, help="of the model")
+
+
+def write_figures(command: str, arguments: argparse.Namespace, figures: Mapping[str, Any]) -> None:
+    """Writes the file of `--json`, if it is asked for: the command, where it ran, its figures."""
+    if arguments.json is None:
+        return
+    stated = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(arguments).items()
-        if name not in _OUTPUTS
+        if name != "json"
     }
+    run = {
+        "command": f"python -m benchmarks.{command}",
+        **stated,
+        "processor": processor(),
+        **figures,
+    }
+    arguments.json.write_text(json.dumps(run, indent=1) + "\n")

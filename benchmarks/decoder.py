@@ -1,6 +1,6 @@
 """The CPU decoder's kernels beside torch, transformers and the memory's bandwidth.
 
-    python -m benchmarks.decoder [--threads 1 2] [--rounds 5] [--json FILE]
+    python -m benchmarks.decoder [--only products] [--threads 1 2] [--rounds 5] [--json FILE]
 
 - products: rows times a packed weight beside `torch.mm`, for shapes of the bundled model and of a
   0.6B and a 1.7B one. One thread.
@@ -9,8 +9,8 @@
   query heads. One thread.
 - step: a plain step of one sequence, random weights of Qwen3-0.6B's shape, context 400; and its
   time over that of reading the weights once, at the bandwidth that a copy in memory reaches.
-- prefill: 2,000 tokens, 512 at a time, random weights of a shape between the bundled model and
-  0.6B; transformers computes the same shape in one piece.
+- prefill: 2,000 tokens, 512 at a time, of the first four layers; transformers computes the same
+  in one piece.
 
 Compared variants alternate within a round; a figure is the median over the rounds. Nothing here
 depends on the weights' values.
@@ -18,144 +18,37 @@ depends on the weights' values.
 
 import argparse
 import functools
-import json
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
+from benchmarks.arguments import command_parser, write_figures
 from benchmarks.machine import processor
+from benchmarks.report import table
+from benchmarks.shapes import QWEN3_0_6B, TINY, Shape, first_layers, write_checkpoint
 from servicekit.kernels.memory import address_of
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.products import multiply
 from verifier.cpu.tiles import TABLE_PADDING
-from verifier.cpu.weights import (
-    LANES,
-    Activation,
-    BitsArray,
-    DecoderWeights,
-    Layer,
-    Matrix,
-    Rotary,
-    WeightType,
-)
+from verifier.cpu.weights import LANES, BitsArray, DecoderWeights
 
 PRODUCTS = ((256, 1536), (768, 256), (1024, 4096), (2048, 6144))
 NUM_ROWS = (1, 8, 32, 512)
-TYPES = {"float32": WeightType.FLOAT32, "bfloat16": WeightType.BFLOAT16}
 ATTENTION = ((1024, 256), (4096, 256), (16384, 256), (65536, 64), (4096, 1), (65536, 1))
 """Tokens of context, and how many of them are queries."""
+HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 CONTEXT, PREFILL, CHUNK = 400, 2000, 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Of a Qwen3 model."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-
-
-SHAPE_06B = Shape(
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-)
-SHAPE_PREFILL = Shape(
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=4,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=2048,
-)
-
-
-def random_bits(generator: np.random.Generator, size: tuple[int, ...], kind: WeightType) -> Any:
-    """Weights of some hundredths, as bits."""
-    values = generator.standard_normal(size, dtype=np.float32) * np.float32(0.02)
-    return values if kind is WeightType.FLOAT32 else (values.view(np.uint32) >> 16).astype("u2")
-
-
-def random_weights(shape: Shape, kind: WeightType) -> DecoderWeights:
-    """A decoder of random weights."""
-    generator = np.random.default_rng(0)
-
-    def matrix(num_outputs: int, depth: int) -> Matrix:
-        blocks = random_bits(generator, (num_outputs // LANES, depth, LANES), kind)
-        return Matrix(blocks=blocks, num_outputs=num_outputs)
-
-    size, inner = shape.hidden_size, shape.intermediate_size
-    attended = shape.num_heads * shape.head_dim
-    ones = np.ones(size, dtype=np.float32)
-    head_ones = np.ones(shape.head_dim, dtype=np.float32)
-    frequencies = 1e6 ** (-np.arange(0, shape.head_dim, 2) / shape.head_dim)
-    layers = [
-        Layer(
-            input_norm=ones,
-            qkv=matrix(attended + 2 * shape.num_kv_heads * shape.head_dim, size),
-            query_norm=head_ones,
-            key_norm=head_ones,
-            output=matrix(size, attended),
-            attention_output_norm=None,
-            mlp_output_norm=None,
-            mlp_norm=ones,
-            gate_up=matrix(2 * inner, size),
-            down=matrix(size, inner),
-            experts=None,
-            sliding_window=0,
-            rotary=0,
-        )
-        for _ in range(shape.num_layers)
-    ]
-    return DecoderWeights(
-        hidden_size=size,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        norm_eps=1e-6,
-        attention_scaling=shape.head_dim**-0.5,
-        attention_softcap=0.0,
-        logits_softcap=0.0,
-        embedding_scale=1.0,
-        activation=Activation.SILU,
-        rotaries=[Rotary(inv_freq=frequencies.astype(np.float32))],
-        layers=layers,
-        final_norm=ones,
-        embeddings=None,
-        head=matrix(shape.vocab_size, size),
-        linear_type=kind,
-        other_type=kind,
-    )
-
-
-def weight_bytes(weights: DecoderWeights) -> int:
-    """Of all that a plain step reads once."""
-    total = weights.head.blocks.nbytes
-    for layer in weights.layers:
-        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            assert matrix is not None
-            total += matrix.blocks.nbytes
-    return total
+DTYPES = ("float32", "bfloat16")
 
 
 def copy_bandwidth() -> float:
@@ -166,11 +59,11 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / best
 
 
-def measure_products(rounds: int) -> list[dict[str, Any]]:
+def measure_products(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Microseconds of each product by our kernels and by torch, one thread."""
     torch.set_num_threads(1)
     rows = []
-    for depth, outputs in PRODUCTS:
+    for depth, outputs in PRODUCTS[:1] if arguments.quick else PRODUCTS:
         stored = torch.randn(outputs, depth).bfloat16()
         weight = stored.float()
         packed = _packed(weight.numpy())
@@ -188,7 +81,7 @@ def measure_products(rounds: int) -> list[dict[str, Any]]:
                 "torch.mm float32": functools.partial(torch.mm, x_torch, weight.t()),
                 "torch.mm bfloat16": functools.partial(torch.mm, x_half, stored.t()),
             }
-            medians = _medians(variants, rounds, count)
+            medians = _medians(variants, arguments.rounds, count)
             base = medians["torch.mm float32"]
             rows.append(
                 {
@@ -205,88 +98,115 @@ def measure_products(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_attention(rounds: int) -> list[dict[str, Any]]:
+def measure_attention(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Milliseconds of one layer's attention by our kernel and by torch, one thread."""
     torch.set_num_threads(1)
-    shape = SHAPE_06B
     rows = []
-    for context, num_tokens in ATTENTION:
+    for context, num_tokens in ATTENTION[:1] if arguments.quick else ATTENTION:
         variants: dict[str, Callable[[], object]] = {
-            **{name: _attention(context, num_tokens, kind) for name, kind in TYPES.items()},
+            **{name: _attention(context, num_tokens, name) for name in DTYPES},
             "torch float32": _torch_attention(context, num_tokens),
         }
-        medians = _medians(variants, rounds)
-        pairs = shape.num_heads * num_tokens * (context - num_tokens / 2)
+        medians = _medians(variants, arguments.rounds)
+        pairs = HEADS * num_tokens * (context - num_tokens / 2)
         rows.append(
             {
                 "context": context,
                 "queries": num_tokens,
                 **{f"{name}, ms": round(s * 1e3, 2) for name, s in medians.items()},
-                "float32, GF/s": round(4 * shape.head_dim * pairs / medians["float32"] / 1e9),
+                "float32, GF/s": round(4 * HEAD_DIM * pairs / medians["float32"] / 1e9),
                 **{
                     f"{name} over torch": round(medians["torch float32"] / medians[name], 2)
-                    for name in TYPES
+                    for name in DTYPES
                 },
             }
         )
     return rows
 
 
-def measure_steps(threads: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Plain steps of the 0.6B shape."""
+def measure_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Plain steps beside the reading of the weights."""
     rows = []
-    for dtype, kind in TYPES.items():
-        weights = random_weights(SHAPE_06B, kind)
-        for num_threads in threads:
+    for dtype in DTYPES:
+        with tempfile.TemporaryDirectory() as parent:
+            weights = _weights(_checkpoint(_shape(arguments), parent), dtype)
+        for num_threads in arguments.threads:
             decoder = _decoder(weights, num_threads)
             layout = _layout(decoder, CONTEXT, 1)
             decoder.forward(layout)
             steps, bandwidths = [], []
-            for _ in range(rounds):
+            for _ in range(arguments.rounds):
                 steps.append(_seconds(functools.partial(decoder.forward, layout), 5))
                 bandwidths.append(copy_bandwidth())
             decoder.close()
-            floor = weight_bytes(weights) / statistics.median(bandwidths)
+            bandwidth = statistics.median(bandwidths)
+            num_bytes = _shape(arguments).step_weights_bytes(getattr(torch, dtype).itemsize)
             rows.append(
                 {
                     "dtype": dtype,
                     "threads": num_threads,
                     "ms": round(statistics.median(steps) * 1e3, 1),
-                    "weights, GB": round(weight_bytes(weights) / 1e9, 2),
-                    "copy of one thread, GB/s": round(statistics.median(bandwidths) / 1e9, 1),
-                    "time over reading the weights": round(statistics.median(steps) / floor, 2),
+                    "weights, GB": round(num_bytes / 1e9, 2),
+                    "copy of one thread, GB/s": round(bandwidth / 1e9, 1),
+                    "time over reading the weights": round(
+                        statistics.median(steps) * bandwidth / num_bytes, 2
+                    ),
                 }
             )
     return rows
 
 
-def measure_prefill(threads: list[int], rounds: int) -> list[dict[str, Any]]:
+def measure_prefill(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Prefill beside transformers."""
     rows = []
-    for dtype, kind in TYPES.items():
-        weights = random_weights(SHAPE_PREFILL, kind)
-        model = _transformers_model(SHAPE_PREFILL, dtype)
-        token_ids = torch.arange(PREFILL)[None] % SHAPE_PREFILL.vocab_size
-        for num_threads in threads:
+    for dtype in DTYPES:
+        with tempfile.TemporaryDirectory() as parent:
+            shape = TINY if arguments.quick else first_layers(QWEN3_0_6B, 4)
+            folder = _checkpoint(shape, parent)
+            weights = _weights(folder, dtype)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+            model = loaded.eval()
+        token_ids = torch.arange(PREFILL)[None]
+        for num_threads in arguments.threads:
             torch.set_num_threads(num_threads)
             decoder = _decoder(weights, num_threads)
-            own, other = [], []
-            for _ in range(rounds):
-                own.append(_seconds(functools.partial(_prefill, decoder)))
-                with torch.inference_mode():
-                    other.append(_seconds(functools.partial(model, token_ids, logits_to_keep=1)))
+            with torch.inference_mode():
+                medians = _medians(
+                    {
+                        "own": functools.partial(_prefill, decoder),
+                        "transformers": functools.partial(model, token_ids, logits_to_keep=1),
+                    },
+                    arguments.rounds,
+                )
             decoder.close()
-            medians = statistics.median(own), statistics.median(other)
             rows.append(
                 {
                     "dtype": dtype,
                     "threads": num_threads,
-                    "ms": round(medians[0] * 1e3),
-                    "transformers, ms": round(medians[1] * 1e3),
-                    "ratio": round(medians[1] / medians[0], 2),
+                    "ms": round(medians["own"] * 1e3),
+                    "transformers, ms": round(medians["transformers"] * 1e3),
+                    "ratio": round(medians["transformers"] / medians["own"], 2),
                 }
             )
     return rows
+
+
+def _shape(arguments: argparse.Namespace) -> Shape:
+    return TINY if arguments.quick else QWEN3_0_6B
+
+
+def _checkpoint(shape: Shape, parent: str) -> Path:
+    return write_checkpoint(shape, Path(parent), device=torch.device("cpu"), dtype=torch.bfloat16)
+
+
+def _weights(folder: Path, dtype: str) -> DecoderWeights:
+    return load_weights(describe_decoder(folder), dtype=dtype, quantization="none")
+
+
+def _random_bits(generator: np.random.Generator, size: tuple[int, ...], dtype: str) -> BitsArray:
+    """Values of some hundredths, as bits."""
+    values = generator.standard_normal(size, dtype=np.float32) * np.float32(0.02)
+    return values if dtype == "float32" else (values.view(np.uint32) >> 16).astype("u2")
 
 
 def _packed(weight: BitsArray) -> BitsArray:
@@ -307,30 +227,27 @@ def _product(packed: BitsArray, x: BitsArray, out: BitsArray, depth: int) -> Cal
     return call
 
 
-def _attention(context: int, num_tokens: int, kind: WeightType) -> Callable[[], object]:
+def _attention(context: int, num_tokens: int, dtype: str) -> Callable[[], object]:
     """Of the last tokens of a sequence whose blocks lie anywhere in the cache."""
-    shape = SHAPE_06B
-    heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+    group = HEADS // KV_HEADS
     generator = np.random.default_rng(0)
-    cache = random_bits(generator, (context // LANES, 2 * heads, LANES * shape.head_dim), kind)
+    cache = _random_bits(generator, (context // LANES, 2 * KV_HEADS, LANES * HEAD_DIM), dtype)
     table = np.pad(generator.permutation(len(cache)).astype(np.int32), (0, TABLE_PADDING))
-    queries = random_bits(
-        generator, (heads, num_tokens * group, shape.head_dim), WeightType.FLOAT32
-    )
-    out = np.empty((num_tokens, shape.num_heads, shape.head_dim), dtype=np.float32)
-    scratch = np.empty(scratch_bytes(shape.head_dim), dtype=np.uint8)
+    queries = _random_bits(generator, (KV_HEADS, num_tokens * group, HEAD_DIM), "float32")
+    out = np.empty((num_tokens, HEADS, HEAD_DIM), dtype=np.float32)
+    scratch = np.empty(scratch_bytes(HEAD_DIM), dtype=np.uint8)
     marker = np.empty(0, dtype=cache.dtype)
 
     def call() -> None:
-        for head in range(heads):
+        for head in range(KV_HEADS):
             for first in range(0, num_tokens * group, MAX_TASK_ROWS):
                 attend(
                     marker, address_of(out) + head * group * out.strides[1], out.strides[0],
                     address_of(queries) + head * queries.strides[0] + first * queries.strides[1],
                     address_of(cache) + head * cache.strides[1],
-                    address_of(cache) + (heads + head) * cache.strides[1], address_of(table),
+                    address_of(cache) + (KV_HEADS + head) * cache.strides[1], address_of(table),
                     cache.strides[0], min(MAX_TASK_ROWS, num_tokens * group - first), group, first,
-                    context - num_tokens, shape.head_dim, 0, np.float32(shape.head_dim**-0.5),
+                    context - num_tokens, HEAD_DIM, 0, np.float32(HEAD_DIM**-0.5),
                     np.float32(0), address_of(scratch),
                 )  # fmt: skip
 
@@ -338,10 +255,8 @@ def _attention(context: int, num_tokens: int, kind: WeightType) -> Callable[[], 
 
 
 def _torch_attention(context: int, num_tokens: int) -> Callable[[], object]:
-    shape = SHAPE_06B
     queries, keys, values = (
-        torch.randn(1, shape.num_heads, length, shape.head_dim)
-        for length in (num_tokens, context, context)
+        torch.randn(1, HEADS, length, HEAD_DIM) for length in (num_tokens, context, context)
     )
     mask = torch.full((num_tokens, context), -torch.inf).triu(context - num_tokens + 1)
     return functools.partial(
@@ -379,18 +294,6 @@ def _prefill(decoder: CpuDecoder) -> None:
         decoder.forward(_layout(decoder, start, min(CHUNK, PREFILL - start)))
 
 
-def _transformers_model(shape: Shape, dtype: str) -> Any:
-    sizes = asdict(shape)
-    config = Qwen3Config(
-        **{k: v for k, v in sizes.items() if not k.startswith("num_")},
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-
-
 def _seconds(call: Callable[[], object], count: int = 1) -> float:
     """Of one call; the mean of `count`."""
     started_s = time.perf_counter()
@@ -412,36 +315,28 @@ def _medians(
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+MEASURES = {
+    "products": measure_products,
+    "attention": measure_attention,
+    "step": measure_steps,
+    "prefill": measure_prefill,
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser("decoder", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=["products", "attention", "step", "prefill"],
-        help="all without it",
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    measures = {
-        "products": lambda: measure_products(arguments.rounds),
-        "attention": lambda: measure_attention(arguments.rounds),
-        "step": lambda: measure_steps(arguments.threads, arguments.rounds),
-        "prefill": lambda: measure_prefill(arguments.threads, arguments.rounds),
-    }
+    parser.add_argument("--only", nargs="+", choices=list(MEASURES), default=list(MEASURES))
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.threads, arguments.rounds = [1], 1
     print(processor())
-    result: dict[str, Any] = {"machine": processor()}
-    for name in arguments.only or measures:
-        result[name] = measures[name]()
-        print(f"\n{name}\n\n{_table(result[name])}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+    result: dict[str, Any] = {}
+    for name in arguments.only:
+        result[name] = MEASURES[name](arguments)
+        print(f"\n{name}\n\n{table(result[name])}", flush=True)
+    write_figures("decoder", arguments, result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,13 @@
-"""The drafter's speed, memory and policies in one run, as a table and JSON.
+"""The drafter's speed: its index, and its stream over the wire.
 
     python -m benchmarks.drafter [--quick] [--json FILE]
+
+- proposals: distinct histories in shuffled order, a token appended to each, as in a server with
+  hundreds of long contexts; caches are cold before each call. Nanoseconds per proposal, and to
+  index the appended token, which the server does after its response; best of the rounds, median.
+- texts: nanoseconds to append and index a token of a new text, and bytes per token at the end.
+- stream: round trips on `ProposeStream` with a drafter process, 8 new tokens per sequence, with
+  and without a verifier's step between two of them; and proposals per second over four streams.
 
 Compare figures of one run only: other work on the machine slows everything down. For kernels, the
 best round stands beside the median, since a round is a fraction of a millisecond.
@@ -8,241 +15,248 @@ best round stands beside the median, since a round is a fraction of a millisecon
 
 import argparse
 import asyncio
-import concurrent.futures
 import itertools
-import json
-import multiprocessing
-import platform
+import random
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from tokenizers import Tokenizer
+import grpc
+import numpy as np
+import numpy.typing as npt
 
-from benchmarks.drafter_kernels import (
-    BATCH,
-    LENGTHS,
-    POLICIES,
-    MemoryCheck,
-    ProposalCost,
-    TextCost,
-    measure_proposals,
-    measure_texts,
-)
-from benchmarks.drafter_policies import (
-    RUNNING_AT_A_TIME,
-    PolicyFigure,
-    feeding_policies,
-    measure_policy,
-    measure_pooled_policy,
-    measure_running_together,
-    policies,
-)
-from benchmarks.drafter_wire import (
-    BatchCost,
-    RoundTrip,
-    Throughput,
-    measure_batch_cost,
-    measure_round_trips,
-    measure_throughput,
-)
-from benchmarks.held_out_texts import Continuation, form_texts, held_out_texts
+from benchmarks.arguments import command_parser, write_figures
+from benchmarks.drafter_texts import Call, propose
 from benchmarks.machine import processor
-from benchmarks.services import running_service
-from benchmarks.workloads import BUNDLED_MODEL
-from drafter.ngram.params import Algorithm
+from benchmarks.report import table
+from benchmarks.services import running_process
+from drafter.budgets import MAX_UNINDEXED
+from drafter.ngram.index import DONE
+from drafter.ngram.params import Algorithm, NgramParams, Tie
+from drafter.ngram.text import IndexedText
+from drafter.warm_up import warm_up
+from tandem.v1 import drafter_pb2 as pb
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Tokens = npt.NDArray[np.uint32]
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
+POLICIES = {
+    "index, longest": NgramParams(tie=Tie.LONGEST, tokens_per_match=2),
+    "index, earliest": NgramParams(),
+    "KMP, earliest": NgramParams(algorithm=Algorithm.KMP),
+}
+LENGTHS = (1_000, 8_000, 131_000)
+NUM_HISTORIES, DRAFT_TOKENS = 256, 8
+MAX_TOKENS = 1 << 20
+# Larger than any cache: writing it evicts everything else.
+_FLUSH_BYTES = 128 << 20
+
+_PROPOSE = "/tandem.v1.DrafterService/ProposeStream"
 BATCHES = (1, 64, 256)
+# Between requests: a verifier's step, and none.
 PAUSES_S = (0.005, 0.0)
-"""Pauses between requests: a verifier's step, and none."""
+PROMPT_TOKENS, TOKENS_PER_STEP, MAX_DRAFT_TOKENS = 1000, 8, 24
 
 
-def main() -> None:
-    """Measures everything, and prints each result when it is there."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and texts")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    start_s = time.perf_counter()
-    print(f"{processor()}, Python {platform.python_version()}\n")
-
-    costs = measure_all_kernels(num_rounds=3 if arguments.quick else 11)
-    trips, throughputs, batch_costs = asyncio.run(_measure_wire(quick=arguments.quick))
-    figures, notes = measure_all_policies()
-    figures += measure_feeding()
-    print(f"\n{time.perf_counter() - start_s:.0f} s in all")
-    if arguments.json is not None:
-        rows = [*costs, *trips, *throughputs, *batch_costs, *figures]
-        by_kind: dict[str, list[dict[str, object]]] = {}
-        for row in rows:
-            by_kind.setdefault(type(row).__name__, []).append(asdict(row))
-        arguments.json.write_text(json.dumps({**by_kind, "notes": notes}, indent=1) + "\n")
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = command_parser("drafter", __doc__).parse_args(argv)
+    print(processor())
+    warm_up()
+    proposals, texts = _measure_kernels(arguments)
+    result: dict[str, Any] = {"proposals": proposals, "texts": texts}
+    result["stream"] = asyncio.run(_measure_stream(arguments))
+    for name, rows in result.items():
+        print(f"\n{name}\n\n{table(rows)}")
+    write_figures("drafter", arguments, result)
 
 
-def measure_all_kernels(*, num_rounds: int) -> list[ProposalCost | TextCost | MemoryCheck]:
-    """Measures each policy and length in its own process, to separate their memory."""
-    print(
-        f"Proposals: {BATCH} distinct histories in shuffled order, a token appended to each, cold"
-        " caches, one thread, n 2..5, k 8; ns each, best / median\n"
-    )
-    print(f"{'':18}{'tokens':>8}{'':>6}{'proposal':>16}{'index, later':>16}")
-    costs: list[ProposalCost | TextCost | MemoryCheck] = []
-    for policy in POLICIES:
-        for num_tokens in LENGTHS:
-            for row in _in_new_process(
-                measure_proposals, policy, num_tokens, num_rounds=num_rounds
-            ):
-                if isinstance(row, ProposalCost):
-                    print(
-                        f"{policy:18}{num_tokens:8}{'hit' if row.hits else 'miss':>6}"
-                        f"{row.best_proposal_ns:9.0f} /{row.proposal_ns:5.0f}"
-                        f"{row.best_index_ns:9.0f} /{row.index_ns:5.0f}"
-                    )
-                costs.append(row)
-    _print_ratios([row for row in costs if isinstance(row, ProposalCost)])
-    checks = [
-        # With less, growth of the process itself would dominate.
-        row.reported_to_resident
-        for row in costs
-        if isinstance(row, MemoryCheck) and row.num_tokens >= 8000
-    ]
-    print(f"bytes reported / resident: {min(checks):.2f} to {max(checks):.2f}")
-    print("\nTexts: ns per token, appended in deltas of 8,192 and indexed; bytes per token\n")
+def _measure_kernels(
+    arguments: argparse.Namespace,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tables `proposals` and `texts`."""
+    num_rounds = 2 if arguments.quick else 11
+    proposals, built = [], []
     for policy, params in POLICIES.items():
-        if params.algorithm is Algorithm.KMP:
-            continue
-        for text_row in _in_new_process(measure_texts, policy):
-            print(
-                f"{policy:18}{text_row.kind:10}{text_row.num_tokens:8}"
-                f"{text_row.append_ns_per_token:8.0f} ns{text_row.bytes_per_token:7.1f}"
-                f" (at most {text_row.worst_bytes_per_token:.1f} on the way)"
+        for num_tokens in LENGTHS[:1] if arguments.quick else LENGTHS:
+            # Each token occurs once in a history, so only constructed matches hit.
+            rng = np.random.default_rng(num_tokens)
+            source = rng.permutation(num_tokens + NUM_HISTORIES * 64).astype(np.uint32)
+            started_at_s = time.perf_counter()
+            texts = [_build(params, source[i * 64 :][:num_tokens]) for i in range(NUM_HISTORIES)]
+            total = NUM_HISTORIES * num_tokens
+            built.append(
+                {
+                    "policy": policy,
+                    "tokens": num_tokens,
+                    "ns per token": round((time.perf_counter() - started_at_s) / total * 1e9, 1),
+                    "bytes per token": round(sum(t.allocated_bytes for t in texts) / total, 1),
+                }
             )
-            costs.append(text_row)
-    return costs
+            for hits in (False, True):
+                times_ns = _ask(texts, source, num_tokens, num_rounds, hits=hits)
+                proposals.append(
+                    {
+                        "policy": policy,
+                        "tokens": num_tokens,
+                        "match": "hit" if hits else "miss",
+                        **{
+                            f"{what}, {how}": round(statistic(each))
+                            for what, each in times_ns.items()
+                            for how, statistic in (("best", min), ("median", statistics.median))
+                        },
+                    }
+                )
+    return proposals, built
 
 
-def _in_new_process(measure: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure, *arguments, **keywords).result()
+def _build(params: NgramParams, tokens: Tokens) -> IndexedText:
+    text = IndexedText(params=params, max_tokens=MAX_TOKENS)
+    for start in range(0, len(tokens), 8192):
+        text.append(tokens[start : start + 8192])
+        propose([text], [0])
+    return text
 
 
-def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
-    """One row per policy."""
-    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    texts, notes = held_out_texts(tokenizer)
-    print("\nHeld-out text as the model's output: tokens per step / drafted per accepted token\n")
-    _print_kinds(texts)
-    figures = []
-    for policy in policies():
-        for measure in (measure_policy, measure_pooled_policy):
-            row = [measure(policy, kind, found) for kind, found in texts.items()]
-            _print_figures(row)
-            figures += row
-    for note in notes:
-        print(f"not measured: {note}")
-    return figures, notes
+def _ask(
+    texts: Sequence[IndexedText], source: Tokens, num_tokens: int, num_rounds: int, *, hits: bool
+) -> dict[str, list[float]]:
+    """Nanoseconds per text of the proposal and of the indexing that follows, of each round."""
+    rng = np.random.default_rng(1)
+    flush = np.zeros(_FLUSH_BYTES, dtype=np.uint8)
+    times_ns: dict[str, list[float]] = {"proposal": [], "index": []}
+    fresh = 2**31
+    for _ in range(num_rounds):
+        order = rng.permutation(len(texts))
+        for i in order:
+            if hits:
+                # Repeats four tokens of the history; the fifth is appended below.
+                start = i * 64 + int(rng.integers(0, num_tokens - 32))
+                appended = source[start : start + 5]
+            else:
+                appended = np.arange(fresh, fresh + 5, dtype=np.uint32)
+                fresh += 5
+            texts[i].append(appended[:4])
+            propose([texts[i]], [0])
+            texts[i].append(appended[4:])
+        batch = [texts[i] for i in order]
+        for what, max_tokens in (("proposal", DRAFT_TOKENS), ("index", 0)):
+            flush += 1
+            times_ns[what].append(_time_call(batch, max_tokens) / len(batch))
+    return times_ns
 
 
-def measure_feeding() -> list[PolicyFigure]:
-    """Compares pools fed while requests run with pools fed at their ends."""
-    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-    texts, _ = held_out_texts(tokenizer)
-    # As in a service that gives many similar answers at once.
-    texts = {**texts, "filled forms": form_texts(tokenizer)}
-    print(
-        "\nSeveral texts at a time, n 2..5 longest, x 2, k 31: tokens per step / drafted per"
-        " accepted token\n"
-    )
-    _print_kinds(texts)
-    figures = []
-    for num_running, policy in itertools.product(RUNNING_AT_A_TIME, feeding_policies()):
-        row = [
-            measure_running_together(policy, kind, found, num_running=num_running)
-            for kind, found in texts.items()
-        ]
-        _print_figures(row)
-        figures += row
-    return figures
+def _time_call(texts: Sequence[IndexedText], max_tokens: int) -> float:
+    """Nanoseconds of one kernel call on one thread."""
+    call = Call(texts, [max_tokens] * len(texts), budget=1 << 40, max_unindexed=MAX_UNINDEXED)
+    started_at_ns = time.perf_counter_ns()
+    call.run()
+    duration_ns = time.perf_counter_ns() - started_at_ns
+    for text, status in zip(texts, call.statuses.tolist(), strict=True):
+        if status != DONE:
+            # A table had to grow, which is rare: its proposal is left out.
+            propose([text], [0])
+    return duration_ns
 
 
-def _print_kinds(texts: Mapping[str, Sequence[Continuation]]) -> None:
-    """The head of a table: how many texts of each kind."""
-    print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
+async def _measure_stream(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    num_steps = 40 if arguments.quick else 600
+    one_stream = [(1, *case) for case in itertools.product(PAUSES_S, BATCHES)]
+    rows = []
+    with running_process("drafter") as drafter:
+        async with grpc.aio.insecure_channel(drafter.address) as channel:
+            for num_streams, pause_s, num_sequences in (*one_stream, (4, 0.0, 16), (4, 0.0, 64)):
+                prepared = [
+                    await _prepare(
+                        channel, f"{i} {pause_s} {num_sequences}", num_sequences, num_steps
+                    )
+                    for i in range(num_streams)
+                ]
+                started_at_s = time.perf_counter()
+                runs = await asyncio.gather(*(_round_trips(*each, pause_s) for each in prepared))
+                took_ms = [each for run in runs for each in run]
+                duration_s = time.perf_counter() - started_at_s
+                rows.append(
+                    {
+                        "streams": num_streams,
+                        "sequences": num_sequences,
+                        "pause, ms": pause_s * 1e3,
+                        "p50, ms": round(statistics.median(took_ms), 2),
+                        "p99, ms": round(statistics.quantiles(took_ms, n=100)[98], 2),
+                        "proposals/s": round(len(took_ms) * num_sequences / duration_s),
+                    }
+                )
+                for stream, _ in prepared:
+                    stream.cancel()
+    return rows
 
 
-def _print_figures(row: Sequence[PolicyFigure]) -> None:
-    """One policy's, by kind of text."""
-    cells = [f"{each.tokens_per_step:.2f} / {each.drafted_per_accepted:.2f}" for each in row]
-    print(f"{row[0].policy:38}" + "".join(f"{cell:>18}" for cell in cells))
+async def _prepare(
+    channel: grpc.aio.Channel, name: str, num_sequences: int, num_steps: int
+) -> tuple[Stream, list[bytes]]:
+    """A stream with so many sequences, and requests for it."""
+    stream: Stream = channel.stream_stream(_PROPOSE)()
+    creations, steps = _requests(name, num_sequences, num_steps)
+    for request in creations:
+        await _exchange(stream, request)
+    return stream, steps
 
 
-async def _measure_wire(
-    *, quick: bool
-) -> tuple[list[RoundTrip], list[Throughput], list[BatchCost]]:
-    num_rounds, num_steps = (3, 30) if quick else (12, 50)
-    print(
-        "\nProposeStream against a bare echo of the same bytes, 8 tokens per sequence; ms,"
-        " p50 / p99\n"
-    )
-    trips, throughputs, costs = [], [], []
-    with running_service("drafter") as drafter, running_service("benchmarks.echo_server") as echo:
-        for pause_s, num_sequences in itertools.product(PAUSES_S, BATCHES):
-            trip = await measure_round_trips(
-                drafter,
-                echo,
-                num_sequences,
-                pause_s=pause_s,
-                num_rounds=num_rounds,
-                num_steps=num_steps,
-            )
-            print(
-                f"{num_sequences:4} sequences, {trip.pause_ms:.0f} ms apart"
-                f"  {trip.drafter_p50_ms:.2f} /{trip.drafter_p99_ms:5.2f}"
-                f"   echo {trip.echo_p50_ms:.2f} /{trip.echo_p99_ms:5.2f}"
-                f"   {trip.drafter_p50_ms / trip.echo_p50_ms:.1f} x"
-            )
-            trips.append(trip)
-        for num_sequences in (16, 64):
-            throughput = await measure_throughput(
-                drafter, num_streams=4, num_sequences=num_sequences, num_steps=4 * num_steps
-            )
-            print(
-                f"4 streams x {num_sequences} sequences: "
-                f"{throughput.proposals_per_s:,.0f} proposals/s"
-            )
-            throughputs.append(throughput)
-    print("\nTime of a live batch in the server, us\n")
-    for num_sequences in BATCHES:
-        cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
-        print(
-            f"{num_sequences:4} sequences  answer, best / median, {cost.best_answer_us:.0f} /"
-            f" {cost.answer_us:.0f}; index, after that, {cost.index_us:.0f} on average"
+async def _round_trips(stream: Stream, requests: Sequence[bytes], pause_s: float) -> list[float]:
+    """Milliseconds of each. The client sends prepared bytes and does not parse responses."""
+    took_ms = []
+    for request in requests:
+        await asyncio.sleep(pause_s)
+        started_at_s = time.perf_counter()
+        await _exchange(stream, request)
+        took_ms.append((time.perf_counter() - started_at_s) * 1e3)
+    return took_ms
+
+
+def _requests(name: str, num_sequences: int, num_steps: int) -> tuple[list[bytes], list[bytes]]:
+    """Serialized requests: those that create the sequences, and one per step."""
+    draw = random.Random(name)
+    ids = [f"{draw.getrandbits(128):032x}" for _ in range(num_sequences)]
+
+    def words() -> Iterator[int]:
+        # They recur, so that most proposals hit.
+        while True:
+            first = draw.randrange(60) * 60
+            yield from range(first, first + 12)
+
+    def text(num_tokens: int) -> list[int]:
+        return list(itertools.islice(words(), num_tokens))
+
+    creations = [
+        pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(sequence_id=id_, token_ids=text(PROMPT_TOKENS))
+                for id_ in ids[start : start + 16]
+            ]
         )
-        costs.append(cost)
-    return trips, throughputs, costs
-
-
-def _print_ratios(costs: Sequence[ProposalCost]) -> None:
-    def of(policy: str, num_tokens: int) -> ProposalCost:
-        return next(
-            c for c in costs if (c.policy, c.num_tokens, c.hits) == (policy, num_tokens, False)
+        for start in range(0, num_sequences, 16)
+    ]
+    steps = [
+        pb.ProposeRequest(
+            batch_id=number + 1,
+            sequences=[
+                pb.SequenceDelta(
+                    sequence_id=id_,
+                    base_length=PROMPT_TOKENS + number * TOKENS_PER_STEP,
+                    token_ids=text(TOKENS_PER_STEP),
+                    max_draft_tokens=MAX_DRAFT_TOKENS,
+                )
+                for id_ in ids
+            ],
         )
+        for number in range(num_steps)
+    ]
+    return [r.SerializeToString() for r in creations], [r.SerializeToString() for r in steps]
 
-    index, short, kmp = (
-        of("index, earliest", LENGTHS[-1]),
-        of("index, earliest", LENGTHS[0]),
-        of("KMP, earliest", LENGTHS[-1]),
-    )
-    print(
-        f"\nmiss, {LENGTHS[-1]:,} tokens: {index.proposal_ns / short.proposal_ns:.2f} x the index's"
-        f" {LENGTHS[0]:,}, KMP {kmp.proposal_ns / index.proposal_ns:,.0f} x the index"
-    )
+
+async def _exchange(stream: Stream, request: bytes) -> None:
+    await stream.write(request)
+    assert isinstance(await stream.read(), bytes), "the stream has ended"
 
 
 if __name__ == "__main__":

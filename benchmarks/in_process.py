@@ -5,21 +5,19 @@ only the verifier is measured.
 """
 
 import contextlib
-import dataclasses
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.drafter_texts import propose
+from benchmarks.turns import Variant, blocking
 from benchmarks.workloads import Task
 from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
-from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepSampling, TargetModel
+from tandem.values import DraftWait
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import Hint
@@ -27,7 +25,7 @@ from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Event, Hints, Open, Rejected, StepStats
 from verifier.engine.observation import EngineObserver, StepRecord
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 
 HINT_TOKENS = 32
 PATIENCE_S = 600.0
@@ -35,94 +33,14 @@ PATIENCE_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts and times of a run's steps. Filled by the engine thread."""
+    """Of a run's steps. Filled by the engine thread."""
 
     num_steps: int = 0
     num_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    # Seconds of all steps by phase, as in `StepRecord`, less those of the benchmark's own drafting.
-    phase_durations_s: dict[str, float] = field(default_factory=dict)
+    # In which the engine's thread made drafts, here and not where a drafter does.
     draft_s: float = 0.0
-    # In which the engine's thread launched steps of the model or waited for them.
-    model_s: float = 0.0
-
-    def spent(self, phase: str, duration_s: float) -> None:
-        self.phase_durations_s[phase] = self.phase_durations_s.get(phase, 0.0) + duration_s
-
-    def add(self, other: "Counts") -> None:
-        self.num_steps += other.num_steps
-        self.num_tokens += other.num_tokens
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
-        for phase, duration_s in other.phase_durations_s.items():
-            self.spent(phase, duration_s)
-        self.draft_s += other.draft_s
-        self.model_s += other.model_s
-
-    @property
-    def steps_s(self) -> float:
-        """Of all steps, without drafting."""
-        return sum(self.phase_durations_s.values())
-
-    @property
-    def host_share(self) -> float:
-        """The share of the steps' time outside the model. Of the phase forward, too: the engine
-        learns from the last step and sends messages there.
-        """
-        return 1 - self.model_s / self.steps_s
-
-
-class StepTimes(NamedTuple):
-    """What one step took."""
-
-    # Sequences that sampled.
-    num_sampled: int
-    # As in `StepRecord`, without drafting.
-    phase_durations_s: Mapping[str, float]
-    # Of the benchmark's own drafting.
-    draft_s: float
-
-
-class TimedModel:
-    """Implements `TargetModel`: another one, and the time that its caller spends in it.
-
-    Attributes:
-        is_under_way: whether a step is launched and was not waited for.
-    """
-
-    def __init__(self, model: TargetModel) -> None:
-        self.vocab_size = model.vocab_size
-        self.row_tile = model.row_tile
-        self.computes_at_launch = model.computes_at_launch
-        self.spent_s = 0.0
-        self.is_under_way = False
-        self._model = model
-
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        with self.timed():
-            self.is_under_way = True
-            return _TimedStep(self._model.launch(layout, sampling), self)
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        started_at_s = time.perf_counter()
-        yield
-        self.spent_s += time.perf_counter() - started_at_s
-
-
-class _TimedStep:
-    """Implements `StepHandle`."""
-
-    def __init__(self, handle: StepHandle, model: TimedModel) -> None:
-        self._handle = handle
-        self._model = model
-        self.result = handle.result
-
-    def wait(self) -> None:
-        with self._model.timed():
-            self._handle.wait()
-        self._model.is_under_way = False
 
 
 class InProcessEngine(EngineObserver):
@@ -130,37 +48,11 @@ class InProcessEngine(EngineObserver):
 
     def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
         self._counts = Counts()
-        self._observe_step: Callable[[StepTimes], None] | None = None
-        # Of drafting since a step was last observed, by the phase that holds it.
-        self._drafted_s: dict[str, float] = {}
         self._loaded = loaded or load_model(config)
-        self._config = config
-        self._model = TimedModel(self._loaded.model)
-        timed = dataclasses.replace(self._loaded, model=self._model)
-        self._engine: Engine = build_engine(timed, config, [self])
+        self._engine: Engine = build_engine(self._loaded, config, [self])
 
     def stepped(self, record: StepRecord) -> None:
-        counts = self._counts
-        counts.num_steps += 1
-        phase_durations_s = {
-            phase: duration_s - self._drafted_s.get(phase, 0.0)
-            for phase, duration_s in record.phase_durations_s.items()
-        }
-        draft_s = sum(self._drafted_s.values())
-        self._drafted_s.clear()
-        for phase, duration_s in phase_durations_s.items():
-            counts.spent(phase, duration_s)
-        if self._observe_step is not None:
-            self._observe_step(
-                StepTimes(
-                    num_sampled=len(record.verdict.num_accepted_tokens),
-                    phase_durations_s=phase_durations_s,
-                    draft_s=draft_s,
-                )
-            )
-
-    def _drafted(self, phase: str, duration_s: float) -> None:
-        self._drafted_s[phase] = self._drafted_s.get(phase, 0.0) + duration_s
+        self._counts.num_steps += 1
 
     def run(
         self,
@@ -170,11 +62,12 @@ class InProcessEngine(EngineObserver):
         speculate: bool,
         max_drafts: int | None = None,
         observe: Callable[[Decided], None] | None = None,
-        observe_step: Callable[[StepTimes], None] | None = None,
     ) -> Counts:
-        """Runs all tasks, `streams` at a time; `observe` is called with each decision, whose
-        `sequence_id` is the task's index, and `observe_step` with each step.
-        `max_drafts`: per sequence and step; None: the limit of the verifier.
+        """Runs all tasks, `streams` at a time.
+
+        Args:
+            max_drafts: per sequence and step; None: the limit of the verifier.
+            observe: called with each decision, whose `sequence_id` is the task's index.
 
         Raises:
             Exception: the engine's, a rejected sequence's or `observe`'s.
@@ -183,9 +76,7 @@ class InProcessEngine(EngineObserver):
         if max_drafts is None:
             max_drafts = self._loaded.served.max_num_speculative_tokens
         self._counts = Counts()
-        self._observe_step = observe_step
-        model_before_s = self._model.spent_s
-        drafting = _Drafting(self._engine, self._counts) if speculate else None
+        drafting = _Drafting(self._engine) if speculate else None
         # For each task that has ended None, or what keeps the others from ending.
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         waiting = list(enumerate(tasks))[::-1]
@@ -217,14 +108,7 @@ class InProcessEngine(EngineObserver):
                 if event.finish_reason is not None:
                     open_next()
                     done.put(None)
-            draft_s = time.perf_counter() - started_at_s
-            counts.draft_s += draft_s
-            # The engine publishes a step whose drafts are wanted at once, others after the next
-            # one's launch or, if there is none, outside of any step.
-            if self._model.is_under_way:
-                self._drafted("forward", draft_s)
-            elif any(event.num_wanted_draft_tokens for event in decided):
-                self._drafted("commit", draft_s)
+            counts.draft_s += time.perf_counter() - started_at_s
 
         def open_next() -> None:
             if not waiting:
@@ -252,8 +136,6 @@ class InProcessEngine(EngineObserver):
                 raise TimeoutError(f"no task has ended for {PATIENCE_S:g} s") from None
             if error is not None:
                 raise error
-        # The last step has been observed, since no hint is wanted after it: it was published later.
-        counts.model_s = self._model.spent_s - model_before_s
         return counts
 
     def _opened(self, index: int, task: Task, speculate: bool, max_drafts: int) -> OpenSequence:
@@ -281,12 +163,35 @@ class InProcessEngine(EngineObserver):
             self._engine.stopped.result(PATIENCE_S)
 
 
+def through_engine(
+    engine: InProcessEngine,
+    tasks: Sequence[Task],
+    streams: int,
+    *,
+    name: str = "in process",
+    speculate: bool,
+    leaves_out_drafting: bool = False,
+) -> Variant:
+    """The tasks through an engine; tokens per second.
+
+    Args:
+        leaves_out_drafting: takes off the time in which the engine's thread makes drafts.
+    """
+
+    def tokens_per_s() -> float:
+        started_at_s = time.perf_counter()
+        counts = engine.run(tasks, streams=streams, speculate=speculate)
+        duration_s = time.perf_counter() - started_at_s
+        return counts.num_tokens / (duration_s - leaves_out_drafting * counts.draft_s)
+
+    return blocking(name, streams, tokens_per_s)
+
+
 class _Drafting:
     """Histories, and a hint for each decision that requests one."""
 
-    def __init__(self, engine: Engine, counts: Counts) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._counts = counts
         self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
         self._texts: dict[str, IndexedText] = {}
 

@@ -1,15 +1,13 @@
 """How long `tandem up` takes to the first token of the bundled model, and what its processes hold.
 
-    python -m benchmarks.startup [--rounds 3] [--json FILE]
+    python -m benchmarks.startup [--rounds 3] [--json FILE] [--quick]
 
 Runs in a copy of the source with an empty cache folder, so that the first round compiles all
 kernels and checks the model against transformers; the others find what the first has kept. Memory
 is read after the first token: RSS, and PSS, which divides a page that several processes share among
-them. Linux only.
+them. Linux only. --quick measures one start from this repository, with what its caches have.
 """
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -19,11 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
+from benchmarks.arguments import command_parser, write_figures
 from benchmarks.machine import processor
 from benchmarks.services import REPOSITORY
 from benchmarks.termination import clear_up_on_sigterm
@@ -107,12 +106,10 @@ def measure_start(source: Path) -> Start:
 
 
 def _environment(source: Path) -> dict[str, str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(source),
-        "XDG_CACHE_HOME": str(source / "cache"),
-    }
-    environment.pop("NUMBA_CACHE_DIR", None)
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    if source != REPOSITORY:
+        environment["XDG_CACHE_HOME"] = str(source / "cache")
+        environment.pop("NUMBA_CACHE_DIR", None)
     return environment
 
 
@@ -169,26 +166,22 @@ def _print_usage(name: str, row: list[float]) -> None:
     print(f"{name:24}" + (2 * "{:10.2f}{:10.0f}{:10.0f}").format(*row))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3, help="warm starts (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds: at least 1")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = command_parser("startup", __doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="warm starts, one at least")
+    arguments = parser.parse_args(argv)
     clear_up_on_sigterm()
+    if arguments.quick:
+        first = measure_start(REPOSITORY)
+        later = [first]
+    else:
+        with source_without_kernels() as source:
+            first = measure_start(source)
+            later = [measure_start(source) for _ in range(max(1, arguments.rounds))]
     print(processor() + "\n")
-    with source_without_kernels() as source:
-        first = measure_start(source)
-        later = [measure_start(source) for _ in range(arguments.rounds)]
     _print_tables(first, later)
-    if arguments.json is not None:
-        figures = {
-            "machine": processor(),
-            "first": asdict(first),
-            "warm": [asdict(start) for start in later],
-        }
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    warm = [asdict(start) for start in later]
+    write_figures("startup", arguments, {"first": asdict(first), "warm": warm})
 
 
 if __name__ == "__main__":

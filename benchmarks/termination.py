@@ -3,9 +3,7 @@
 import signal
 import sys
 
-STATUS = 128 + signal.SIGTERM
-
 
 def clear_up_on_sigterm() -> None:
     """Makes SIGTERM raise `SystemExit` in the main thread, which is the caller."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(STATUS))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,17 +1,12 @@
-"""transformers' own generation, the baseline of the speed tables."""
+"""transformers' own generation, beside which Tandem is measured."""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks.workloads import Task
-
-
-def generate(model: PreTrainedModel, tasks: Sequence[Task], streams: int, **options: object) -> int:
-    """Runs the tasks through `generate`, in left-padded batches; returns the number of tokens."""
-    return sum(len(answer) for answer in answers(model, tasks, streams, **options))
 
 
 def answers(
@@ -43,20 +38,3 @@ def answers(
             length = next((i + 1 for i, token_id in enumerate(row) if token_id in ends), len(row))
             outputs.append(row[: min(length, task.max_new_tokens)])
     return outputs
-
-
-def generate_batch(model: PreTrainedModel, tasks: Sequence[Task], **options: object) -> int:
-    """Runs the tasks through transformers' continuous batching; returns output tokens."""
-    limit = max(task.max_new_tokens for task in tasks)
-    outputs = cast(Any, model).generate_batch(
-        [list(task.prompt_token_ids) for task in tasks],
-        generation_config=GenerationConfig(
-            max_new_tokens=limit,
-            do_sample=False,
-            eos_token_id=model.generation_config.eos_token_id,
-            pad_token_id=model.generation_config.pad_token_id,
-        ),
-        warmup=False,
-        **options,
-    )
-    return sum(len(output.generated_tokens) for output in outputs.values())

@@ -49,9 +49,6 @@ NGRAMS_PER_LONG_STEP = 8_192
 GROWTH_S = 0.0001
 """How long a step grows tables."""
 
-FED_AT_ONCE = 8
-"""Sequences that feed their pools in one step: about a hundred microseconds."""
-
 # How long text gives way to live batches, see `time_slices.py`.
 
 COOL_DOWN_S = 0.001

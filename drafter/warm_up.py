@@ -58,8 +58,7 @@ async def _answer_batches() -> None:
 
     options = {
         "index": pb.NgramParams(pool_id="pool"),
-        "growing": pb.NgramParams(pool_id="pool", pool_keep=pb.KEEP_ALL, pool_feed_tokens=16),
-        "scan": pb.NgramParams(algorithm=pb.ALGORITHM_KMP, chained=True),
+        "scan": pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
     }
     for _ in range(2):
         # Texts whose tables grow, and that fill several pages of a pool; then a verifier's step.

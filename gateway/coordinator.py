@@ -34,12 +34,10 @@ from gateway.errors import (
 )
 from gateway.generation.delivery import Delivery
 from gateway.generation.generation import Generation, Resume
-from gateway.messages.response import FinishReason
 from gateway.messages.verifier import (
     Decided,
     DrafterState,
     DrafterStatus,
-    DraftWait,
     Draining,
     OpenCommand,
     Opened,
@@ -59,6 +57,7 @@ from gateway.routing.retry_budget import RetryBudgets
 from gateway.routing.waiting_moves import WaitingMoves
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
+from tandem.values import DraftWait, FinishReason
 
 
 class Coordinator:
@@ -161,7 +160,7 @@ class Coordinator:
                 if not had_started:
                     metrics.count_prompt(generation.prompt_length)
                 metrics.count_steps(steps)
-            if generation.finish_reason is not FinishReason.UNFINISHED:
+            if generation.finish_reason is not None:
                 metrics.count_end(generation.finish_reason)
                 metrics.observe_acceptance(generation.usage())
                 # After a stop string the verifier still generates; otherwise it is done already,

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.generation.usage import MAX_MATCH_LENGTH
-from gateway.messages.response import FinishReason, Source, Step, Usage
+from gateway.messages.response import Step
 from servicekit.tally_histogram import TallyHistogram
+from tandem.values import DraftSource, FinishReason, Usage
 
 _TOKEN_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5,
@@ -147,23 +148,20 @@ class ModelMetrics:
         self._match_length.add_label_value(model)
         # By source and bucket of match lengths: draft tokens, accepted tokens.
         self._series_of_match = {
-            int(source): [
+            source: [
                 (
-                    families.matched_draft_tokens.labels(model, str(bound), source.name.lower()),
-                    families.matched_accepted_tokens.labels(model, str(bound), source.name.lower()),
+                    families.matched_draft_tokens.labels(model, str(bound), label),
+                    families.matched_accepted_tokens.labels(model, str(bound), label),
                 )
                 for bound in _MATCH_LENGTHS
             ]
-            for source in Source
+            for source, label in ((None, "unspecified"), *((each, each) for each in DraftSource))
         }
         self._acceptance_length = families.acceptance_length.labels(model)
         self._acceptance_ratio = families.acceptance_ratio.labels(model)
         self._generation_tokens = families.generation_tokens.labels(model)
         self._prompt_tokens = families.prompt_tokens.labels(model)
-        self._success = {
-            reason: families.success.labels(model, reason.name.lower())
-            for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
-        }
+        self._success = {reason: families.success.labels(model, reason) for reason in FinishReason}
         self._time_to_first_token = families.time_to_first_token.labels(model)
         self._inter_token_latency = families.inter_token_latency.labels(model)
         self._e2e_latency = families.e2e_latency.labels(model)
@@ -191,13 +189,13 @@ class ModelMetrics:
         for position, series in enumerate(self._series_of_position[: max(num_accepted)]):
             series.inc(sum([num > position for num in num_accepted]))
         # By source and match length: draft tokens, accepted tokens.
-        by_match: dict[tuple[int, int], list[int]] = {}
+        by_match: dict[tuple[DraftSource | None, int], list[int]] = {}
         for step in steps:
             counts = by_match.setdefault((step.source, step.matched_ngram_length), [0, 0])
             counts[0] += step.num_draft_tokens
             counts[1] += step.num_accepted_tokens
         for (source, length), counts in by_match.items():
-            buckets = self._series_of_match.get(source, self._series_of_match[0])
+            buckets = self._series_of_match[source]
             draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
             draft_tokens.inc(counts[0])
             accepted_tokens.inc(counts[1])

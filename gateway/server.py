@@ -18,7 +18,6 @@ from gateway.api.openai.service import OpenAiApi
 from gateway.config import SERVICE, GatewayConfig
 from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE, UnreadError
-from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.page.routes import page_routes
 from gateway.peers.verifier_link import VerifierLink
@@ -41,6 +40,7 @@ from servicekit.server import Server
 from servicekit.tls import channel_credentials
 from servicekit.watched_files import WatchedFiles
 from tandem.v1 import gateway_pb2_grpc, limits_pb2
+from tandem.values import DraftWait
 
 if TYPE_CHECKING:
     from servicekit.spans import Spans

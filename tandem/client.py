@@ -57,41 +57,38 @@ from tandem.channel import (
 )
 from tandem.continuation import Continuation
 from tandem.drafter_client import AsyncDrafterClient, DrafterClient
-from tandem.drafting import (
-    Draft,
-    DraftedSequence,
-    DrafterLoad,
-    DraftQuery,
-    Keep,
-    NgramParams,
-)
+from tandem.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
 from tandem.generation import (
     Choice,
     Chunk,
-    DraftSource,
     Event,
     EventCollector,
     Finished,
-    FinishReason,
     Generation,
     GenerationRequest,
-    MatchAcceptance,
     Model,
-    ProposalTrace,
     ReportedToken,
-    SamplingDefaults,
-    SamplingParams,
-    SpeculationParams,
     Started,
-    StepTrace,
-    StructuredOutput,
     TandemError,
-    TokenLogprob,
     Traced,
-    Usage,
 )
 from tandem.retry import Attempts, Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+from tandem.values import (
+    DraftSource,
+    FinishReason,
+    Keep,
+    MatchAcceptance,
+    NgramParams,
+    ProposalTrace,
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationParams,
+    StepTrace,
+    StructuredOutput,
+    TokenLogprob,
+    Usage,
+)
 
 __all__ = [
     "AsyncDrafterClient",

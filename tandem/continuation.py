@@ -28,14 +28,13 @@ from tandem.generation import (
     Chunk,
     Event,
     Finished,
-    FinishReason,
     GenerationRequest,
     Started,
     TandemError,
     Traced,
-    Usage,
 )
 from tandem.seeds import seed_of_choice
+from tandem.values import FinishReason, Usage
 
 
 class Continuation:

@@ -19,16 +19,12 @@ from typing import TypeAlias
 
 import grpc
 
-from tandem.drafting import (
-    Draft,
-    DraftedSequence,
-    DraftQuery,
-    Keep,
-    NgramParams,
-)
+from tandem.drafting import Draft, DraftedSequence, DraftQuery
 from tandem.generation import TandemError
+from tandem.messages import set_field, set_message, word_of
 from tandem.v1 import drafter_pb2
-from tandem.wire import SOURCES, assign, enum_value
+from tandem.values import DraftSource, Keep
+from tandem.wire import field_errors
 
 Exchange: TypeAlias = Generator[
     drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse, tuple[Draft, ...]
@@ -47,12 +43,6 @@ _OVERLAP_TOKENS = 8
 # A drafter that loses a sequence while it is being sent is over its bounds: go on without a draft.
 _MAX_REWINDS = 2
 
-_ENUMS = {
-    "overlap": (drafter_pb2.Overlap, "OVERLAP"),
-    "tie": (drafter_pb2.Tie, "TIE"),
-    "algorithm": (drafter_pb2.Algorithm, "ALGORITHM"),
-    "pool_keep": (drafter_pb2.Keep, "KEEP"),
-}
 _ACCEPTED = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
 
 
@@ -111,13 +101,12 @@ def release_requests(
 ) -> Iterator[drafter_pb2.ReleaseRequest]:
     """The messages that release these sequences."""
     releases = [
-        drafter_pb2.Release(
-            sequence_id=sequence.sequence_id,
-            keep=enum_value(drafter_pb2.Keep, "KEEP", keep, "keep"),
-            feed_id=feed_id,
-        )
+        drafter_pb2.Release(sequence_id=sequence.sequence_id, feed_id=feed_id)
         for sequence in sequences
     ]
+    with field_errors():
+        for release in releases:
+            set_field(release, "keep", keep)
     for start in range(0, len(releases), _MAX_RELEASES):
         yield drafter_pb2.ReleaseRequest(releases=releases[start : start + _MAX_RELEASES])
 
@@ -146,30 +135,15 @@ def _add_delta(request: drafter_pb2.ProposeRequest, query: DraftQuery) -> int:
     end = min(num_tokens, base + _MAX_DELTA_TOKENS)
     is_whole = end == num_tokens
     delta = request.sequences.add(sequence_id=sequence.sequence_id, base_length=base)
-    assign(delta, "token_ids", token_ids[base:end])
-    assign(delta, "max_draft_tokens", query.max_draft_tokens if is_whole else 0)
-    assign(delta, "max_length", sequence.max_length)
-    if base == 0:
-        assign(delta, "prompt_length", sequence.prompt_length)
-        _set_params(delta.params, sequence.params)
+    with field_errors():
+        set_field(delta, "token_ids", token_ids[base:end])
+        set_field(delta, "max_draft_tokens", query.max_draft_tokens if is_whole else 0)
+        set_field(delta, "max_length", sequence.max_length)
+        if base == 0:
+            set_field(delta, "prompt_length", sequence.prompt_length)
+            delta.params.SetInParent()
+            set_message(delta.params, sequence.params, path="params.")
     return end
-
-
-def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
-    for name in (
-        "min_ngram",
-        "max_ngram",
-        "tokens_per_match",
-        "chained",
-        "pool_id",
-        "pool_min_ngram",
-        "pool_feed_tokens",
-    ):
-        assign(message, name, getattr(params, name), path=f"params.{name}")
-    for name, (enumeration, prefix) in _ENUMS.items():
-        value = getattr(params, name)
-        if value is not None:
-            setattr(message, name, enum_value(enumeration, prefix, value, f"params.{name}"))
 
 
 def _proposals(
@@ -185,10 +159,11 @@ def _proposals(
 
 
 def _to_draft(proposal: drafter_pb2.Proposal) -> Draft:
+    source = word_of(drafter_pb2.Source.DESCRIPTOR, proposal.source)
     return Draft(
         token_ids=tuple(proposal.token_ids),
         matched_ngram_length=proposal.matched_ngram_length,
-        source=SOURCES.get(proposal.source),
+        source=None if source is None else DraftSource(source),
         is_indexing=proposal.status == drafter_pb2.STATUS_INDEXING,
     )
 

@@ -23,17 +23,12 @@ from typing import Self
 
 from tandem import draft_exchange, wire
 from tandem.channel import TlsOptions, open_async_channel, open_channel
-from tandem.drafting import (
-    Draft,
-    DraftedSequence,
-    DrafterLoad,
-    DraftQuery,
-    Keep,
-    NgramParams,
-)
+from tandem.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
 from tandem.generation import TandemError
+from tandem.messages import from_message
 from tandem.propose_stream import ProposeStream
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.values import Keep, NgramParams
 
 # How long `close` may take to release sequences; the drafter also expires them by itself.
 _CLOSE_TIMEOUT_S = 1.0
@@ -145,7 +140,7 @@ class DrafterClient:
             response = self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
-        return wire.to_value(DrafterLoad, response)
+        return from_message(DrafterLoad, response)
 
     def close(self) -> None:
         """Releases every sequence, if the drafter can be reached, and closes the channel.
@@ -247,7 +242,7 @@ class AsyncDrafterClient:
             response = await self._stub.GetDrafterLoad(
                 drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
-        return wire.to_value(DrafterLoad, response)
+        return from_message(DrafterLoad, response)
 
     async def close(self) -> None:
         """See `DrafterClient.close`."""

@@ -5,50 +5,12 @@ says. None leaves a field absent, so the server's default holds. Knows neither g
 protobuf (`tandem.draft_exchange` translates).
 """
 
-import enum
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from tandem.generation import DraftSource, TandemError
-
-
-class Keep(enum.StrEnum):
-    """Which part of a released sequence's text its pool gets."""
-
-    NOTHING = "nothing"
-    OUTPUT = "output"
-    ALL = "all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NgramParams:
-    """Which n-grams are matched, where, and which match is continued."""
-
-    min_ngram: int | None = None
-    """Shortest n-gram that is matched."""
-    max_ngram: int | None = None
-    """Longest n-gram that is matched."""
-    overlap: Literal["disjoint", "allowed"] | None = None
-    """Whether a match may overlap the n-gram at the end of the text."""
-    tie: Literal["earliest", "latest", "longest"] | None = None
-    """Which of several matches is continued."""
-    tokens_per_match: int | None = None
-    """With tie "longest": maximum draft tokens per token of the match; 0 is no limit."""
-    algorithm: Literal["index", "kmp"] | None = None
-    """How matches are found; the drafts are the same."""
-    chained: bool = False
-    """Whether a draft goes on past the end of the known text by matching again."""
-    pool_id: str = ""
-    """Drafts from this shared pool of text too; "" is none."""
-    pool_min_ngram: int = 0
-    """With tie "earliest" or "latest": asks the pool when the match in the sequence's own text is
-    shorter than this; 0: only when there is none. With "longest" it is always asked."""
-    pool_feed_tokens: int = 0
-    """Feeds the pool every so many tokens while the sequence grows; 0 feeds it at release only."""
-    pool_keep: Literal["output", "all"] | None = None
-    """Which part of the text the pool gets while the sequence grows."""
+from tandem.generation import TandemError
+from tandem.values import DraftSource, NgramParams
 
 
 class DraftedSequence:

@@ -16,7 +16,7 @@ Knows only the client's events, so that any client can print them.
 
 from collections.abc import Sequence
 
-from tandem.generation import DraftSource, ProposalTrace, StepTrace, Usage
+from tandem.values import DraftSource, ProposalTrace, StepTrace, Usage
 
 # The middle of longer lists is left out.
 _MAX_SHOWN = 16

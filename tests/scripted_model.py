@@ -58,16 +58,12 @@ class ScriptedModel(SampledOnHost):
             self._read(block_table, int(seq_len))
             for block_table, seq_len in zip(layout.block_tables, layout.seq_lens, strict=True)
         ]
-        # The sequence of each entry: an expanded sequence has several.
-        sequences = np.repeat(
-            np.arange(len(layout.num_draft_tokens)), layout.num_expanded_tokens + 1
-        )
         for row, query in enumerate(layout.logits_indices.tolist()):
             owner = int(np.searchsorted(layout.cu_seqlens_q, query, side="right")) - 1
             if row < layout.num_sampled_tokens.sum():
                 ends = layout.num_sampled_tokens.cumsum()
                 sequence = np.searchsorted(ends, row, side="right")
-                assert sequences[owner] == sequence, "another sequence's row"
+                assert owner == sequence, "another sequence's row"
             next_token_id = self.rule(known[owner][: int(layout.positions[query]) + 1])
             if next_token_id is None:
                 logits[row] = np.nan

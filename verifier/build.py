@@ -18,11 +18,9 @@ from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.digests import tokenizer_digest_of
 from verifier.model.end_tokens import with_tokenizers_end_token
 from verifier.model.own_model import find_own, load_own
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import MAX_LOGPROBS, max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 from verifier.service.wire import ServedModel
 from verifier.warm_up import warm_up_engine
 
@@ -164,8 +162,6 @@ def build_engine(
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
             draft_timeout_s=_DRAFT_TIMEOUT_S,
-            acceptance_rule=AcceptanceRule(config.acceptance_rule),
-            verification=ScoringMethod(config.verification),
         ),
         observer=observer,
     )

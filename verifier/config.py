@@ -52,20 +52,18 @@ class VerifierConfig(
     """Type of weights and K/V; auto is the checkpoint's. Where transformers computes on a CPU
     without instructions for that, auto is float32, which rounds nothing."""
 
-    quantization: Literal["none", "int8", "fp8"] = "none"
+    quantization: Literal["none", "fp8"] = "none"
     """The weights of linear layers in a byte each, half the memory of bfloat16, a little accuracy
-    lost: as integers with a scale per output channel (Tandem's own decoder only), or as 8-bit
-    floats, by which a GPU also multiplies."""
+    lost: fp8 holds them as 8-bit floats, by which a GPU also multiplies."""
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
     """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
     decoder on a CPU, the decoder for GPUs with attention backend triton on a GPU; fast: on a GPU,
     or transformers computes; auto is strict where the own decoder serves the model on a CPU."""
 
-    attention_backend: Literal["auto", "sdpa", "triton", "flash_attn", "torch_varlen"] = "auto"
+    attention_backend: Literal["auto", "sdpa", "triton", "flash_attn"] = "auto"
     """How attention is computed on a GPU, and with transformers; auto is, on a GPU, the first of
-    triton, flash_attn and torch_varlen that is installed and can serve the
-    model, else sdpa."""
+    triton and flash_attn that is installed and can serve the model, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0, le=1024)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
@@ -106,13 +104,6 @@ class VerifierConfig(
 
     prefix_cache: bool = True
     """Whether K/V of equal prefixes is computed once, and kept while there is room."""
-
-    verification: Literal["single_pass", "batch_expansion"] = "single_pass"
-    """How drafts are run through the model: all queries of a sequence as one batch entry, or each
-    as an entry of its own. The output is the same; a single pass is faster."""
-
-    acceptance_rule: Literal["match", "ratio"] = "match"
-    """How drafts are accepted under sampling; match makes seeded output independent of drafts."""
 
     logprobs: bool = True
     """Whether requests may ask for logprobs."""
@@ -155,15 +146,6 @@ class VerifierConfig(
         if self.numerics == "strict" and self.tensor_parallel_size > 1:
             raise ValueError(
                 "--numerics strict is not offered with --tensor-parallel-size "
-                f"{self.tensor_parallel_size}: transformers computes then"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _int8_is_one_process(self) -> "VerifierConfig":
-        if self.quantization == "int8" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                "--quantization int8 is not offered with --tensor-parallel-size "
                 f"{self.tensor_parallel_size}: transformers computes then"
             )
         return self

@@ -30,7 +30,7 @@ from verifier.drafts.depth_policy import DepthPolicy
 from verifier.sampling import warm_up as sampling
 
 _STORED = ("F32", "BF16", "F16")
-_QUANTIZATIONS = ("none", "int8", "fp8")
+_QUANTIZATIONS = ("none", "fp8")
 
 
 def warm_up(linear: WeightType, other: WeightType) -> None:

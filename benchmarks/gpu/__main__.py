@@ -1,25 +1,19 @@
-"""What the verifier does on this GPU, in one run of less than 8 minutes, from random weights.
+"""What the verifier does on this GPU, from random weights.
 
-    python -m benchmarks.gpu [--rows decode stack] [--json FILE] [--png FILE] [--quick]
+    python -m benchmarks.gpu [--rows decode stack] [--json FILE] [--quick]
 
-First runs tests/gpu and says what failed. Then the rows, each for some seconds; a row that fails
-says why, and the others go on. Weights have the shapes of Llama-3-8B (steps, attention) and
-Qwen3-0.6B (the rest), and mean nothing. Where acceptance matters, recorded texts are replayed: the
-model computes all it must, and then the recorded text's next token is made the likeliest. Rows:
+First runs tests/gpu: a wrong result needs no speed. Then the rows; one that fails says why, and the
+others go on. Weights have the shapes of Llama-3-8B (steps, attention) and Qwen3-0.6B (the rest),
+and mean nothing. Where acceptance matters, recorded texts are replayed: the model computes all it
+must, and then the recorded text's next token is made the likeliest. Rows:
 
-    load          a step of one layer of the small model: whether it can be loaded at all
-    decode        a step over the time to read weights and K/V once at the speed of a copy
-    verify        a step that verifies 8 drafts of each sequence over a plain one
-    long          the same at the end of texts of 100,000 tokens together, by two layers
-    kernel        bytes of K/V per second of one layer's attention over those of a copy
-    products      a layer's products: strict and FP8 over the others, by number of rows
-    speculation   replayed code edits: speculation on over off
-    host          time of a step of 64 sequences outside the model's forward pass
-    random        replayed text that never repeats: speculation on over off
-    stack         services over gRPC over the engine in process
-    strict        engines without drafts: numerics strict over fast
-    sweep         every attention backend at several sizes
-    transformers  the engine without drafts over transformers' continuous batching and generate
+    decode       a step over the time to read weights and K/V once at the speed of a copy
+    verify       a step that verifies 8 drafts of each sequence over a plain one
+    long         the same at the end of texts of 100,000 tokens together, by two layers
+    kernel       bytes of K/V per second of one layer's attention over those of a copy
+    speculation  replayed code edits: speculation on over off
+    random       replayed text that never repeats: speculation on over off
+    stack        services over gRPC over the engine in process
 
 What is compared runs by turns; a figure is the median of the rounds, with its 95 % bootstrap
 interval. Goals that are missed are bold. --device cpu runs the same rows with a tiny model: that
@@ -29,104 +23,100 @@ the command works, nothing about speed.
 import argparse
 import asyncio
 import contextlib
-import importlib.util
-import json
-import signal
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.gpu.own_tests import TestsRun, run_tests
-from benchmarks.gpu.rows import ROWS
-from benchmarks.gpu.supervisor import Supervisor
-from benchmarks.serving.report import draw, table
-from benchmarks.serving.turns import Measure
+import torch
+import transformers
 
-# Of the whole run, which ends with what is being stopped.
-ALL_S = 460.0
-_TESTS_S = 180.0
+from benchmarks.arguments import command_parser, write_figures
+from benchmarks.gpu import engines, services, steps
+from benchmarks.gpu.bench import Bench, Row, size_for
+from benchmarks.machine import processor
+from benchmarks.report import Measure, measures_table
+from benchmarks.services import REPOSITORY
+from benchmarks.turns import say
+
+# Rows of one model together.
+ROWS: Mapping[str, Row] = {
+    "decode": steps.measure_decode,
+    "verify": steps.measure_verify,
+    "long": steps.measure_long,
+    "kernel": steps.measure_kernel,
+    "speculation": engines.measure_speculation,
+    "random": engines.measure_random,
+    "stack": services.measure,
+}
 
 
 async def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if a test or a row failed; a missed goal is no failure."""
     arguments = _parse(argv)
-    started_at_s = time.monotonic()
-    tests = None
-    if not arguments.no_tests:
-        tests = await run_tests(_TESTS_S)
-        print(f"{tests}\n", flush=True)
+    failed = []
+    if not arguments.no_tests and _run_tests() != 0:
+        failed.append("tests/gpu")
+    device = torch.device(arguments.device)
+    machine = _machine(device)
+    transformers.logging.set_verbosity_error()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     measures: list[Measure] = []
-
-    def keep(measure: Measure) -> None:
-        measures.append(measure)
-        *_, line = table([measure]).splitlines()
-        print(f"{time.monotonic() - started_at_s:3.0f} s {line}", flush=True)
-        write()
-
-    def write() -> None:
-        # A later row may fail: what is measured is kept.
-        if arguments.json:
-            run = _figures(supervisor.machine, tests, measures, time.monotonic() - started_at_s)
-            arguments.json.write_text(json.dumps(run, indent=1) + "\n")
-
     with _folder(arguments.folder) as folder:
-        supervisor = Supervisor(
-            device=arguments.device,
-            folder=folder,
-            is_quick=arguments.quick,
-            end_s=started_at_s + ALL_S,
-            keep=keep,
-        )
-        await supervisor.run(arguments.rows)
-    duration_s = time.monotonic() - started_at_s
-    print(f"{supervisor.machine}; all in {duration_s:.0f} s\n\n{table(measures)}")
-    write()
-    if arguments.png and any(measure.value is not None for measure in measures):
-        draw(measures, supervisor.machine, arguments.png)
-    return 1 if supervisor.failed or (tests is not None and tests.failed) else 0
-
-
-async def _until_terminated() -> int:
-    """`main`, which SIGTERM cancels: processes that it started end, its temporary folder goes."""
-    running = asyncio.ensure_future(main())
-
-    def terminate() -> None:
-        # Another one would cancel the ending.
-        if not running.cancelling():
-            running.cancel()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
-    try:
-        return await running
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # by SIGINT
-        return 128 + signal.SIGTERM
+        bench = Bench(device=device, size=size_for(device, quick=arguments.quick), folder=folder)
+        for name in arguments.rows:
+            try:
+                async for measure in ROWS[name](bench):
+                    measures.append(measure)
+                    print(measures_table([measure]).splitlines()[-1], flush=True)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+            if device.type == "cuda":
+                # The row `stack` has another process beside this one.
+                torch.cuda.empty_cache()
+            # A later row may fail: what is measured is kept.
+            figures = {"machine": machine, "measures": [asdict(each) for each in measures]}
+            write_figures("gpu", arguments, {**figures, "failed": failed})
+    print(f"{machine}\n\n{measures_table(measures)}")
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("gpu", __doc__)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="hardly anything, to see it work")
     parser.add_argument("--no-tests", action="store_true", help="measure only")
     parser.add_argument(
         "--folder", type=Path, help="where checkpoints stay, 17 GB; else a temporary folder"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures here, after each row")
-    parser.add_argument("--png", type=Path, help="also draw the figures here; needs matplotlib")
     arguments = parser.parse_args(argv)
-    if arguments.png and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--png needs matplotlib: pip install 'tandem-serve[docs]'")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; --device cpu shows that the command works")
     return arguments
+
+
+def _run_tests() -> int:
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q"]
+    return subprocess.run(command, cwd=REPOSITORY).returncode
+
+
+def _machine(device: torch.device) -> str:
+    """The device, and what computes on it."""
+    if device.type == "cpu":
+        return f"{processor()}, torch {torch.__version__}"
+    found = torch.cuda.get_device_properties(device)
+    return (
+        f"{found.name}, compute capability {found.major}.{found.minor}, "
+        f"{found.total_memory / 1e9:.0f} GB, torch {torch.__version__}, CUDA {torch.version.cuda}; "
+        f"{processor()}"
+    )
 
 
 @contextlib.contextmanager
@@ -139,17 +129,5 @@ def _folder(named: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _figures(
-    machine: str, tests: TestsRun | None, measures: Sequence[Measure], duration_s: float
-) -> dict[str, object]:
-    return {
-        "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
-        "machine": machine,
-        "duration_s": duration_s,
-        "tests": None if tests is None else asdict(tests),
-        "measures": [asdict(measure) for measure in measures],
-    }
-
-
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_until_terminated()))
+    sys.exit(asyncio.run(main()))

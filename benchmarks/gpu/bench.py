@@ -1,4 +1,4 @@
-"""What the rows share: sizes, checkpoints, loaded models, and how long a row may take."""
+"""What the rows share: sizes, checkpoints and loaded models."""
 
 import contextlib
 import dataclasses
@@ -6,22 +6,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from benchmarks.gpu.forced_sampler import saying
-from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, Shape, write_checkpoint
 from benchmarks.gpu.texts import all_texts
 from benchmarks.in_process import InProcessEngine
-from benchmarks.ratios import Interval, median_interval, ratios
-from benchmarks.serving.turns import Goal, Measure, Say, Variant, by_turns
-from benchmarks.workloads import Task
+from benchmarks.ratios import median_interval
+from benchmarks.report import Goal, Measure, ratio
+from benchmarks.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, Shape, write_checkpoint
+from benchmarks.turns import Variant, blocking, by_turns, say
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.gpu.decoder import GpuDecoder
-
-Case = TypeVar("Case")
 
 REPLAYED = "recorded text replayed over random weights"
 
@@ -39,7 +36,6 @@ class Size:
     batches: Sequence[int]
     # Numbers of streams of engines.
     streams: Sequence[int]
-    host_streams: int
     # Of the attention kernel: sequences and tokens of each.
     kernel: tuple[int, int]
     max_model_len: int
@@ -61,7 +57,6 @@ FULL = Size(
     context=2048,
     batches=(1, 8, 32),
     streams=(1, 32, 128),
-    host_streams=64,
     kernel=(32, 8192),
     max_model_len=4096,
     long_model_len=131_072,
@@ -79,7 +74,6 @@ ON_CPU = Size(
     context=64,
     batches=(1, 2),
     streams=(1, 4),
-    host_streams=4,
     kernel=(2, 256),
     max_model_len=512,
     long_model_len=2048,
@@ -94,43 +88,25 @@ ON_CPU = Size(
 
 def size_for(device: torch.device, *, quick: bool) -> Size:
     size = FULL if device.type == "cuda" else ON_CPU
-    return dataclasses.replace(size, steps=2, rounds=2, max_new_tokens=12) if quick else size
+    return dataclasses.replace(size, steps=2, rounds=1, max_new_tokens=12) if quick else size
 
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """One run's rows in one process."""
+    """One run's rows."""
 
     device: torch.device
     size: Size
     # Checkpoints are written here, once.
     folder: Path
-    say: Say
-    # When the row should be done, by time.monotonic(); loading moves it on.
-    deadline_s: float = 0.0
-    # Called with True when loading begins, and with False when it ends.
-    tell_loading: Callable[[bool], None] = lambda _: None
     _loaded: dict[str, tuple[VerifierConfig, LoadedModel]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
         return str(self.size.dtype).removeprefix("torch.")
 
-    @contextlib.contextmanager
-    def loading(self) -> Iterator[None]:
-        """What takes none of the row's time; not to be nested."""
-        started_at_s = time.monotonic()
-        self.tell_loading(True)
-        try:
-            yield
-        finally:
-            self.deadline_s += time.monotonic() - started_at_s
-            self.tell_loading(False)
-
     def checkpoint(self, shape: Shape) -> Path:
-        self.say(f"checkpoint {shape.name}")
-        with self.loading():
-            return write_checkpoint(shape, self.folder, device=self.device, dtype=self.size.dtype)
+        return write_checkpoint(shape, self.folder, device=self.device, dtype=self.size.dtype)
 
     def flags(self, shape: Shape, **others: object) -> dict[str, object]:
         """A verifier's configuration."""
@@ -141,7 +117,7 @@ class Bench:
             "numerics": "auto" if self.device.type == "cuda" else "fast",
             "dtype": self.dtype,
             "max_model_len": self.size.max_model_len,
-            "max_num_seqs": max(*self.size.streams, self.size.host_streams),
+            "max_num_seqs": max(self.size.streams),
             "max_num_batched_tokens": self.size.max_num_batched_tokens,
             # Other models are beside it.
             "kv_memory_fraction": 0.3,
@@ -153,62 +129,25 @@ class Bench:
         """A model ready to run; each is loaded once."""
         key = f"{shape.name} {others}"
         if key not in self._loaded:
+            say(f"loads {key}")
             config = VerifierConfig.model_validate(self.flags(shape, **others))
-            self.say(f"loads {key}")
-            with self.loading():
-                self._loaded[key] = config, load_model(config)
+            self._loaded[key] = config, load_model(config)
         return self._loaded[key]
 
     @contextlib.contextmanager
-    def engine(
-        self, shape: Shape, *, replays: bool = True, **others: object
-    ) -> Iterator[InProcessEngine]:
-        """A running engine; `replays`: the model says `texts.all_texts`."""
-        config, loaded = self.loaded(shape, **others)
+    def engine(self, shape: Shape) -> Iterator[InProcessEngine]:
+        """A running engine, whose model says `texts.all_texts`."""
+        config, loaded = self.loaded(shape)
         if isinstance(loaded.model, GpuDecoder):
             loaded.model.forget_tables()
-        if replays:
-            model = saying(loaded.model, all_texts(self.size.max_new_tokens))
-            loaded = dataclasses.replace(loaded, model=model)
+        model = saying(loaded.model, all_texts(self.size.max_new_tokens))
+        loaded = dataclasses.replace(loaded, model=model)
         with InProcessEngine(config, loaded).started() as engine:
             yield engine
 
-    def generating(
-        self,
-        name: str,
-        engine: InProcessEngine,
-        tasks: Sequence[Task],
-        streams: int,
-        *,
-        speculate: bool,
-        leaves_out_drafting: bool = False,
-    ) -> Variant:
-        """The tasks through an engine; tokens per second.
-
-        Args:
-            leaves_out_drafting: takes off the time in which the engine's thread makes drafts, here
-                and not where a drafter does.
-        """
-
-        def tokens_per_s() -> float:
-            started_at_s = time.perf_counter()
-            counts = engine.run(tasks, streams=streams, speculate=speculate)
-            duration_s = time.perf_counter() - started_at_s
-            if leaves_out_drafting:
-                duration_s -= counts.draft_s
-            return counts.num_tokens / duration_s
-
-        return variant(name, streams, tokens_per_s)
-
-    async def compare(self, *variants: Variant, num_left: int = 1) -> None:
-        """Fills the variants' figures by turns, until their share of the row's time is over.
-
-        Args:
-            num_left: how many comparisons the row has left, this one included.
-        """
-        now_s = time.monotonic()
-        end_s = now_s + (self.deadline_s - now_s) / num_left
-        await by_turns(variants, self.size.rounds, self.say, lambda: time.monotonic() > end_s)
+    async def compare(self, *variants: Variant) -> None:
+        """Fills the variants' figures by turns."""
+        await by_turns(variants, self.size.rounds)
 
     def ratio(
         self,
@@ -219,50 +158,34 @@ class Bench:
         goal: Goal | None = None,
         note: str = "",
     ) -> Measure:
-        """The rounds' ratios of two variants that ran by turns."""
-        return self.measure(
-            row,
-            what,
-            above.streams,
-            median_interval(ratios(above.figures, below.figures)),
-            goal=goal,
-            note=f"{above.median:,.4g} and {below.median:,.4g} {above.unit} "
-            f"({above.name}; {below.name}){'; ' if note else ''}{note}",
-        )
+        """The rounds' ratios of two variants that ran by turns. Goals are a GPU's."""
+        goal = goal if self.device.type == "cuda" else None
+        return ratio(row, what, above, below, dtype=self.dtype, goal=goal, note=note)
 
     def measure(
-        self,
-        row: str,
-        what: str,
-        streams: int,
-        value: Interval | None,
-        *,
-        unit: str = "",
-        goal: Goal | None = None,
-        note: str = "",
+        self, row: str, what: str, streams: int, values: Sequence[float], goal: Goal, note: str
     ) -> Measure:
-        """A line of the table. Goals are a GPU's."""
+        """Of the rounds' values. Goals are a GPU's."""
         return Measure(
             row=row,
             what=what,
             streams=streams,
             dtype=self.dtype,
-            value=value,
-            unit=unit,
+            value=median_interval(values),
             goal=goal if self.device.type == "cuda" else None,
             note=note,
         )
 
     def seconds(self, run: Callable[[], object]) -> float:
         """How long one of `size.steps` runs takes, all queued work included."""
-        self.wait()
+        self._wait()
         started_at_s = time.perf_counter()
         for _ in range(self.size.steps):
             run()
-        self.wait()
+        self._wait()
         return (time.perf_counter() - started_at_s) / self.size.steps
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Until the device has done what is queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -275,24 +198,8 @@ class Bench:
         def bytes_per_s() -> float:
             return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
 
-        return variant("copy", 1, bytes_per_s, unit="bytes/s")
+        return blocking("copy", 1, bytes_per_s, unit="bytes/s")
 
 
-def variant(
-    name: str, streams: int, figure: Callable[[], float], unit: str = "tokens/s"
-) -> Variant:
-    """Something whose turn blocks."""
-
-    async def turn() -> float:
-        return figure()
-
-    return Variant(name=name, streams=streams, turn=turn, unit=unit)
-
-
-def counting_down(cases: Sequence[Case]) -> Iterator[tuple[int, Case]]:
-    """Each case, and how many are left with it."""
-    return zip(range(len(cases), 0, -1), cases, strict=True)
-
-
-# Yields a measure as soon as it is known: a row may be ended before it is done.
+# Yields a measure as soon as it is known.
 Row = Callable[[Bench], AsyncIterator[Measure]]

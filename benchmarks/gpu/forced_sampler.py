@@ -4,6 +4,7 @@ measured, too.
 
 import copy
 from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +14,10 @@ from benchmarks.gpu.texts import Text
 from verifier.attention.backend import to_device
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
-from verifier.batch.target_model import StepHandle, StepSampling, TargetModel
+from verifier.batch.target_model import StepHandle, TargetModel
 from verifier.gpu.decoder import GpuDecoder
 from verifier.gpu.device_model import ForwardOutput
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 if TYPE_CHECKING:
     # Imports Triton, which a CPU needs not have.
@@ -46,11 +48,11 @@ class ForcedSampler:
         self._texts = RecordedTexts(texts)
 
     def begin(
-        self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
     ) -> StepHandle:
         logits = output.logits
         sure = min(SURE, torch.finfo(logits.dtype).max)
         with torch.inference_mode():
             token_ids = to_device(self._texts.next_token_ids(layout), logits.device)
             logits.scatter_(1, token_ids[:, None], sure)
-        return self._sampler.begin(layout, sampling, output)
+        return self._sampler.begin(layout, sequences, output)

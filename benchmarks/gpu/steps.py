@@ -1,26 +1,23 @@
 """Single steps, as the engine launches them, and one layer's attention."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.bench import Bench, counting_down, variant
-from benchmarks.gpu.shapes import first_layers
-from benchmarks.ratios import median_interval
-from benchmarks.serving.turns import Goal, Measure, Variant
+from benchmarks.gpu.bench import Bench
+from benchmarks.report import Goal, Measure
+from benchmarks.shapes import first_layers
+from benchmarks.turns import Variant, blocking
 from verifier.attention.backend import AttendsToTables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import StepSampling, TargetModel
-from verifier.config import VerifierConfig
+from verifier.batch.target_model import TargetModel
 from verifier.gpu.graph_pool import CudaCapture
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 DECODE_GOAL = 1.25
 VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
@@ -30,35 +27,6 @@ LONG_DRAFTS = 31
 _LONG_BLOCK_SIZE = 16
 # Of a step: block tables of sequences of other lengths have other ids.
 _MOST_SEQUENCES = 1000
-
-
-async def measure_load(bench: Bench) -> AsyncIterator[Measure]:
-    """Steps of one layer: what cannot be loaded or launched fails most rows, and says so first."""
-    # So few blocks that the other models have the memory.
-    _, loaded = bench.loaded(first_layers(bench.size.small, 1), num_kv_blocks=256)
-    served, length = loaded.served, bench.size.max_model_len // 2
-    prompt = ScheduledTokens(
-        token_ids=[1] * length,
-        draft_token_ids=[],
-        num_computed_tokens=0,
-        block_table=list(range(-(-length // served.block_size))),
-        table_id=1,
-    )
-    layouts = {
-        f"prompt of {length} tokens": lay_out([prompt], block_size=served.block_size),
-        "token": step_layout([(length, 1)], served.block_size, served.num_kv_blocks),
-    }
-    for num_left, (what, layout) in counting_down(list(layouts.items())):
-        step = _step(bench, what, layout, loaded.model)
-        await bench.compare(step, num_left=num_left)
-        yield bench.measure(
-            "load",
-            f"one layer of {bench.size.small.name}, a {what}",
-            1,
-            median_interval([duration_s * 1e3 for duration_s in step.figures]),
-            unit="ms",
-            note=f"attention: {served.attention_backend}",
-        )
 
 
 async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
@@ -83,9 +51,9 @@ async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
         "decode",
         f"step of {shape.name} at {bench.size.context} tokens / its floor",
         1,
-        median_interval(floors),
-        goal=Goal(value=DECODE_GOAL, is_most=True),
-        note=f"{step.median * 1e3:.3g} ms; {read_bytes / 1e9:.3g} GB, copied at "
+        floors,
+        Goal(value=DECODE_GOAL, is_most=True),
+        f"{step.median * 1e3:.3g} ms; {read_bytes / 1e9:.3g} GB, copied at "
         f"{copy.median / 1e9:,.4g} GB/s; attention: {loaded.served.attention_backend}",
     )
 
@@ -95,7 +63,7 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
     shape = bench.size.large
     _, loaded = bench.loaded(shape)
     served = loaded.served
-    for num_left, batch in counting_down(bench.size.batches):
+    for batch in bench.size.batches:
         plain, verifying = (
             _step(
                 bench,
@@ -107,7 +75,7 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
             )
             for rows in (1, 1 + NUM_DRAFTS)
         )
-        await bench.compare(verifying, plain, num_left=num_left)
+        await bench.compare(verifying, plain)
         goal = VERIFY_GOALS.get(batch)
         yield bench.ratio(
             "verify",
@@ -116,12 +84,6 @@ async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
             plain,
             None if goal is None else Goal(value=goal, is_most=True),
         )
-
-
-async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
-    """One layer's attention by the backend that `auto` chooses."""
-    batch, length = bench.size.kernel
-    yield await _attention(bench, "kernel", "auto", [(length, 1)] * batch, KERNEL_GOAL)
 
 
 async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
@@ -136,7 +98,7 @@ async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
         num_kv_blocks=size.long_model_len // _LONG_BLOCK_SIZE,
     )
     served = loaded.served
-    for num_left, (batch, num_drafts) in counting_down(list(batches.items())):
+    for batch, num_drafts in batches.items():
         # In either case as much K/V is read.
         length = size.long_context // batch
         plain, verifying = (
@@ -148,7 +110,7 @@ async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
             )
             for rows in (1, 1 + num_drafts)
         )
-        await bench.compare(verifying, plain, num_left=num_left)
+        await bench.compare(verifying, plain)
         yield bench.ratio(
             "long",
             f"step of {shape.name} at {length} tokens with {num_drafts} drafts each / without",
@@ -158,97 +120,52 @@ async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
         )
 
 
-async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
-    """Every backend, at several sizes."""
-    most, longest = bench.size.kernel
-    context, chunk = bench.size.context, bench.size.max_num_batched_tokens // 4
-    cases = (
-        [(context, 1)],
-        [(context, 1)] * most,
-        [(longest, 1)] * most,
-        [(context, 1 + NUM_DRAFTS)] * most,
-        [(max(chunk, context), chunk)],
-        [(8 * longest, 1 + NUM_DRAFTS)],
-    )
-    backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
-    pairs = [(case, name) for case in cases for name in backends if name != "auto"]
-    for num_left, (case, name) in counting_down(pairs):
-        try:
-            measure = await _attention(bench, "sweep", name, case, num_left=num_left)
-        except torch.AcceleratorError:
-            raise  # nothing runs on the device after it
-        except Exception as error:
-            # Not every backend is offered everywhere, and the compiler of one may fail.
-            note = f"not measured: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
-            measure = bench.measure("sweep", f"{_what(case)}, {name}", len(case), None, note=note)
-        yield measure
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer of the large model with K/V of its own."""
-
-    kv: KVShape
-    num_heads: int
-
-
-async def _attention(
-    bench: Bench,
-    row: str,
-    name: str,
-    sequences: Sequence[tuple[int, int]],
-    goal: float | None = None,
-    num_left: int = 1,
-) -> Measure:
-    """Bytes of K/V per second, with the writing of new K/V, over those of a copy."""
+async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
+    """One layer's attention by the backend that `auto` chooses, with the writing of new K/V: bytes
+    of K/V per second over those of a copy.
+    """
+    batch, length = bench.size.kernel
+    sequences = [(length, 1)] * batch
     config = bench.size.large.config()
-    layer = _Layer(_kv_shape(config, 1, bench.size.dtype), int(config.num_attention_heads))
+    kv = _kv_shape(config, 1, bench.size.dtype)
     choice = choose_attention(
-        name,
-        block_size=0,
-        device=bench.device,
-        dtype=bench.size.dtype,
-        head_dim=layer.kv.head_dim,
+        "auto", block_size=0, device=bench.device, dtype=bench.size.dtype, head_dim=kv.head_dim
     )
-    attend = _attending(bench, layer, choice, sequences)
+    attend = _attending(bench, kv, int(config.num_attention_heads), choice, sequences)
     copy = bench.copying()
-    await bench.compare(attend, copy, num_left=num_left)
-    read_bytes = layer.kv.block_bytes(1) * sum(length for length, _ in sequences)
-    speeds = [
-        read_bytes / attend_s / speed
-        for attend_s, speed in zip(attend.figures, copy.figures, strict=True)
-    ]
-    return bench.measure(
-        row,
-        f"{_what(sequences)}, {choice.name}: K/V per second / copy",
-        len(sequences),
-        median_interval(speeds),
-        goal=None if goal is None else Goal(value=goal),
-        note=f"{attend.median * 1e6:,.4g} us a layer; copy at {copy.median / 1e9:,.4g} GB/s",
+    await bench.compare(attend, copy)
+    read_bytes = kv.block_bytes(1) * sum(length for length, _ in sequences)
+    yield bench.measure(
+        "kernel",
+        f"attention to {length} tokens, {choice.name}: K/V per second / copy",
+        batch,
+        [
+            read_bytes / attend_s / speed
+            for attend_s, speed in zip(attend.figures, copy.figures, strict=True)
+        ],
+        Goal(value=KERNEL_GOAL),
+        f"{attend.median * 1e6:,.4g} us a layer; copy at {copy.median / 1e9:,.4g} GB/s",
     )
-
-
-def _what(sequences: Sequence[tuple[int, int]]) -> str:
-    length, rows = sequences[0]
-    return f"attention to {length} tokens, {rows} row{'' if rows == 1 else 's'} each"
 
 
 def _attending(
-    bench: Bench, layer: _Layer, choice: AttentionChoice, sequences: Sequence[tuple[int, int]]
+    bench: Bench,
+    kv: KVShape,
+    num_heads: int,
+    choice: AttentionChoice,
+    sequences: Sequence[tuple[int, int]],
 ) -> Variant:
     num_blocks = sum(-(-length // choice.block_size) for length, _ in sequences)
-    cache = KVCache(
-        layer.kv, num_blocks=num_blocks, block_size=choice.block_size, device=bench.device
-    )
+    cache = KVCache(kv, num_blocks=num_blocks, block_size=choice.block_size, device=bench.device)
     layout = step_layout(sequences, choice.block_size, num_blocks)
     backend = make_backend(choice, device=bench.device)
-    size = (layout.num_tokens, layer.kv.head_dim)
+    size = (layout.num_tokens, kv.head_dim)
 
     def random(num_heads: int) -> torch.Tensor:
         return torch.randn((num_heads, *size), dtype=bench.size.dtype, device=bench.device)
 
     queries, keys, values = (
-        random(heads) for heads in (layer.num_heads, layer.kv.num_kv_heads, layer.kv.num_kv_heads)
+        random(heads) for heads in (num_heads, kv.num_kv_heads, kv.num_kv_heads)
     )
     with torch.inference_mode():
         step = backend.prepare(layout, cache)
@@ -261,7 +178,7 @@ def _attending(
             queries,
             keys,
             values,
-            scaling=layer.kv.head_dim**-0.5,
+            scaling=kv.head_dim**-0.5,
             sliding_window=None,
         )
 
@@ -270,7 +187,7 @@ def _attending(
     if bench.device.type == "cuda" and isinstance(backend, AttendsToTables):
         # As in a decoder's step: the host takes longer to launch it.
         run = CudaCapture(bench.device)(attend).replay
-    return variant(choice.name, len(sequences), lambda: bench.seconds(run), unit="s")
+    return blocking(choice.name, len(sequences), lambda: bench.seconds(run), unit="s")
 
 
 def step_layout(
@@ -308,14 +225,13 @@ def _step(bench: Bench, name: str, layout: BatchLayout, model: TargetModel) -> V
         )
         for own, length in zip(drafts, layout.seq_lens, strict=True)
     ]
-    sampling = StepSampling(sequences=sequences, rule=AcceptanceRule.MATCH)
 
     def step() -> None:
-        handle = model.launch(layout, sampling)
+        handle = model.launch(layout, sequences)
         handle.wait()
         handle.result()
 
-    return variant(name, len(layout.seq_lens), lambda: bench.seconds(step), unit="s")
+    return blocking(name, len(layout.seq_lens), lambda: bench.seconds(step), unit="s")
 
 
 def _kv_shape(config: object, num_layers: int, dtype: torch.dtype) -> KVShape:

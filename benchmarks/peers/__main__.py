@@ -1,46 +1,64 @@
-"""Tokens per second of Tandem beside OpenVINO GenAI, llama.cpp, onnxruntime-genai, transformers.
+"""Tokens per second of Tandem beside OpenVINO GenAI and transformers.
 
-    python -m benchmarks.peers --threads 1 2 --dtype float32 bfloat16 --rounds 5 --json FILE
+    python -m benchmarks.peers [--dtype float32] [--threads 1] [--rounds 5] [--json FILE] [--quick]
     python -m benchmarks.peers --model random-0.6b --lookup --streams 1 --prompts 2 --max-new 32
 
 Held-out renames, greedy, prefix caches off everywhere. Each system runs in a process of its own:
 Tandem in process (the engine with the drafter's kernel) and as all its services, and each peer
-plain and with its own prompt lookup. Peers are installed from PyPI on first use, pinned, in
-environments of their own under --cache; the checkpoint is converted there once. A peer that cannot
-be installed or run is named, and the others go on.
+plain and with its own prompt lookup. OpenVINO is installed from PyPI on first use, pinned, in an
+environment of its own under --cache; the checkpoint is converted there once. A peer that cannot be
+installed or run is named, and the others go on.
 
 Variants alternate, round after round. A speed is the median over the rounds; "÷ Tandem" is the
 median of the rounds' ratios to Tandem in process, plain over plain and drafts over speculation.
 "identical" counts answers that equal, token for token, transformers' plain greedy ones in float32.
-"first token" is the time from a process's start, with kernels compiled and the model converted
-before; memory is that of the process and all it started, after as many streams as were measured.
 Compare figures of one run only.
 """
 
 import argparse
-import json
+import asyncio
+import contextlib
+import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
+from benchmarks.arguments import add_model, command_parser, write_figures
 from benchmarks.machine import processor
-from benchmarks.peers import random_model
-from benchmarks.peers.catalogue import PEERS, TRANSFORMERS, Peer
-from benchmarks.peers.comparison import Comparison, compare
+from benchmarks.peers.catalogue import PEERS, TANDEM, TRANSFORMERS, Peer
 from benchmarks.peers.environments import InstallError, python_of
-from benchmarks.peers.protocol import PLAIN, Options, Request, converted_folder
-from benchmarks.peers.report import figures, table
-from benchmarks.peers.worker_process import running_worker
-from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
+from benchmarks.peers.protocol import PLAIN, SPECULATION, Options, Request, converted_folder
+from benchmarks.peers.worker_process import PeerError, WorkerProcess, running_worker
+from benchmarks.ratios import median_ratio
+from benchmarks.report import table
+from benchmarks.shapes import QWEN3_0_6B, write_checkpoint
+from benchmarks.turns import Variant, blocking, by_turns, say
+from benchmarks.workloads import rename_tasks
 
 CACHE = Path.home() / ".cache" / "tandem" / "peers"
+# Qwen3 0.6B's shape with random weights: a model of real size, decoded plainly.
+RANDOM_MODEL = "random-0.6b"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """A peer in one mode with a number of streams."""
+
+    peer: str
+    mode: str
+    streams: int
+    tokens_per_s: Sequence[float]
+    over_tandem: float | None
+    # Requests answered as the reference answers them.
+    num_identical: int
+
+
+async def main(argv: Sequence[str] | None = None) -> None:
     arguments = _parse(argv)
-    cache: Path = arguments.cache
-    is_random = str(arguments.model) == random_model.NAME
-    model = random_model.random_model(cache) if is_random else arguments.model.resolve()
+    model = _model(arguments)
     requests = [
         Request(
             prompt=list(task.prompt_token_ids),
@@ -48,82 +66,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         for task in rename_tasks(model, arguments.prompts)
     ]
-    peers: list[tuple[Peer, Path]] = []
-    not_installed = {}
-    for peer in PEERS:
-        if peer.name in arguments.peers:
-            try:
-                peers.append((peer, python_of(peer, cache, _say)))
-            except InstallError as error:
-                not_installed[peer.name] = str(error)
-                _say(f"{peer.name} is left out: {error}")
-
-    def options(dtype: str, threads: int) -> Options:
-        return Options(
-            model=model,
-            converted=converted_folder(cache, model, dtype),
-            dtype=dtype,
-            threads=threads,
-            project_paths=tuple(path for path in sys.path if path.endswith("site-packages")),
-        )
-
-    reference = _reference(options("float32", max(arguments.threads)), requests, cache)
-    comparisons: list[Comparison] = []
-    heading = f"{processor()}; {len(requests)} prompts, {arguments.rounds} rounds, " + ", ".join(
-        f"{peer.name} {peer.package.version}" for peer, _ in peers if peer.package is not None
+    options = Options(
+        model=model,
+        converted=converted_folder(arguments.cache, model, arguments.dtype),
+        dtype=arguments.dtype,
+        threads=arguments.threads,
     )
-    for dtype in arguments.dtype:
-        for threads in arguments.threads:
-            _say(f"{dtype}, threads: {threads}")
-            comparison = compare(
-                peers,
-                requests,
-                reference,
-                options=options(dtype, threads),
-                streams=arguments.streams,
-                lookups=arguments.lookup,
-                rounds=arguments.rounds,
-                logs=cache / "logs",
-                say=_say,
-            )
-            comparison.errors |= not_installed
-            comparisons.append(comparison)
-            if arguments.json:
-                result = {
-                    "command": "python -m benchmarks.peers",
-                    "processor": processor(),
-                    "model": str(arguments.model.name),
-                    "rounds": arguments.rounds,
-                    "prompts": len(requests),
-                    "packages": {
-                        peer.name: list(peer.package.requirements)
-                        for peer, _ in peers
-                        if peer.package is not None
-                    },
-                    "comparisons": [figures(each) for each in comparisons],
-                }
-                arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(heading)
-    for comparison in comparisons:
-        print("\n" + table(comparison, len(requests)))
+    logs: Path = arguments.cache / "logs"
+    say("asks transformers for the answers to compare with")
+    in_float32 = replace(options, dtype="float32")
+    with _running(TRANSFORMERS, Path(sys.executable), in_float32, logs) as worker:
+        reference = worker.ask(PLAIN, requests, 1).token_ids
+    speeds: list[Speed] = []
+    errors: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        workers: dict[Peer, WorkerProcess] = {}
+        for name in arguments.peers:
+            try:
+                python = python_of(PEERS[name], arguments.cache, say)
+            except InstallError as error:
+                errors[name] = str(error)
+                continue
+            running = _running(PEERS[name], python, options, logs)
+            workers[PEERS[name]] = stack.enter_context(running)
+        for streams in arguments.streams:
+            speeds += await _measure(workers, requests, reference, streams, arguments, errors)
+    print(f"{processor()}; {arguments.dtype}, threads: {arguments.threads}\n")
+    print(table([_cells(speed, len(requests)) for speed in speeds]))
+    for name, reason in errors.items():
+        print(f"\nNot measured: {name}: {reason}")
+    figures = {"speeds": [asdict(speed) for speed in speeds], "errors": errors}
+    write_figures("peers", arguments, figures)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    names = [peer.name for peer in PEERS]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--peers", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument(
-        "--model",
-        type=Path,
-        default=BUNDLED_MODEL,
-        help=f"folder of a Qwen3 checkpoint, or {random_model.NAME}: random weights of that shape",
-    )
-    parser.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32"])
-    parser.add_argument("--threads", nargs="+", type=int, default=[1], help="of each peer's model")
+    parser = command_parser("peers", __doc__)
+    add_model(parser)
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16])
     parser.add_argument(
         "--lookup",
@@ -138,22 +118,84 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cache", type=Path, default=CACHE, help="environments and converted models"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.streams, arguments.lookup = [1], [10]
+        arguments.prompts, arguments.max_new, arguments.rounds = 1, 24, 1
+    return arguments
 
 
-def _reference(options: Options, requests: Sequence[Request], cache: Path) -> list[list[int]]:
-    """Returns transformers' plain greedy answers in float32, each prompt alone."""
-    _say("asks transformers for the answers to compare with")
-    (worker,) = (peer.worker for peer in PEERS if peer.name == TRANSFORMERS)
-    log = cache / "logs" / "reference.log"
-    with running_worker(Path(sys.executable), worker, options, log) as process:
-        return process.ask(PLAIN, requests, 1).token_ids
+def _model(arguments: argparse.Namespace) -> Path:
+    if str(arguments.model) != RANDOM_MODEL:
+        folder: Path = arguments.model.resolve()
+        return folder
+    return write_checkpoint(
+        QWEN3_0_6B, arguments.cache, device=torch.device("cpu"), dtype=torch.bfloat16
+    )
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _running(
+    peer: Peer, python: Path, options: Options, logs: Path
+) -> contextlib.AbstractContextManager[WorkerProcess]:
+    return running_worker(python, peer.worker, options, logs / f"{peer.name}.log")
+
+
+async def _measure(
+    workers: dict[Peer, WorkerProcess],
+    requests: Sequence[Request],
+    reference: Sequence[Sequence[int]],
+    streams: int,
+    arguments: argparse.Namespace,
+    errors: dict[str, str],
+) -> list[Speed]:
+    """What fails is left out, and named in `errors`."""
+    variants: dict[tuple[Peer, str], Variant] = {}
+    num_identical: dict[tuple[Peer, str], int] = {}
+    for peer, worker in workers.items():
+        for mode in peer.modes(streams, arguments.lookup):
+
+            def tokens_per_s(worker: WorkerProcess = worker, mode: str = mode) -> float:
+                return worker.ask(mode, requests, streams).tokens_per_s
+
+            name = f"{peer.name}, {mode}"
+            say(f"tries {name}, {streams}")
+            try:
+                answers = worker.ask(mode, requests, streams).token_ids
+            except PeerError as error:
+                errors[f"{name}, {streams}"] = str(error)
+                continue
+            num_identical[peer, mode] = sum(
+                list(answer) == list(expected)
+                for answer, expected in zip(answers, reference, strict=True)
+            )
+            variants[peer, mode] = blocking(name, streams, tokens_per_s)
+    await by_turns(list(variants.values()), arguments.rounds)
+    speeds = []
+    for (peer, mode), variant in variants.items():
+        own = variants.get((TANDEM, PLAIN if mode == PLAIN else SPECULATION))
+        speeds.append(
+            Speed(
+                peer=peer.name,
+                mode=mode,
+                streams=streams,
+                tokens_per_s=variant.figures,
+                over_tandem=None if own is None else median_ratio(variant.figures, own.figures),
+                num_identical=num_identical[peer, mode],
+            )
+        )
+    return speeds
+
+
+def _cells(speed: Speed, num_requests: int) -> dict[str, object]:
+    median = statistics.median(speed.tokens_per_s)
+    return {
+        "what": f"{speed.peer}, {speed.mode}",
+        "streams": speed.streams,
+        "tokens/s": f"{median:,.0f}",
+        "÷ Tandem": "-" if speed.over_tandem is None else f"{speed.over_tandem:.2f}",
+        "identical": f"{speed.num_identical}/{num_requests}",
+    }
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

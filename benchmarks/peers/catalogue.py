@@ -14,8 +14,6 @@ class Package:
     requirements: Sequence[str]
     # Uninstalled again.
     unwanted: Sequence[str] = ()
-    # Said before the installation starts.
-    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,68 +25,40 @@ class Peer:
     worker: str
     # None: runs in the benchmark's own environment.
     package: Package | None = None
-    dtypes: Sequence[str] = ("float32", "bfloat16")
-    speculates: bool = False
-    # Most tokens that its prompt lookup drafts; 0: it has none.
-    max_lookup: int = 0
+    # Whether it is Tandem, which drafts in its own way; others look prompts up.
+    is_tandem: bool = False
     looks_up_in_batches: bool = False
 
     def modes(self, streams: int, lookups: Sequence[int]) -> list[str]:
-        """Returns what it can do with so many streams; `lookups`: numbers of tokens to draft."""
-        modes = [SPECULATION] if self.speculates else []
-        modes.append(PLAIN)
-        if self.max_lookup and (streams == 1 or self.looks_up_in_batches):
-            for tokens in sorted({min(tokens, self.max_lookup) for tokens in lookups}):
-                modes.append(f"{LOOKUP}{tokens}")
-        return modes
+        """What it can do with so many streams; `lookups`: numbers of tokens to draft."""
+        if self.is_tandem:
+            return [SPECULATION, PLAIN]
+        if streams > 1 and not self.looks_up_in_batches:
+            return [PLAIN]
+        return [PLAIN, *(f"{LOOKUP}{tokens}" for tokens in lookups)]
 
 
-TANDEM = "tandem"
-TRANSFORMERS = "transformers"
-
-PEERS = [
-    Peer(name=TANDEM, worker="benchmarks.peers.workers.tandem", speculates=True),
-    Peer(name="tandem-services", worker="benchmarks.peers.workers.services", speculates=True),
-    Peer(
-        name="openvino",
-        worker="benchmarks.peers.workers.openvino",
-        package=Package(
-            version="2026.4.1.0",
-            requirements=(
-                *("openvino-genai==2026.4.1.0", "openvino==2026.4.1"),
-                *("openvino-tokenizers==2026.4.1.0", "numpy==2.4.6"),
+TANDEM = Peer(name="tandem", worker="benchmarks.peers.workers.tandem", is_tandem=True)
+TRANSFORMERS = Peer(name="transformers", worker="benchmarks.peers.workers.transformers")
+PEERS = {
+    peer.name: peer
+    for peer in (
+        TANDEM,
+        Peer(name="tandem-services", worker="benchmarks.peers.workers.services", is_tandem=True),
+        Peer(
+            name="openvino",
+            worker="benchmarks.peers.workers.openvino",
+            package=Package(
+                version="2026.4.1.0",
+                requirements=(
+                    *("openvino-genai==2026.4.1.0", "openvino==2026.4.1"),
+                    *("openvino-tokenizers==2026.4.1.0", "numpy==2.4.6"),
+                ),
+                # Starts a process at import, which reports to its maker.
+                unwanted=("openvino-telemetry",),
             ),
-            # Starts a process at import, which reports to its maker.
-            unwanted=("openvino-telemetry",),
+            looks_up_in_batches=True,
         ),
-        max_lookup=1 << 10,
-        looks_up_in_batches=True,
-    ),
-    Peer(
-        name="llama.cpp",
-        worker="benchmarks.peers.workers.llama_cpp",
-        package=Package(
-            version="0.3.36",
-            requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.4.6"),
-            remark="compiled for this processor: some ten minutes, and needs a C++ compiler",
-        ),
-        max_lookup=1 << 10,
-        looks_up_in_batches=True,
-    ),
-    Peer(
-        name="onnxruntime-genai",
-        worker="benchmarks.peers.workers.onnxruntime",
-        package=Package(
-            version="0.18.0",
-            requirements=(
-                *("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "numpy==2.4.6"),
-                # For its model builder.
-                *("onnx==1.23.2", "onnx-ir==1.1.0"),
-            ),
-        ),
-        # Its model builder has no bfloat16 for a CPU.
-        dtypes=("float32",),
-        max_lookup=16,
-    ),
-    Peer(name=TRANSFORMERS, worker="benchmarks.peers.workers.transformers", max_lookup=1 << 10),
-]
+        TRANSFORMERS,
+    )
+}

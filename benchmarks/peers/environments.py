@@ -20,7 +20,7 @@ def python_of(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
     """Returns the interpreter that runs a peer's worker; installs the peer if it is not there.
 
     Raises:
-        InstallError: pip or a compiler failed.
+        InstallError: pip failed.
     """
     package = peer.package
     if package is None:
@@ -31,8 +31,7 @@ def python_of(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
     wanted = "\n".join(package.requirements)
     if complete.exists() and complete.read_text() == wanted:
         return python
-    remark = f" ({package.remark})" if package.remark else ""
-    say(f"installs {peer.name} {package.version} in {folder}{remark}")
+    say(f"installs {peer.name} {package.version} in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
@@ -45,10 +44,8 @@ def python_of(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    # Of llama.cpp's two libraries, only that for text.
-    environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
     # Packages of the benchmark's environment stay out.
-    environment.pop("PYTHONPATH", None)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -38,8 +38,6 @@ class Options:
     # "float32" or "bfloat16": of weights, K/V, and arithmetic where the peer has such.
     dtype: str
     threads: int
-    # Where the benchmark's own environment keeps its packages, for converters that need torch.
-    project_paths: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         values = asdict(self)

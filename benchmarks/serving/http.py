@@ -13,87 +13,69 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from benchmarks.ratios import median_interval, ratios
+from benchmarks.ratios import median_interval
+from benchmarks.report import Goal, Measure, ratio
 from benchmarks.serving.setting import Setting
-from benchmarks.serving.turns import Goal, Measure, RowResult, Variant, by_turns
+from benchmarks.turns import Variant, by_turns
 from benchmarks.workloads import Task
 from tandem.client import AsyncTandemClient, GenerationRequest, SamplingParams
 from tandem.generation import Chunk, Finished
 
-GOALS = dict.fromkeys((1, 16, 64), 0.95)
+GOAL = 0.95
 MAX_TTFT_MS = 5.0
 
 
-async def measure(setting: Setting) -> RowResult:
+async def measure(setting: Setting) -> AsyncIterator[Measure]:
     stack, client = await setting.stack()
-    address = stack.services["gateway"].http
-    measures: list[Measure] = []
-    variants: list[Variant] = []
-    for streams, goal in setting.chosen(GOALS).items():
+    for streams in setting.streams:
         tasks = setting.renames(streams)
-        # By variant, the turns' median times to the first token, in milliseconds.
-        ttfts_ms: dict[str, list[float]] = {"HTTP": [], "gRPC": []}
+        # The turns' median times to the first token.
+        http_ms: list[float] = []
+        grpc_ms: list[float] = []
 
         async def over_http(
-            tasks: Sequence[Task] = tasks,
-            streams: int = streams,
-            kept: list[float] = ttfts_ms["HTTP"],
+            tasks: Sequence[Task] = tasks, streams: int = streams, kept: list[float] = http_ms
         ) -> float:
             async with contextlib.AsyncExitStack() as exits:
-                workers = [
-                    _HttpStream(await exits.enter_async_context(_connected(address)), setting)
+                connections = [
+                    await exits.enter_async_context(_connected(stack.gateway.http))
                     for _ in range(streams)
                 ]
+                workers = [_HttpStream(each, setting.model.name) for each in connections]
                 return await _turn(workers, tasks, kept)
 
         async def over_grpc(
-            tasks: Sequence[Task] = tasks,
-            streams: int = streams,
-            kept: list[float] = ttfts_ms["gRPC"],
+            tasks: Sequence[Task] = tasks, streams: int = streams, kept: list[float] = grpc_ms
         ) -> float:
             return await _turn([_GrpcStream(client)] * streams, tasks, kept)
 
         http = Variant(name="HTTP", streams=streams, turn=over_http)
         grpc = Variant(name="gRPC", streams=streams, turn=over_grpc)
-        await by_turns([http, grpc], setting.amount.rounds, setting.say)
-        measures.append(
-            Measure(
-                row="http",
-                what="HTTP / gRPC, renames",
-                streams=streams,
-                dtype=setting.dtype,
-                value=median_interval(ratios(http.figures, grpc.figures)),
-                goal=Goal(value=goal),
-                note=f"{http.median:,.0f} and {grpc.median:,.0f} tokens/s (HTTP, gRPC)",
-            )
-        )
+        await by_turns([http, grpc], setting.amount.rounds)
+        dtype = setting.dtype
+        yield ratio("http", "HTTP / gRPC, renames", http, grpc, dtype=dtype, goal=Goal(value=GOAL))
         # Without the warm-up.
-        http_ms, grpc_ms = (kept[1:] for kept in ttfts_ms.values())
-        later_ms = [a - b for a, b in zip(http_ms, grpc_ms, strict=True)]
-        measures.append(
-            Measure(
-                row="http",
-                what="first token over HTTP, later than over gRPC",
-                streams=streams,
-                dtype=setting.dtype,
-                value=median_interval(later_ms),
-                unit="ms",
-                goal=Goal(value=MAX_TTFT_MS, is_most=True),
-                note=f"{statistics.median(http_ms):.1f} and {statistics.median(grpc_ms):.1f} ms",
-            )
+        later_ms = [a - b for a, b in zip(http_ms[1:], grpc_ms[1:], strict=True)]
+        yield Measure(
+            row="http",
+            what="first token over HTTP, later than over gRPC",
+            streams=streams,
+            dtype=dtype,
+            value=median_interval(later_ms),
+            unit="ms",
+            goal=Goal(value=MAX_TTFT_MS, is_most=True),
+            note=f"{statistics.median(http_ms):.1f} and {statistics.median(grpc_ms):.1f} ms",
         )
-        variants += [http, grpc]
-    return RowResult(measures=measures, variants=variants)
 
 
 class _HttpStream:
     """One stream of requests over a connection that is kept."""
 
     def __init__(
-        self, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], setting: Setting
+        self, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], model: str
     ) -> None:
         self._reader, self._writer = connection
-        self._model = setting.model.name
+        self._model = model
 
     async def run(self, task: Task) -> tuple[float, int]:
         """When the first token came, by the clock `perf_counter`, and the number of tokens."""

@@ -14,13 +14,14 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.client_load import run_tasks
 from benchmarks.ratios import median_interval
+from benchmarks.report import Measure
 from benchmarks.serving.setting import Setting
-from benchmarks.serving.turns import CurvePoint, Measure, RowResult, Variant, by_turns
+from benchmarks.turns import Variant, by_turns, say
 from benchmarks.workloads import Task
 from tandem.client import AsyncTandemClient, Chunk, GenerationRequest, SpeculationParams
 from tandem.load.run import poisson_arrivals_s
@@ -41,44 +42,32 @@ class Latencies:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-async def measure(setting: Setting) -> RowResult:
-    if STREAMS not in setting.streams:
-        return RowResult(measures=[], variants=[])
+async def measure(setting: Setting) -> AsyncIterator[Measure]:
     _, client = await setting.stack()
     tasks = setting.renames(STREAMS)
     capacity = await _capacity(client, tasks)
-    setting.say(f"load: {capacity:.1f} requests/s is 100 %")
-    measures: list[Measure] = []
-    variants: list[Variant] = []
+    say(f"load: {capacity:.1f} requests/s is 100 %")
     for fraction in FRACTIONS:
-        pair = {
-            speculate: _variant(setting, client, tasks, fraction, capacity, speculate=speculate)
+        pair = [
+            _variant(setting, client, tasks, fraction, capacity, speculate=speculate)
             for speculate in (True, False)
-        }
-        await by_turns(
-            [variant for variant, _ in pair.values()], setting.amount.load_rounds, setting.say
-        )
-        for speculate, (variant, turns) in pair.items():
-            state = "on" if speculate else "off"
-            variants.append(variant)
+        ]
+        await by_turns([variant for variant, _ in pair], setting.amount.load_rounds)
+        for variant, turns in pair:
             for name in LATENCIES:
                 # The first turn warmed up.
                 medians = [turn.quantile(name, 0.5) for turn in turns[1:]]
                 # A turn has 46 requests or more: hardly one of them is beyond a p99.
                 last = statistics.median(turn.quantile(name, 0.9) for turn in turns[1:])
-                measures.append(
-                    Measure(
-                        row="load",
-                        what=f"{name} p50 at {fraction:.0%}, {state}",
-                        streams=STREAMS,
-                        dtype=setting.dtype,
-                        value=median_interval(medians),
-                        unit="ms",
-                        note=f"p90 {last:.3g} ms, {capacity * fraction:.1f} requests/s",
-                        point=CurvePoint(f"{name} p50", f"speculation {state}", 100 * fraction),
-                    )
+                yield Measure(
+                    row="load",
+                    what=f"{name} p50, {variant.name}",
+                    streams=STREAMS,
+                    dtype=setting.dtype,
+                    value=median_interval(medians),
+                    unit="ms",
+                    note=f"p90 {last:.3g} ms, {capacity * fraction:.1f} requests/s",
                 )
-    return RowResult(measures=measures, variants=variants)
 
 
 async def _capacity(client: AsyncTandemClient, tasks: Sequence[Task]) -> float:
@@ -108,7 +97,7 @@ def _variant(
         turns.append(await _serve(client, tasks, arrivals_s, speculate=speculate))
         return turns[-1].quantile("E2E", 0.5)
 
-    name = f"load at {fraction:.0%}, {'on' if speculate else 'off'}"
+    name = f"speculation {'on' if speculate else 'off'}, at {fraction:.0%}"
     return Variant(name=name, streams=STREAMS, turn=turn, unit="ms"), turns
 
 

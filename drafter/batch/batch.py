@@ -209,7 +209,7 @@ class Batch:
 
     def slots_with(self, kind: int) -> list[int]:
         """Returns the slots of answered texts that have a backlog of a kind."""
-        return [slot for slot, left in self.backlog if left & kind]
+        return [slot for slot, left in self.backlog if left == kind]
 
     def _scan(self, payload: bytes, *, is_utf8: bool) -> bool:
         self._payload = payload

@@ -17,7 +17,7 @@ from drafter.batch.answer import MUST_LINK, answer_rows
 from drafter.batch.append import append_rows
 from drafter.batch.batch import Batch
 from drafter.batch.indexer import Indexer
-from drafter.batch.scan import FEED, INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
+from drafter.batch.scan import INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.budgets import (
     FORGOTTEN_AT_ONCE,
@@ -71,7 +71,7 @@ class DraftEngine:
         self.store = store
         self.pools = pools
         self.slices = TimeSlices()
-        self.indexer = Indexer(store, pools, slices=self.slices, on_failure=self._forget)
+        self.indexer = Indexer(store, slices=self.slices, on_failure=self._forget)
         self._logger = logger
         self._on_batch = on_batch
         self._on_failure = on_failure
@@ -99,7 +99,6 @@ class DraftEngine:
             self.indexer.add(
                 short_tails=batch.slots_with(SHORT_TAIL),
                 long_tails=batch.slots_with(LONG_TAIL),
-                feeding=batch.slots_with(FEED),
             )
         self.pools.start_work()
 

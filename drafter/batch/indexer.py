@@ -1,8 +1,8 @@
 """The background indexer: works on the backlog that answered batches leave, in small steps.
 
-Owns the backlog, in three parts: texts with short unindexed tails, which come first, since a longer
-tail makes each proposal slower; texts that are due to feed their pools; and texts with long tails,
-after each step of which the event loop is left alone for a while. Does not know batches.
+Owns the backlog, in two parts: texts with short unindexed tails, which come first, since a longer
+tail makes each proposal slower; and texts with long tails, after each step of which the event loop
+is left alone for a while. Does not know batches.
 """
 
 import asyncio
@@ -15,14 +15,12 @@ import numpy as np
 from drafter.batch.answer import index_texts
 from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
-    FED_AT_ONCE,
     GROWTH_S,
     MIN_UNINDEXED,
     NGRAMS_PER_LONG_STEP,
     NGRAMS_PER_STEP,
 )
 from drafter.history.history import History
-from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
 from drafter.ngram.index import DONE, MUST_GROW
 from drafter.ngram.text import HASH_BASE
@@ -41,7 +39,6 @@ class Indexer:
     def __init__(
         self,
         store: HistoryStore,
-        pools: PoolDrafts,
         *,
         slices: TimeSlices,
         on_failure: Callable[[History], None],
@@ -50,40 +47,33 @@ class Indexer:
 
         Args:
             store: the histories.
-            pools: feeds shared pools.
             slices: long tails wait for theirs.
             on_failure: called, while the exception is handled, with a history that could not be
-                indexed or fed; must forget its sequence.
+                indexed; must forget its sequence.
         """
         self.task: asyncio.Task[None] | None = None
         self._store = store
-        self._pools = pools
         self._slices = slices
         self._on_failure = on_failure
         # In the order in which they came; dicts as sets.
         self._short_tails: dict[int, None] = {}
         self._long_tails: dict[int, None] = {}
-        self._feeding: dict[int, None] = {}
         self._is_closed = False
 
     @property
     def has_work(self) -> bool:
         """Whether there is a backlog."""
-        return bool(self._short_tails or self._long_tails or self._feeding)
+        return bool(self._short_tails or self._long_tails)
 
-    def add(
-        self, *, short_tails: Iterable[int], long_tails: Iterable[int], feeding: Iterable[int]
-    ) -> None:
+    def add(self, *, short_tails: Iterable[int], long_tails: Iterable[int]) -> None:
         """Adds to the backlog, and starts the task; returns at once.
 
         Args:
             short_tails: slots of texts with short unindexed tails.
             long_tails: slots of texts with long ones.
-            feeding: slots of texts that are due to feed their pools.
         """
         self._short_tails.update(dict.fromkeys(short_tails))
         self._long_tails.update(dict.fromkeys(long_tails))
-        self._feeding.update(dict.fromkeys(feeding))
         if self.has_work and not self._is_closed and (self.task is None or self.task.done()):
             self.task = asyncio.create_task(self._work())
 
@@ -100,9 +90,6 @@ class Indexer:
             if self._short_tails:
                 await asyncio.sleep(0)
                 self._index(self._short_tails, _TEXTS_PER_STEP, NGRAMS_PER_STEP)
-            elif self._feeding:
-                await asyncio.sleep(0)
-                self._feed()
             else:
                 await self._slices.cool_down()
             # However many short tails live batches bring, long ones get their slices too.
@@ -140,18 +127,6 @@ class Indexer:
                     self._store.grow_table(history, status - MUST_GROW)
                 except Exception:
                     # Our own fault, or no memory left: the index may be damaged.
-                    self._forget(slot)
-
-    def _feed(self) -> None:
-        """Feeds pools the new tokens of some sequences."""
-        for slot in list(itertools.islice(self._feeding, FED_AT_ONCE)):
-            del self._feeding[slot]
-            history = self._store.by_slot[slot]
-            if history is not None:
-                try:
-                    self._pools.feed(history)
-                except Exception:
-                    # Our own fault, or no memory left.
                     self._forget(slot)
 
     def _forget(self, slot: int) -> None:

@@ -75,8 +75,8 @@ OPEN, APPENDED, NO_MATCH, INDEXING, DRAFT, POOL_DRAFT, OUT_OF_SYNC, INVALID = ra
 two are refusals: their proposals are made by protobuf."""
 NUM_OUTCOMES = 8
 
-SHORT_TAIL, LONG_TAIL, FEED = 1, 2, 4
-"""Remaining work for a text: index a short unindexed tail, or a long one; feed its pool."""
+SHORT_TAIL, LONG_TAIL = 1, 2
+"""Remaining work for a text: index a short unindexed tail, or a long one."""
 
 _HIGH_BITS = np.uint64(0x8080808080808080)
 

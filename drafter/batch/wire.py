@@ -64,7 +64,6 @@ _ENUM_FIELDS: dict[str, tuple[EnumDescriptor, Mapping[int, Enum]]] = {
     "algorithm": (drafter_pb2.Algorithm.DESCRIPTOR, _ALGORITHMS),
     "overlap": (drafter_pb2.Overlap.DESCRIPTOR, _OVERLAPS),
     "tie": (drafter_pb2.Tie.DESCRIPTOR, _TIES),
-    "pool_keep": (drafter_pb2.Keep.DESCRIPTOR, _KEEPS),
 }
 
 check_counts = _BATCH_LIMITS.check_counts
@@ -207,11 +206,8 @@ def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
         tie=tie,
         tokens_per_match=tokens_per_match,
         algorithm=_ALGORITHMS[message.algorithm],
-        chained=message.chained,
         pool_id=message.pool_id,
         pool_min_ngram=message.pool_min_ngram,
-        pool_feed_tokens=message.pool_feed_tokens,
-        pool_keep=_KEEPS[message.pool_keep] if message.pool_keep else default.pool_keep,
     )
 
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from drafter.batch import scan
 from drafter.ngram.index import count_unindexed
-from drafter.pool_index.link import is_feed_due
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import (
     load_u8,
@@ -189,8 +188,6 @@ def write_response(
         num_unindexed, left = count_unindexed(header), 0
         if num_unindexed >= short_tail:
             left = scan.SHORT_TAIL if num_unindexed <= long_tail else scan.LONG_TAIL
-        if is_feed_due(header):
-            left |= scan.FEED
         if left != 0:
             backlog[num_backlog, 0], backlog[num_backlog, 1] = rows[i, scan.SLOT], left
             num_backlog += 1

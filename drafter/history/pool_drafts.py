@@ -1,4 +1,4 @@
-"""How a sequence uses its pool: it is linked to it, and feeds it its text.
+"""How a sequence uses its pool: it is linked to it, and leaves its text there when it is released.
 
 When a draft comes from a pool is known to `drafter.pool_index`, how texts are stored to
 `drafter.pools`.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from drafter.history.history import History
 from drafter.ngram.params import Keep
-from drafter.pool_index.link import is_feed_due, link_to_pool
+from drafter.pool_index.link import link_to_pool
 from drafter.pools.store import PoolStore
 
 
@@ -23,32 +23,22 @@ class PoolDrafts:
         """Starts the store's work, eviction of expired texts included; returns at once."""
         self._on_work()
 
-    def feed(self, history: History) -> None:
-        """Feeds its pool the new tokens of a sequence, if there are enough."""
-        if is_feed_due(history.address):
-            self._grow(history, history.length)
-
     def keep(self, history: History, keep: Keep, feed_id: str, length: int = 0) -> None:
         """Feeds its pool the text of a finished sequence, if it names one.
 
         Args:
             history: of a sequence that was released.
-            keep: which part of its text. If it fed its pool while it grew, the rest of the same
-                text is fed, unless this is `NOTHING`.
-            feed_id: see `PoolStore.feed`; if it fed its pool, its own id is used.
+            keep: which part of its text.
+            feed_id: see `PoolStore.feed`.
             length: where its text ends; 0: at its last token.
         """
         params = history.params
         if keep is Keep.NOTHING or not params.pool_id:
             return
-        end = length or history.length
-        if params.pool_feed_tokens > 0:
-            self._grow(history, end)
-            return
         start = history.prompt_length if keep is Keep.OUTPUT else 0
         self.store.feed(
             params.pool_id,
-            history.token_ids[start:end],
+            history.token_ids[start : length or history.length],
             feed_id=feed_id,
             ngram_mask=params.ngram_mask,
         )
@@ -60,15 +50,3 @@ class PoolDrafts:
         if params.pool_id:
             block = self.store.block_of(params.pool_id, params.ngram_mask)
             link_to_pool(history.address, self.store.generation, block)
-
-    def _grow(self, history: History, end: int) -> None:
-        params = history.params
-        num_fed = self.store.grow(
-            params.pool_id,
-            history.token_ids[history.feed_start : end],
-            feed_id=history.sequence_id,
-            num_fed=history.num_fed,
-            ngram_mask=params.ngram_mask,
-        )
-        history.record_fed(num_fed)
-        self._on_work()

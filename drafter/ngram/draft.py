@@ -1,7 +1,7 @@
 """The draft of one text: from its index at once, or from scans that may be made in pieces.
 
 Owns the rules of a draft once the occurrences of the longest n-gram are known: which of them is
-continued, for how many tokens, and how a chained draft goes on. Occurrences are found by `match.py`
+continued, and for how many tokens. Occurrences are found by `match.py`
 (the index) or `kmp.py` (a scan), with the same result.
 
 `TIE_LONGEST`. Three places compete: the earliest end of the longest matching n-gram, its latest
@@ -10,20 +10,15 @@ end, and the place that the running copy has reached: the last accepted draft wa
 wins, counted up to 64 tokens; of equal ones the latest in the text. A draft counts as accepted when
 the text went on with its first token. Under disjoint, the running copy must lie at least n tokens
 before the end.
-
-Chained. When a draft has been copied up to the end of the text, text + draft is matched again under
-the same options, as though the draft had been accepted, up to 64 tokens past the end of the text.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter.ngram.index import count_unindexed
 from drafter.ngram.kmp import SCAN_WORDS, begin_scan, continue_scan, is_scan_done, scan_result
-from drafter.ngram.match import choose, match, token_at
+from drafter.ngram.match import choose, match
 from drafter.ngram.table import (
     ACCEPTED_DISTANCE,
-    CHAINED,
     DISJOINT,
     DRAFT_DISTANCE,
     DRAFTED_AT,
@@ -39,27 +34,19 @@ from drafter.ngram.table import (
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, load_u32, store_i64, store_u32
 
-MAX_CHAINED_TOKENS = 64
-"""How far past the end of the text a chained draft goes."""
-
-# Cost of matching text + draft once more, in n-grams entered, beside scanning unindexed tokens.
-_MATCH_COST = 16
-
 # Words of a scanned draft, after those of its scan: length of the text when it was begun, plus 1;
-# number of its tokens; most that it may have; length of the first match; distance of the last
-# piece's source; the earliest end of the longest n-gram, while its latest end is searched for.
-_CONTEXT, _COUNT, _ROOM, _MATCH_LENGTH, _COPY_DISTANCE, _EARLIEST_END, _IS_DONE = range(
-    SCAN_WORDS, SCAN_WORDS + 7
-)
-SCANNED_DRAFT_WORDS = SCAN_WORDS + 7
+# number of its tokens; length of the match; the earliest end of the longest n-gram, while its
+# latest end is searched for.
+_CONTEXT, _COUNT, _MATCH_LENGTH, _EARLIEST_END, _IS_DONE = range(SCAN_WORDS, SCAN_WORDS + 5)
+SCANNED_DRAFT_WORDS = SCAN_WORDS + 5
 """Int64 words that hold the progress of a scanned draft."""
 
 
 @kernel
-def begin_draft(
+def write_draft(
     header: int, size: int, first: int, second: int, room: int, draft: int
-) -> tuple[int, int, int, int]:
-    """Writes the first piece of a draft: the tokens after the first match.
+) -> tuple[int, int]:
+    """Writes a draft: the tokens after the match that wins.
 
     Args:
         header: address of the text.
@@ -70,8 +57,7 @@ def begin_draft(
         draft: address that the tokens are written to.
 
     Returns:
-        (number of tokens; length of the match; most tokens that the whole draft may have; distance
-        of the piece's source from the end of the text).
+        (number of tokens, length of the match).
     """
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
@@ -88,7 +74,7 @@ def begin_draft(
                 store_i64(header + 8 * ACCEPTED_DISTANCE, distance)
             store_i64(header + 8 * DRAFT_DISTANCE, 0)
     if size == 0:
-        return 0, 0, 0, 0
+        return 0, 0
     place, match_length = choose(header, draft, length, size, first, second, copy_distance)
     if tie == LONGEST:
         store_i64(header + 8 * DRAFT_DISTANCE, length - place)
@@ -100,43 +86,7 @@ def begin_draft(
     count = min(room, length - place)
     for i in range(count):
         store_u32(draft + 4 * i, load_u32(tokens + 4 * (place + i)))
-    if load_i64(header + 8 * CHAINED) != 0:
-        room = min(room, count + MAX_CHAINED_TOKENS)
-    else:
-        room = count
-    return count, match_length, room, length - place
-
-
-@kernel
-def add_piece(
-    header: int,
-    size: int,
-    first: int,
-    second: int,
-    room: int,
-    draft: int,
-    count: int,
-    copy_distance: int,
-) -> tuple[int, int]:
-    """Writes the next piece of a draft: the tokens after a match at the end of text + draft.
-
-    Args:
-        header, size, first, second, draft: see `begin_draft`.
-        room: most tokens that the whole draft may have.
-        count: how many it has.
-        copy_distance: distance of the last piece's source.
-
-    Returns:
-        (count, copy_distance) with this piece.
-    """
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    end = length + count
-    source, _ = choose(header, draft, end, size, first, second, copy_distance)
-    piece = min(room - count, end - source)
-    for i in range(piece):
-        store_u32(draft + 4 * (count + i), token_at(tokens, length, draft, source + i))
-    return count + piece, end - source
+    return count, match_length
 
 
 @kernel
@@ -147,7 +97,7 @@ def draft_of(
     draft: int,
     pattern: npt.NDArray[np.uint32],
     candidates: npt.NDArray[np.int64],
-) -> tuple[int, int, int]:
+) -> tuple[int, int]:
     """Writes a draft from the index of a text.
 
     Args:
@@ -158,27 +108,16 @@ def draft_of(
         pattern, candidates: scratch, see `match`.
 
     Returns:
-        (number of tokens, length of the first match, cost of all further matches in n-grams
-        entered); (0, 0, 0): nothing matches.
+        (number of tokens, length of the match); (0, 0): nothing matches.
     """
     length = load_i64(header + 8 * LENGTH)
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     longest = min(load_i64(header + 8 * MAX_NGRAM), length // 2 if disjoint else length - 1)
     if longest < load_i64(header + 8 * MIN_NGRAM):
-        return 0, 0, 0
+        return 0, 0
 
     size, first, second = match(header, base, draft, length, pattern, candidates)
-    count, match_length, room, copy_distance = begin_draft(header, size, first, second, room, draft)
-    cost = 0
-    while count < room:
-        cost += _MATCH_COST + count_unindexed(header) + count
-        size, first, second = match(header, base, draft, length + count, pattern, candidates)
-        if size == 0:
-            break
-        count, copy_distance = add_piece(
-            header, size, first, second, room, draft, count, copy_distance
-        )
-    return count, match_length, cost
+    return write_draft(header, size, first, second, room, draft)
 
 
 @kernel
@@ -208,46 +147,29 @@ def scan_draft(header: int, room: int, draft: int, progress: int, budget: int) -
         begin_scan(progress, length, min_ngram)
     spent = 0
     while load_i64(progress + 8 * _IS_DONE) == 0 and spent < budget:
-        count = load_i64(progress + 8 * _COUNT)
-        end = length + count
         earliest = load_i64(progress + 8 * _EARLIEST_END)
         spent += 1 + continue_scan(
-            progress, tokens, length, draft, end, min_ngram, max_ngram, disjoint,
+            progress, tokens, length, draft, length, min_ngram, max_ngram, disjoint,
             tie == LATEST or earliest != 0, budget - spent,
         )  # fmt: skip
         if not is_scan_done(progress):
             break
-        second, size = scan_result(progress, end)
+        second, size = scan_result(progress, length)
         if tie == LONGEST and size != 0 and earliest == 0:
             store_i64(progress + 8 * _EARLIEST_END, second)
-            begin_scan(progress, end, min_ngram)
+            begin_scan(progress, length, min_ngram)
             continue
         first = second if earliest == 0 else earliest
-        copy_distance = load_i64(progress + 8 * _COPY_DISTANCE)
-        if count == 0:
-            count, match_length, whole_room, copy_distance = begin_draft(
-                header, size, first, second, room, draft
-            )
-            store_i64(progress + 8 * _MATCH_LENGTH, match_length)
-            store_i64(progress + 8 * _ROOM, whole_room)
-        elif size != 0:
-            whole_room = load_i64(progress + 8 * _ROOM)
-            count, copy_distance = add_piece(
-                header, size, first, second, whole_room, draft, count, copy_distance
-            )
+        count, match_length = write_draft(header, size, first, second, room, draft)
         store_i64(progress + 8 * _COUNT, count)
-        store_i64(progress + 8 * _COPY_DISTANCE, copy_distance)
-        store_i64(progress + 8 * _EARLIEST_END, 0)
-        if size == 0 or count == load_i64(progress + 8 * _ROOM):
-            store_i64(progress + 8 * _IS_DONE, 1)
-        else:
-            begin_scan(progress, length + count, min_ngram)
+        store_i64(progress + 8 * _MATCH_LENGTH, match_length)
+        store_i64(progress + 8 * _IS_DONE, 1)
     return spent
 
 
 @kernel
 def scanned_draft(progress: int) -> tuple[bool, int, int]:
-    """Returns (whether a draft is done, its number of tokens, length of its first match)."""
+    """Returns (whether a draft is done, its number of tokens, length of its match)."""
     return (
         load_i64(progress + 8 * _IS_DONE) != 0,
         load_i64(progress + 8 * _COUNT),

@@ -10,8 +10,6 @@ from drafter.ngram.table import MAX_NGRAM_TOKENS
 from drafter.refusals import InvalidDeltaError
 
 MAX_POOL_ID_BYTES = 256
-MIN_POOL_FEED_TOKENS = 16
-"""With fewer tokens per feeding, a pool's work would go mostly into the overlap between pieces."""
 
 
 class Overlap(Enum):
@@ -58,7 +56,7 @@ class NgramParams:
 
     Raises:
         InvalidDeltaError: n-gram sizes out of 1 <= min_ngram <= max_ngram <= 32,
-            `tokens_per_match` without `Tie.LONGEST`, or `pool_feed_tokens` that feed no pool.
+            `tokens_per_match` without `Tie.LONGEST`, or a long `pool_id`.
     """
 
     min_ngram: int = 2
@@ -70,18 +68,11 @@ class NgramParams:
     tokens_per_match: int = 0
     """With `Tie.LONGEST`: most draft tokens per token of the match; 0: no such limit."""
     algorithm: Algorithm = Algorithm.INDEX
-    chained: bool = False
-    """Whether a draft continues past the end of the known tokens by matching again."""
     pool_id: str = ""
     """The pool of texts that is drafted from too, and that this sequence may feed; empty: none."""
     pool_min_ngram: int = 0
     """With `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the sequence's own match is
     shorter than this; 0: only when there is none. With `Tie.LONGEST` it is always searched."""
-    pool_feed_tokens: int = 0
-    """The sequence feeds its pool each time it has grown by so many tokens; 0: only when it is
-    released."""
-    pool_keep: Keep = Keep.OUTPUT
-    """Which part of its text it then feeds."""
 
     def __post_init__(self) -> None:
         if self.min_ngram < 1:
@@ -101,17 +92,6 @@ class NgramParams:
                 "params.pool_id",
                 f"{len(self.pool_id.encode())} bytes are over {MAX_POOL_ID_BYTES}",
             )
-        if self.pool_feed_tokens == 0:
-            return
-        if not self.pool_id:
-            raise InvalidDeltaError("params.pool_feed_tokens", "there is no pool_id")
-        if self.pool_feed_tokens < MIN_POOL_FEED_TOKENS:
-            raise InvalidDeltaError(
-                "params.pool_feed_tokens",
-                f"{self.pool_feed_tokens} is under {MIN_POOL_FEED_TOKENS}",
-            )
-        if self.pool_keep is Keep.NOTHING:
-            raise InvalidDeltaError("params.pool_keep", "KEEP_NOTHING leaves nothing to feed")
 
     @property
     def ngram_mask(self) -> int:

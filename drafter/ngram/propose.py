@@ -17,7 +17,7 @@ from drafter.ngram.index import (
     count_unindexed,
 )
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
-from drafter.ngram.table import CHAINED, INDEXED, LENGTH, MAX_NGRAM_TOKENS
+from drafter.ngram.table import INDEXED, LENGTH, MAX_NGRAM_TOKENS
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of, load_i64
 
@@ -48,8 +48,8 @@ def propose_all(
         headers: addresses of the texts, each once, [num_texts].
         rooms: how long each draft may be; 0: only the index is brought up to date, [num_texts].
         base: of the n-grams' hashes.
-        budget: how many n-grams may be entered in all. Scans, and the further matches of chained
-            drafts, count too. A text that it does not suffice for is `BUDGET_SPENT`.
+        budget: how many n-grams may be entered in all. Scans count too. A text that it does not
+            suffice for is `BUDGET_SPENT`.
         max_unindexed: a text with at most so many unindexed tokens gets its draft at once: those
             tokens are scanned, and stay unindexed.
         draft_starts: where in `drafts` each draft goes, [num_texts].
@@ -69,11 +69,7 @@ def propose_all(
     scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
     progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
     pattern = np.empty(MAX_NGRAM_TOKENS, dtype=np.uint32)
-    # A chained draft is matched again on up to all of its tokens.
-    longest = 0
-    for room in rooms:
-        longest = max(longest, room)
-    candidates = np.empty((2, max_unindexed + longest + MAX_NGRAM_TOKENS), dtype=np.int64)
+    candidates = np.empty((2, max_unindexed + MAX_NGRAM_TOKENS), dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])
@@ -115,11 +111,7 @@ def propose_all(
         prefetch_matches(headers[group:stop], is_looked_up, base, mixed, slots)
         for t in range(group, stop):
             if is_looked_up[t - group]:
-                if spent > 0 and spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
-                    statuses[t] = BUDGET_SPENT
-                    continue
                 draft = address_of(drafts) + 4 * draft_starts[t]
-                draft_lengths[t], match_lengths[t], cost = draft_of(
+                draft_lengths[t], match_lengths[t] = draft_of(
                     headers[t], base, rooms[t], draft, pattern, candidates
                 )
-                spent += cost

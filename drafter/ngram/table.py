@@ -24,7 +24,6 @@ The header of a text, int64 words:
     4  disjoint: 0 or 1                    12  1: there is an index; 0: the text is scanned (KMP)
     5  tie: 0 earliest 1 latest 2 longest  13  capacity: how many tokens fit in the buffer
     6  tokens_per_match                   14, 15  its pool, see `pool_index/link.py`
-    7  chained: 0 or 1
     16 + 4 j, for n = min_ngram + j: address of the directory, which is the list of the chunks'
        addresses; shape (number of chunks, the least 2^d - 1 that numbers them all << 24,
        log2(slots per chunk) << 48); entries; whether the next n-gram of this size is to be entered
@@ -48,7 +47,7 @@ from servicekit.kernels.memory import (
     store_u32,
 )
 
-TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH, CHAINED = range(8)
+TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH = range(7)
 DRAFT_DISTANCE, DRAFTED_AT, ACCEPTED_DISTANCE, INDEXED_LENGTH, INDEXED, CAPACITY = range(8, 14)
 TABLES = 16
 TABLE_WORDS = 4

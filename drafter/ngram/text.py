@@ -87,7 +87,6 @@ class IndexedText:
         words[ngram_table.DISJOINT] = params.overlap is Overlap.DISJOINT
         words[ngram_table.TIE] = _TIES[params.tie]
         words[ngram_table.TOKENS_PER_MATCH] = params.tokens_per_match
-        words[ngram_table.CHAINED] = params.chained
         words[ngram_table.INDEXED] = is_indexed
         self.allocated_bytes = (
             OBJECT_BYTES + self._header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)

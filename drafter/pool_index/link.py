@@ -3,30 +3,22 @@
 Owns words 14 and 15 of the header (`drafter/ngram/table.py`):
 
     14  0: the sequence names no pool; else the store's generation << 24 | block of the pool
-    15  8 bits: the pool is searched if the own match is shorter; 24 bits: length of the text at
-        which it feeds its pool next, 0: not while it grows; then the owner's tag of the text that
-        it fed while it grew, 0: none (`tokens.py`)
+    15  the pool is searched if the own match is shorter
 
 A pool's block changes when the pool comes or goes. With each such change the store enters a new
 generation, so a link of the present generation is right, and any other is written anew before the
 pool is searched (`drafter/history/pool_drafts.py`).
 """
 
-from drafter.ngram.table import LENGTH, MAX_TEXT_TOKENS
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64
 
-_POOL, _POOL_WORD = 14, 15
+_POOL, _POOL_MIN_NGRAM = 14, 15
 _BLOCK_BITS = 24
 _BLOCK_MASK = (1 << _BLOCK_BITS) - 1
-_MIN_NGRAM_MASK = (1 << 8) - 1
-_FEED_SHIFT = 8
-_FEED_MASK = (1 << 24) - 1
-_TAG_SHIFT = 32
 
 NEVER = -1
 """A generation that no store enters."""
-MAX_TAG = (1 << 31) - 1
 
 
 @kernel
@@ -36,11 +28,9 @@ def link_to_pool(header: int, generation: int, block: int) -> None:
 
 
 @kernel
-def set_pool_use(header: int, pool_min_ngram: int, feed_at: int, tag: int) -> None:
-    """Writes when a text searches its pool and feeds it; the tag is at most `MAX_TAG`."""
-    # No match is longer than 8 bits can say, and no text than 24 bits.
-    low = min(pool_min_ngram, _MIN_NGRAM_MASK) | min(feed_at, MAX_TEXT_TOKENS + 1) << _FEED_SHIFT
-    store_i64(header + 8 * _POOL_WORD, low | tag << _TAG_SHIFT)
+def set_pool_use(header: int, pool_min_ngram: int) -> None:
+    """Writes when a text searches its pool."""
+    store_i64(header + 8 * _POOL_MIN_NGRAM, pool_min_ngram)
 
 
 @kernel
@@ -52,20 +42,7 @@ def pool_block_of(header: int) -> int:
 @kernel
 def pool_min_ngram_of(header: int) -> int:
     """Returns the length of an own match that makes a search of the pool needless."""
-    return load_i64(header + 8 * _POOL_WORD) & _MIN_NGRAM_MASK
-
-
-@kernel
-def own_tag_of(header: int) -> int:
-    """Returns the owner's tag of what the text fed while it grew; 0: nothing."""
-    return load_i64(header + 8 * _POOL_WORD) >> _TAG_SHIFT
-
-
-@kernel
-def is_feed_due(header: int) -> bool:
-    """Whether a text has grown enough to feed its pool."""
-    feed_at = (load_i64(header + 8 * _POOL_WORD) >> _FEED_SHIFT) & _FEED_MASK
-    return feed_at != 0 and load_i64(header + 8 * LENGTH) >= feed_at
+    return load_i64(header + 8 * _POOL_MIN_NGRAM)
 
 
 @kernel

@@ -7,10 +7,8 @@ Owns when a pool is searched and when its draft replaces the sequence's own:
 - Of the pool, the longest n-gram at the end of the context that some text contains and continues
   wins: its earliest or its latest occurrence in the order of feeding, or the longer match of both.
 - The pool's draft replaces the sequence's own if its match is longer.
-- `tokens_per_match` limits it like the sequence's own; it is never chained.
+- `tokens_per_match` limits it like the sequence's own.
 - A match does not extend past the beginning of a text, nor a draft past its end.
-- A sequence does not draft from what it fed itself while it grows: its own last tokens would hide
-  those of others.
 """
 
 import numpy as np
@@ -30,7 +28,7 @@ from drafter.ngram.table import (
     TOKENS_PER_MATCH,
 )
 from drafter.pool_index.arena import BLOCK_BITS, TAIL, Arena, word
-from drafter.pool_index.link import own_tag_of, pool_block_of, pool_min_ngram_of
+from drafter.pool_index.link import pool_block_of, pool_min_ngram_of
 from drafter.pool_index.table import (
     extend_hash,
     first_slot,
@@ -98,7 +96,7 @@ def propose_from_pools(
             load_i64(header + 8 * MIN_NGRAM),
             load_i64(header + 8 * MAX_NGRAM),
             tie,
-            own_tag_of(header),
+            0,
         )
         if position == 0 or match_length <= own_length:
             continue

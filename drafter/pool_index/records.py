@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.pool_index.arena import MAX_ARENA_BYTES
-from drafter.pool_index.link import MAX_TAG
 
 MIN_POOL_BYTES = 1 << 16
 """Least useful bound."""
@@ -83,11 +82,11 @@ def feed_key_of(feed_id: str) -> bytes:
 
 
 def owner_tag_of(feed_key: bytes) -> int:
-    """The owner's tag of a growing text, in [1, `MAX_TAG`].
+    """The owner's tag of a growing text, in [1, 2^31).
 
     Two sequences with the same tag, a chance of 2^-31, do not draft from each other.
     """
-    return int.from_bytes(feed_key[:4]) & MAX_TAG or 1
+    return int.from_bytes(feed_key[:4]) & 0x7FFFFFFF or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,11 @@ from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.text.model_text import ModelText, ModelTexts
-from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.client_waits import is_left_unread
 from servicekit.logs import Logger, adopt_request_id
+from tandem.values import SamplingDefaults
 
 if TYPE_CHECKING:
     from servicekit.spans import Spans
@@ -380,6 +381,7 @@ class Frontend:
                     raise generation.error
                 metrics.observe_last_token(record.since_arrival_s, record.exemplar)
                 unfinished.remove(generation)
+                assert generation.finish_reason is not None, "it is over"
                 yield Finished(
                     choice_index=generation.choice_index,
                     finish_reason=generation.finish_reason,

@@ -118,7 +118,7 @@ class RequestRecord:
                 "accepted_tokens": sum(usage.num_accepted_tokens for usage in usages),
                 "resumes": sum(usage.resumes for usage in usages),
                 "finish_reasons": [
-                    generation.finish_reason.name.lower() for generation in self._generations
+                    generation.finish_reason or "unfinished" for generation in self._generations
                 ],
             }
             admitted_s = self._admitted_s

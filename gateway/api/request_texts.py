@@ -8,14 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.api import wire
 from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
-from gateway.messages.request import (
-    AcceptedRequest,
-    Conversation,
-    GenerateRequest,
-    SamplingParams,
-)
+from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
 from gateway.messages.response import Model
 from gateway.requests import acceptance
 from gateway.requests.acceptance import RequestDefaults
@@ -30,6 +24,7 @@ from gateway.text.output_text import OutputText
 from gateway.text.reasoning import TAGS, Reasoning, reasoning_after
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
+from tandem.values import ReasoningTags, SamplingParams
 
 # About as much text as a token stands for.
 _CHARACTERS_PER_TOKEN = 4
@@ -180,6 +175,6 @@ def _behind_reasoning(sampling: SamplingParams, reasoning: Reasoning) -> Samplin
     if grammar is None or reasoning in (Reasoning.NONE, Reasoning.IS_OVER):
         return sampling
     begin, end = TAGS
-    begin = "" if reasoning is Reasoning.HAS_BEGUN else begin
-    grammar = wire.behind_reasoning(grammar, begin=begin, end=end)
+    tags = ReasoningTags(begin="" if reasoning is Reasoning.HAS_BEGUN else begin, end=end)
+    grammar = dataclasses.replace(grammar, reasoning=tags)
     return dataclasses.replace(sampling, structured_output=grammar)

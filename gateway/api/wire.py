@@ -1,20 +1,14 @@
 """A client's messages to the gateway's own types and back.
 
-Knows no rules: `requests/` decides which values are acceptable.
+Knows no rules beyond a message's own: `requests/` decides which values are acceptable.
 """
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar, assert_never
+from typing import assert_never
 
-from google.protobuf.message import Message
-
-from gateway.messages.request import (
-    EncodedGrammar,
-    GenerateRequest,
-    SamplingParams,
-    SpeculationParams,
-)
+from gateway.errors import InvalidRequestError
+from gateway.messages.request import GenerateRequest
 from gateway.messages.response import (
     Chunk,
     EncodedLogprob,
@@ -25,61 +19,37 @@ from gateway.messages.response import (
     Started,
     Traced,
 )
-from gateway.text.sampling_defaults import SamplingDefaults
 from servicekit.message_limits import MessageLimits
 from servicekit.unknown_fields import find_unknown_field
+from tandem.declared import FieldError
+from tandem.messages import from_message, set_field, set_message
 from tandem.v1 import gateway_pb2, limits_pb2, sampling_pb2
+from tandem.values import SamplingDefaults, TokenLogprob
 
-_Params = TypeVar("_Params", SamplingParams, SpeculationParams)
-
-_GRAMMAR_LIMITS = MessageLimits(sampling_pb2.StructuredOutput.DESCRIPTOR, limits_pb2)
-
-
-class TokenLogprob(NamedTuple):
-    """One token's logprob.
-
-    Attributes:
-        top: id and logprob of the likeliest tokens, in order.
-    """
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]]
+#: The limits of a request's parameters.
+SAMPLING_LIMITS = MessageLimits(sampling_pb2.SamplingParams.DESCRIPTOR, limits_pb2)
+SPECULATION_LIMITS = MessageLimits(sampling_pb2.SpeculationParams.DESCRIPTOR, limits_pb2)
+GRAMMAR_LIMITS = MessageLimits(sampling_pb2.StructuredOutput.DESCRIPTOR, limits_pb2)
 
 
 def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> GenerateRequest:
-    """A client's request, unchecked."""
+    """A client's request, unchecked.
+
+    Raises:
+        InvalidRequestError: a choice among words has a number that is not known.
+    """
     prompt = message.WhichOneof("prompt")
-    sampling = _params_from_proto(message.sampling, SamplingParams)
-    return GenerateRequest(
-        request_id=message.request_id,
-        model_id=message.model_id,
-        text=message.text if prompt == "text" else None,
-        prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
-        output_token_ids=message.output_token_ids[:],
-        expected_model_digest=message.expected_model_digest,
-        sampling=dataclasses.replace(
-            sampling,
-            # The map is the message's own.
-            logit_bias=dict(sampling.logit_bias),
-            structured_output=message.sampling.structured_output.SerializeToString()
-            if message.sampling.HasField("structured_output")
-            else None,
-        ),
-        max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
-        stop_sequences=message.stop_sequences[:],
-        stop_token_ids=message.stop_token_ids[:],
-        ignore_eos=message.ignore_eos,
-        num_choices=message.n if message.HasField("n") else None,
-        speculation=_params_from_proto(message.speculation, SpeculationParams),
-        affinity_key=message.affinity_key,
-        priority=message.priority,
-        adapter_id=message.adapter_id,
-        has_media=bool(message.media),
-        trace=message.trace,
-        report_tokens=message.report_tokens,
-        unknown_field=find_unknown_field(message),
-    )
+    try:
+        return from_message(
+            GenerateRequest,
+            message,
+            text=message.text if prompt == "text" else None,
+            prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
+            num_choices=message.n if message.HasField("n") else None,
+            unknown_field=find_unknown_field(message),
+        )
+    except FieldError as error:
+        raise InvalidRequestError(error.reason, field=error.field) from None
 
 
 def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
@@ -95,7 +65,8 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             chunk.num_draft_tokens = event.num_draft_tokens
             chunk.num_accepted_tokens = event.num_accepted_tokens
             chunk.num_steps = event.num_steps
-            chunk.finish_reason = sampling_pb2.FinishReason.ValueType(event.finish_reason)
+            if event.finish_reason is not None:
+                set_field(chunk, "finish_reason", event.finish_reason)
             for step in event.steps:
                 for index, text in enumerate(step.token_texts):
                     accepted = index < step.num_accepted_tokens
@@ -113,59 +84,26 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             response.started.num_prompt_tokens = len(event.prompt_token_ids)
             response.started.model_digest = event.model.model_digest
         case Finished():
-            response.finished.choice_index = event.choice_index
-            response.finished.finish_reason = sampling_pb2.FinishReason.ValueType(
-                event.finish_reason
-            )
-            response.finished.usage.CopyFrom(gateway_pb2.Usage(**dataclasses.asdict(event.usage)))
+            set_message(response.finished, event)
+            # Also if nothing was counted.
+            response.finished.usage.SetInParent()
         case _:
             assert_never(event)
     return response
 
 
-def max_grammar_bytes(field: str) -> int:
-    """The most bytes of a grammar's text, by its field."""
-    return _GRAMMAR_LIMITS.max_bytes(field)
-
-
-def encoded_grammar(
-    *,
-    json_schema: str | None = None,
-    regex: str | None = None,
-    choices: Sequence[str] | None = None,
-    lark: str | None = None,
-) -> EncodedGrammar:
-    """A grammar as verifiers get it; one of them is given."""
-    message = sampling_pb2.StructuredOutput()
-    if json_schema is not None:
-        message.json_schema = json_schema
-    if regex is not None:
-        message.regex = regex
-    if choices is not None:
-        message.choices.values.extend(choices)
-    if lark is not None:
-        message.lark = lark
-    return message.SerializeToString()
-
-
-def behind_reasoning(grammar: EncodedGrammar, *, begin: str, end: str) -> EncodedGrammar:
-    """The same grammar, of the text behind a model's reasoning.
-
-    Args:
-        begin: the tag that begins it; "": the prompt has begun it.
-        end: the tag that ends it.
-    """
-    message = sampling_pb2.StructuredOutput.FromString(grammar)
-    message.reasoning.begin = begin
-    message.reasoning.end = end
-    return message.SerializeToString()
-
-
 def logprob_from_encoded(encoded: EncodedLogprob) -> TokenLogprob:
-    """A logprob as the verifier sent it."""
+    """A logprob as the verifier sent it; hot path."""
     message = sampling_pb2.TokenLogprob.FromString(encoded)
-    top = [(each.token_id, each.logprob) for each in message.top]
-    return TokenLogprob(message.token_id, message.logprob, top)
+    return TokenLogprob(
+        token_id=message.token_id,
+        logprob=message.logprob,
+        rank=message.rank,
+        top=tuple(
+            TokenLogprob(token_id=each.token_id, logprob=each.logprob, rank=each.rank)
+            for each in message.top
+        ),
+    )
 
 
 def rejected_drafts(encoded: EncodedStep) -> Sequence[int]:
@@ -178,29 +116,11 @@ def models_to_proto(
     models: Iterable[tuple[Model, SamplingDefaults]],
 ) -> gateway_pb2.ListModelsResponse:
     """The models that are served, and what requests over HTTP get that name no value."""
-    return gateway_pb2.ListModelsResponse(
-        models=[
-            gateway_pb2.Model(
-                model_id=model.model_id,
-                model_digest=model.model_digest,
-                vocab_size=model.vocab_size,
-                max_model_len=model.max_model_len,
-                max_num_speculative_tokens=model.max_num_speculative_tokens,
-                num_verifiers=model.num_verifiers,
-                http_sampling_defaults=gateway_pb2.SamplingDefaults(**dataclasses.asdict(defaults)),
-            )
-            for model, defaults in models
-        ]
-    )
-
-
-def _params_from_proto(message: Message, params: type[_Params]) -> _Params:
-    """Params whose fields have the message's names; None where the client gave no value."""
-    fields = message.DESCRIPTOR.fields_by_name
-    values: dict[str, Any] = {
-        field.name: getattr(message, field.name)
-        if not fields[field.name].has_presence or message.HasField(field.name)
-        else None
-        for field in dataclasses.fields(params)
-    }
-    return params(**values)
+    response = gateway_pb2.ListModelsResponse()
+    for model, defaults in models:
+        message = response.models.add()
+        set_message(message, model)
+        message.http_sampling_defaults.CopyFrom(
+            gateway_pb2.SamplingDefaults(**dataclasses.asdict(defaults))
+        )
+    return response

@@ -23,20 +23,13 @@ from typing import NamedTuple
 from gateway.errors import VerifierError
 from gateway.generation.unread_output import UnreadOutput
 from gateway.generation.usage import MAX_MATCH_LENGTH, UsageCounter
-from gateway.messages.request import AcceptedRequest, SamplingParams
-from gateway.messages.response import (
-    Chunk,
-    EncodedLogprob,
-    EncodedStep,
-    FinishReason,
-    Step,
-    Traced,
-    Usage,
-)
+from gateway.messages.request import AcceptedRequest
+from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Step, Traced
 from gateway.messages.sizes import FIELD_BYTES, MAX_STEP_BYTES, NUMBER_BYTES
 from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_reader import Read
 from gateway.text.output_text import OutputText, Shown
+from tandem.values import FinishReason, SamplingParams, Usage
 
 # At most, of one token's logprob or of one of its alternatives.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
@@ -66,7 +59,7 @@ class Generation:
             nothing, or there was none.
         resumes: when each verifier that went on with it took it, and why.
         admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
-        finish_reason: why the output ended; UNFINISHED until all of it is shown.
+        finish_reason: why the output ended; None until all of it is shown.
         error: why there will be no more output.
         changed: set whenever there is something to read; shared by the choices of one request.
         served_at_s: when its tokens were shown last, by the delivery's clock; -inf: not yet.
@@ -101,7 +94,7 @@ class Generation:
         self.numerics_digest = ""
         self.resumes: list[Resume] = []
         self.admitted_at_s: float | None = None
-        self.finish_reason = FinishReason.UNFINISHED
+        self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self._max_length = request.max_length
         self._vocab_size = request.vocab_size
@@ -110,7 +103,7 @@ class Generation:
         self._output_text = output_text
         # In the order in which they came: a step's trace comes before its tokens.
         self._decided: list[Step | EncodedStep] = []
-        self._decided_finish_reason = FinishReason.UNFINISHED
+        self._decided_finish_reason: FinishReason | None = None
         self._num_shown = len(self.token_ids)
         self._unread = UnreadOutput(
             choice_index=choice_index, token_ids=self.token_ids, prompt_length=self.prompt_length
@@ -125,7 +118,7 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether no more output will be shown."""
-        return self.finish_reason is not FinishReason.UNFINISHED or self.error is not None
+        return self.finish_reason is not None or self.error is not None
 
     @property
     def has_unread(self) -> bool:
@@ -150,7 +143,7 @@ class Generation:
     @property
     def may_gather(self) -> bool:
         """Whether new tokens may wait for more of them. Traces are too large to gather."""
-        return self._decided_finish_reason is FinishReason.UNFINISHED and not self.request.trace
+        return self._decided_finish_reason is None and not self.request.trace
 
     @property
     def is_urgent(self) -> bool:
@@ -258,7 +251,7 @@ class Generation:
                 del self.token_ids[self._num_shown :]
                 self._end(FinishReason.STOP)
                 return steps
-        if self._decided_finish_reason is not FinishReason.UNFINISHED:
+        if self._decided_finish_reason is not None:
             _add_tail(steps[-1], self._output_text.finish())
             is_stopped = self._output_text.stopped
             self._end(FinishReason.STOP if is_stopped else self._decided_finish_reason)
@@ -284,7 +277,7 @@ class Generation:
         event = self._unread.read()
         if not self._unread.is_empty:
             self.changed.set()
-        elif isinstance(event, Chunk) and self.finish_reason is not FinishReason.UNFINISHED:
+        elif isinstance(event, Chunk) and self.finish_reason is not None:
             return dataclasses.replace(event, finish_reason=self.finish_reason)
         return event
 
@@ -330,7 +323,7 @@ class Generation:
             f"at most {self._max_length}, with ids up to {max(decided.token_ids, default=0)}, "
             f"{len(decided.logprobs)} logprobs, {decided.num_accepted_tokens} of "
             f"{decided.num_draft_tokens} drafts accepted and finish reason "
-            f"{decided.finish_reason.name}, which is impossible"
+            f"{decided.finish_reason}, which is impossible"
         )
 
     def _drop_unshown(self) -> None:

@@ -3,7 +3,8 @@
 Owns how steps are counted for `Usage`. Knows no stream.
 """
 
-from gateway.messages.response import MatchAcceptance, Source, Step, Usage
+from gateway.messages.response import Step
+from tandem.values import DraftSource, MatchAcceptance, Usage
 
 # Longer matches are counted as matches of this length.
 MAX_MATCH_LENGTH = 64
@@ -40,8 +41,8 @@ class UsageCounter:
         counts[0] += 1
         counts[1] += step.num_draft_tokens
         counts[2] += step.num_accepted_tokens
-        self._num_sequence_drafts += step.source == Source.SEQUENCE
-        self._num_pool_drafts += step.source == Source.POOL
+        self._num_sequence_drafts += step.source is DraftSource.SEQUENCE
+        self._num_pool_drafts += step.source is DraftSource.POOL
 
     def to_usage(
         self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int, resumes: int

@@ -5,104 +5,11 @@ Owns both forms; every API speaks in them. `requests/` makes an `AcceptedRequest
 """
 
 import dataclasses
-import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.text.output_reader import Reading
-
-#: A serialized `StructuredOutput` of sampling.proto: the verifier reads and checks it.
-EncodedGrammar = bytes
-
-
-class Overlap(enum.IntEnum):
-    """Where an earlier occurrence of the last n tokens may lie; the wire's numbers."""
-
-    DEFAULT = 0
-    DISJOINT = 1
-    ALLOWED = 2
-
-
-class Tie(enum.IntEnum):
-    """Which of several occurrences is continued; the wire's numbers."""
-
-    DEFAULT = 0
-    EARLIEST = 1
-    LATEST = 2
-    LONGEST = 3
-
-
-class Algorithm(enum.IntEnum):
-    """How occurrences are found; the wire's numbers."""
-
-    DEFAULT = 0
-    INDEX = 1
-    KMP = 2
-
-
-class Keep(enum.IntEnum):
-    """Which part of a request's text its pool keeps; the wire's numbers."""
-
-    DEFAULT = 0
-    NOTHING = 1
-    OUTPUT = 2
-    ALL = 3
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are chosen; None where the client gave no value. See sampling.proto.
-
-    Attributes:
-        logprobs_mode: the wire's number, known or not.
-        num_beams: 0 or 1; there is no beam search.
-        structured_output: None if the output is free.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float | None = None
-    min_p: float = 0.0
-    repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    seed: int | None = None
-    min_new_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprobs_mode: int = 0
-    num_beams: int = 0
-    structured_output: EncodedGrammar | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationParams:
-    """How drafts are made for the request; None where the client gave no value.
-
-    Attributes:
-        overlap, tie, algorithm, preset, pool_keep: the wire's numbers, known or not.
-        hint_tokens: the most draft tokens requested at a time.
-        tree_width: 0 or 1; there are no branching drafts.
-    """
-
-    enabled: bool | None = None
-    num_speculative_tokens: int | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    overlap: int = 0
-    tie: int = 0
-    tokens_per_match: int | None = None
-    algorithm: int = 0
-    chained: bool | None = None
-    pool: str = ""
-    pool_min_ngram: int | None = None
-    preset: int = 0
-    hint_tokens: int | None = None
-    tree_width: int = 0
-    pool_keep: int = 0
-    pool_feed_tokens: int = 0
-    pool_keep_cancelled: bool = False
+from tandem.values import Keep, NgramParams, SamplingParams, SpeculationParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +40,6 @@ class GenerateRequest:
         output_token_ids: output that the client already has.
         expected_model_digest: of the model that must run it; "": any of its name.
         max_new_tokens: counting `output_token_ids`.
-        adapter_id, has_media: are refused.
         unknown_field: the path of a field that this version does not know; "": it knows all.
     """
 
@@ -153,39 +59,9 @@ class GenerateRequest:
     speculation: SpeculationParams = SpeculationParams()
     affinity_key: str = ""
     priority: int = 0
-    adapter_id: str = ""
-    has_media: bool = False
     trace: bool = False
     report_tokens: bool = False
     unknown_field: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NgramParams:
-    """Which earlier text counts as a match, from the shortest n-gram to the longest.
-
-    Attributes:
-        tokens_per_match: drafts verified per token of match length; 0: no such limit.
-        chained: whether a draft continues past the end of the known text by matching again.
-        pool_min_ngram: with `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the
-            sequence's own match is shorter than this; 0: only when there is none. With
-            `Tie.LONGEST` it is always searched.
-        pool_id: the pool to draft from and to leave text in; "": none.
-        pool_keep: which part of the text the pool keeps.
-        pool_feed_tokens: how often the pool gets text while the request runs; 0: at its end only.
-    """
-
-    min_ngram: int
-    max_ngram: int
-    overlap: Overlap = Overlap.DEFAULT
-    tie: Tie = Tie.DEFAULT
-    tokens_per_match: int = 0
-    algorithm: Algorithm = Algorithm.DEFAULT
-    chained: bool = False
-    pool_min_ngram: int = 0
-    pool_id: str = ""
-    pool_keep: Keep = Keep.OUTPUT
-    pool_feed_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +73,7 @@ class AcceptedRequest:
         max_new_tokens: counting `output_token_ids`; never past the model's limit.
         num_speculative_tokens: the most drafts verified per step; 0: no drafts.
         hint_tokens: the most draft tokens requested from its drafter at a time.
+        pool_keep: which part of its text its pool keeps.
         vocab_size: the model's; every token id is below it.
         pool_keep_cancelled: whether its pool keeps the text even if it is cancelled or fails.
         priority: higher first.
@@ -225,6 +102,7 @@ class AcceptedRequest:
     vocab_size: int
     affinity_key: str
     hint_tokens: int
+    pool_keep: Keep = Keep.OUTPUT
     priority: int = 0
     cache_salt: str = ""
     tenant_weight: int = 1
@@ -248,5 +126,5 @@ class AcceptedRequest:
         """Whether what its pool keeps is not known before all output was searched: a stop string
         may end it earlier than its verifier does.
         """
-        ngram = self.ngram
-        return bool(ngram.pool_id and self.stop_sequences) and ngram.pool_keep is not Keep.NOTHING
+        has_both = bool(self.ngram.pool_id and self.stop_sequences)
+        return has_both and self.pool_keep is not Keep.NOTHING

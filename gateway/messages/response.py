@@ -4,10 +4,10 @@ Owns these forms; every API speaks in them.
 """
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 
 from gateway.text.output_reader import Read
+from tandem.values import DraftSource, FinishReason, Usage
 
 #: One token's logprob and its alternatives: a serialized `TokenLogprob` of sampling.proto, passed
 #: on as the verifier sent it. There are tens of thousands of them: objects, and the garbage
@@ -17,23 +17,6 @@ EncodedLogprob = bytes
 
 #: What one step did: a serialized `StepTrace` of sampling.proto, passed on likewise.
 EncodedStep = bytes
-
-
-class FinishReason(enum.IntEnum):
-    """Why a choice ended; the wire's numbers."""
-
-    UNFINISHED = 0
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-
-
-class Source(enum.IntEnum):
-    """Where a draft was copied from; the wire's numbers."""
-
-    UNSPECIFIED = 0
-    SEQUENCE = 1
-    POOL = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +50,7 @@ class Step:
 
     Attributes:
         matched_ngram_length: length of the drafts' match, in tokens; 64: 64 or more.
-        source: where the drafts were copied from; the wire's number, known or not.
+        source: where the drafts were copied from; None: not known.
         text: of the answer, that became final with this step.
         token_texts: parts of the whole text, one per token, if the request asked for them.
         reads: what each token brought, if the output is told apart; behind them, of the last step
@@ -78,7 +61,7 @@ class Step:
     num_draft_tokens: int
     num_accepted_tokens: int
     matched_ngram_length: int = 0
-    source: int = 0
+    source: DraftSource | None = None
     text: str = ""
     token_texts: Sequence[str] = ()
     reads: Sequence[Read] = ()
@@ -108,36 +91,8 @@ class Chunk:
     num_steps: int
     logprobs: Sequence[EncodedLogprob] = ()
     prompt_logprobs: Sequence[EncodedLogprob] = ()
-    finish_reason: FinishReason = FinishReason.UNFINISHED
+    finish_reason: FinishReason | None = None
     steps: Sequence[Step] = dataclasses.field(default=(), compare=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MatchAcceptance:
-    """How the drafts of one match length fared. See gateway.proto."""
-
-    matched_ngram_length: int
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What one choice cost. See gateway.proto."""
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    num_steps: int
-    num_drafts: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    accepted_per_position: Sequence[int]
-    resumes: int
-    by_match_length: Sequence[MatchAcceptance] = ()
-    num_sequence_drafts: int = 0
-    num_pool_drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

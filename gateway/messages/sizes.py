@@ -27,6 +27,3 @@ MAX_UNREAD_STEPS_BYTES = 4 << 20
 FIELD_BYTES = 5
 TOKEN_BYTES = 5
 NUMBER_BYTES = 6
-
-#: The largest number of a 32-bit field.
-MAX_UINT32 = (1 << 32) - 1

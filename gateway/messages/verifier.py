@@ -12,18 +12,11 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.messages.request import AcceptedRequest, Keep, SamplingParams
-from gateway.messages.response import EncodedLogprob, EncodedStep, FinishReason
+from gateway.messages.request import AcceptedRequest
+from gateway.messages.response import EncodedLogprob, EncodedStep
+from tandem.values import DraftSource, DraftWait, FinishReason, Keep, SamplingParams
 
 # Commands
-
-
-class DraftWait(enum.Enum):
-    """How long a verifier's step may wait for drafts."""
-
-    ADAPTIVE = "adaptive"
-    NEVER = "never"
-    ALWAYS = "always"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +131,10 @@ class Decided(NamedTuple):
     token_ids: list[int]
     num_draft_tokens: int
     num_accepted_tokens: int
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     logprobs: Sequence[EncodedLogprob] = ()
     matched_ngram_length: int = 0
-    source: int = 0
+    source: DraftSource | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,10 @@ Knows no sequence: `generation/` decides which messages are possible.
 Repeated fields are read by slicing: that is three times as fast as the alternatives.
 """
 
-import dataclasses
 from collections.abc import Iterable
 
 from google.protobuf.message import Message
 
-from gateway.messages.request import Keep, NgramParams, SamplingParams
-from gateway.messages.response import FinishReason
-from gateway.messages.sizes import MAX_UINT32
 from gateway.messages.verifier import (
     CommandBatch,
     Decided,
@@ -28,7 +24,10 @@ from gateway.messages.verifier import (
     VerifierEvent,
     Welcome,
 )
+from tandem.declared import MAX_UINT32
+from tandem.messages import set_field, set_message
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
+from tandem.values import DraftSource, FinishReason, Keep
 
 PROTOCOL_VERSION = 1
 
@@ -36,7 +35,16 @@ PROTOCOL_VERSION = 1
 # hint this many times as long as one step's drafts still holds all drafts of the next step.
 _RUN_AHEAD = 4
 
-_FINISH_REASONS = {int(reason): reason for reason in FinishReason}
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
+    sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    sampling_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+_SOURCES: dict[int, DraftSource] = {
+    drafter_pb2.SOURCE_SEQUENCE: DraftSource.SEQUENCE,
+    drafter_pb2.SOURCE_POOL: DraftSource.POOL,
+}
 _DRAFTER_STATES = {
     int(verifier_pb2.DrafterStatus.STATE_UP): DrafterState.UP,
     int(verifier_pb2.DrafterStatus.STATE_SLOW): DrafterState.SLOW,
@@ -91,7 +99,7 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
     for command in batch.closes:
         close = add().close
         close.sequence_id = command.sequence_id
-        close.keep = drafter_pb2.Keep.ValueType(command.keep)
+        set_field(close, "keep", command.keep)
         if command.keep is not Keep.NOTHING:
             close.keep_length = command.keep_length
     return request
@@ -104,7 +112,6 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         sequence_id=command.sequence_id,
         token_ids=command.token_ids,
         prompt_length=len(request.prompt_token_ids),
-        sampling=_sampling_to_proto(command.sampling, command.seed),
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
@@ -116,17 +123,22 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         tenant_weight=0 if request.tenant_weight == 1 else request.tenant_weight,
         priority=request.priority,
         expected_model_digest=request.model_digest,
-        tokens_per_match=request.ngram.tokens_per_match,
+        tokens_per_match=request.ngram.tokens_per_match or 0,
         trace=request.trace,
         trace_parent=request.trace_parent,
     )
+    set_message(message.sampling, command.sampling)
+    message.sampling.seed = command.seed
     if request.wants_drafts:
         # It may get a drafter later, if there is none now.
         message.drafter_address = command.drafter
-        message.ngram.CopyFrom(_ngram_to_proto(request.ngram))
+        set_message(message.ngram, request.ngram)
+        # The verifier applies the request's figure; the rest of a draft serves its next steps.
+        per_match = (request.ngram.tokens_per_match or 0) * _RUN_AHEAD
+        message.ngram.tokens_per_match = min(per_match, MAX_UINT32)
         message.hint_tokens = request.hint_tokens
         if request.ngram.pool_id and not request.is_kept_by_close:
-            message.keep = drafter_pb2.Keep.ValueType(request.ngram.pool_keep)
+            set_field(message, "keep", request.pool_keep)
     return message
 
 
@@ -151,8 +163,7 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
         kind = event.WhichOneof("event")
         if kind == "decided":
             decided = event.decided
-            finish_reason = _FINISH_REASONS.get(decided.finish_reason)
-            if finish_reason is None:
+            if decided.finish_reason not in _FINISH_REASONS:
                 reason = f"finish_reason has no value {decided.finish_reason}"
                 events.append(UnreadableEvent(decided.sequence_id, reason))
                 continue
@@ -163,10 +174,10 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
                     decided.token_ids[:],
                     decided.num_draft_tokens,
                     decided.num_accepted_tokens,
-                    finish_reason,
+                    _FINISH_REASONS[decided.finish_reason],
                     [each.SerializeToString() for each in decided.logprobs],
                     decided.matched_ngram_length,
-                    decided.source,
+                    _SOURCES.get(decided.source),
                 )
             )
         elif kind == "step_traced":
@@ -212,33 +223,3 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
         else:
             events.append(UnreadableEvent("", f"an event of kind {kind}"))
     return events
-
-
-def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
-    values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    # Verifiers get no beam search.
-    values |= {"seed": seed, "num_beams": None}
-    if sampling.structured_output is not None:
-        values["structured_output"] = sampling_pb2.StructuredOutput.FromString(
-            sampling.structured_output
-        )
-    return sampling_pb2.SamplingParams(**values)
-
-
-def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
-    return drafter_pb2.NgramParams(
-        min_ngram=ngram.min_ngram,
-        max_ngram=ngram.max_ngram,
-        overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
-        tie=drafter_pb2.Tie.ValueType(ngram.tie),
-        # The verifier applies the request's figure; the rest of a draft serves its next steps.
-        tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, MAX_UINT32),
-        algorithm=drafter_pb2.Algorithm.ValueType(ngram.algorithm),
-        chained=ngram.chained,
-        pool_id=ngram.pool_id,
-        pool_min_ngram=ngram.pool_min_ngram,
-        pool_feed_tokens=ngram.pool_feed_tokens,
-        pool_keep=drafter_pb2.Keep.ValueType(ngram.pool_keep)
-        if ngram.pool_feed_tokens
-        else drafter_pb2.KEEP_UNSPECIFIED,
-    )

@@ -9,17 +9,11 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 
 from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedFieldError
-from gateway.messages.request import (
-    AcceptedRequest,
-    GenerateRequest,
-    Keep,
-    NgramParams,
-    SpeculationParams,
-    Tie,
-)
+from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Model
-from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy, Preset
+from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy
 from gateway.text.output_reader import Reading
+from tandem.values import Keep, NgramParams, SpeculationParams
 
 # Logprobs of one prompt, alternatives included; the verifier's limit is the same.
 MAX_PROMPT_LOGPROBS = 1 << 17
@@ -168,12 +162,10 @@ def accept(
             tie=policy.tie,
             tokens_per_match=policy.tokens_per_match,
             algorithm=policy.algorithm,
-            chained=policy.chained,
             pool_id=pool_id(tenant, speculation.pool),
             pool_min_ngram=policy.pool_min_ngram,
-            pool_keep=Keep(speculation.pool_keep) or Keep.OUTPUT,
-            pool_feed_tokens=speculation.pool_feed_tokens,
         ),
+        pool_keep=Keep(speculation.pool_keep or Keep.OUTPUT),
         hint_tokens=_hint_tokens(speculation, policy, num_speculative_tokens, defaults),
         vocab_size=model.vocab_size,
         affinity_key=request.affinity_key,
@@ -234,7 +226,7 @@ def _check_tokens(
 def _drafting_policy(
     speculation: SpeculationParams, model: Model, defaults: RequestDefaults
 ) -> DraftingPolicy:
-    base = POLICIES[Preset(speculation.preset)] if speculation.preset else defaults.drafting
+    base = POLICIES[speculation.preset] if speculation.preset else defaults.drafting
     policy = base.override(speculation)
     if policy.min_ngram > policy.max_ngram:
         name = "prompt_lookup_max" if speculation.prompt_lookup_min is None else "prompt_lookup_min"
@@ -243,7 +235,7 @@ def _drafting_policy(
             f"{policy.max_ngram}",
             field=f"speculation.{name}",
         )
-    if speculation.tokens_per_match and policy.tie is not Tie.LONGEST:
+    if speculation.tokens_per_match and policy.tie != "longest":
         raise InvalidRequestError(
             "tokens_per_match needs TIE_LONGEST", field="speculation.tokens_per_match"
         )

@@ -6,24 +6,13 @@ others get `TANDEM`, with the gateway's own number of drafts. Pure.
 """
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 
-from gateway.messages.request import Algorithm, Overlap, SpeculationParams, Tie
+from tandem.values import Algorithm, Overlap, Preset, SpeculationParams, Tie
 
 # Drafts verified per step where their number does not follow the match: the rest of a longer draft
 # is mostly wrong.
 FIXED_NUM_SPECULATIVE_TOKENS = 7
-
-
-class Preset(enum.IntEnum):
-    """The drafter that is reproduced; the wire's numbers."""
-
-    DEFAULT = 0
-    TANDEM = 1
-    VLLM_KMP = 2
-    VLLM = 3
-    TRANSFORMERS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +21,11 @@ class DraftingPolicy:
 
     Attributes:
         mirrors_ngrams: whether an override of one n-gram size sets the other, too.
-        tokens_per_match: with `Tie.LONGEST`: drafts verified per token of match length; 0: no such
-            limit.
-        pool_min_ngram: with `Tie.EARLIEST` or `Tie.LATEST`: the pool is searched when the
+        tokens_per_match: with the tie `longest`: drafts verified per token of match length; 0: no
+            such limit.
+        pool_min_ngram: with the tie `earliest` or `latest`: the pool is searched when the
             sequence's own match is shorter than this; 0: only when there is none. With
-            `Tie.LONGEST` it is always searched.
+            the tie `longest` it is always searched.
         num_speculative_tokens: the most drafts verified per step. None: the verifier's limit if the
             number of drafts follows the match; else `FIXED_NUM_SPECULATIVE_TOKENS`.
         runs_ahead: whether a proposal may be longer than one step's drafts, so that the next step
@@ -49,8 +38,7 @@ class DraftingPolicy:
     overlap: Overlap
     tie: Tie
     tokens_per_match: int = 0
-    algorithm: Algorithm = Algorithm.INDEX
-    chained: bool = False
+    algorithm: Algorithm = "index"
     pool_min_ngram: int = 0
     num_speculative_tokens: int | None = None
     runs_ahead: bool = False
@@ -58,7 +46,7 @@ class DraftingPolicy:
     @property
     def follows_match(self) -> bool:
         """Whether a longer match gets more drafts."""
-        return self.tie is Tie.LONGEST and self.tokens_per_match > 0
+        return self.tie == "longest" and self.tokens_per_match > 0
 
     def num_speculative_tokens_within(self, limit: int) -> int:
         """The most drafts verified per step by a verifier whose limit is `limit`."""
@@ -67,33 +55,28 @@ class DraftingPolicy:
         return limit if self.follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
 
     def override(self, given: SpeculationParams) -> "DraftingPolicy":
-        """The policy with the values that are given; it keeps its own for the others.
-
-        Args:
-            given: its enums are known numbers.
-        """
+        """The policy with the values that are given; it keeps its own for the others."""
         min_ngram, max_ngram = given.prompt_lookup_min, given.prompt_lookup_max
         if self.mirrors_ngrams:
             min_ngram, max_ngram = (
                 max_ngram if min_ngram is None else min_ngram,
                 min_ngram if max_ngram is None else max_ngram,
             )
-        tie = Tie(given.tie) or self.tie
+        tie = given.tie or self.tie
         tokens_per_match = given.tokens_per_match
-        if tie is not Tie.LONGEST:
+        if tie != "longest":
             tokens_per_match = 0
         elif tokens_per_match is None:
-            of_longest = self if self.tie is Tie.LONGEST else TANDEM
+            of_longest = self if self.tie == "longest" else TANDEM
             tokens_per_match = of_longest.tokens_per_match
         return dataclasses.replace(
             self,
             min_ngram=self.min_ngram if min_ngram is None else min_ngram,
             max_ngram=self.max_ngram if max_ngram is None else max_ngram,
-            overlap=Overlap(given.overlap) or self.overlap,
+            overlap=given.overlap or self.overlap,
             tie=tie,
             tokens_per_match=tokens_per_match,
-            algorithm=Algorithm(given.algorithm) or self.algorithm,
-            chained=self.chained if given.chained is None else given.chained,
+            algorithm=given.algorithm or self.algorithm,
             pool_min_ngram=self.pool_min_ngram
             if given.pool_min_ngram is None
             else given.pool_min_ngram,
@@ -106,8 +89,8 @@ class DraftingPolicy:
 TANDEM = DraftingPolicy(
     min_ngram=2,
     max_ngram=5,
-    overlap=Overlap.DISJOINT,
-    tie=Tie.LONGEST,
+    overlap="disjoint",
+    tie="longest",
     # The best figure; `benchmarks.drafter` compares some.
     tokens_per_match=2,
     runs_ahead=True,
@@ -116,21 +99,21 @@ _VLLM = DraftingPolicy(
     min_ngram=5,
     max_ngram=5,
     mirrors_ngrams=True,
-    overlap=Overlap.ALLOWED,
-    tie=Tie.EARLIEST,
-    algorithm=Algorithm.KMP,
+    overlap="allowed",
+    tie="earliest",
+    algorithm="kmp",
 )
 
 #: By preset that a request can name.
 POLICIES: Mapping[Preset, DraftingPolicy] = {
-    Preset.TANDEM: TANDEM,
-    Preset.VLLM_KMP: dataclasses.replace(_VLLM, overlap=Overlap.DISJOINT),
-    Preset.VLLM: _VLLM,
-    Preset.TRANSFORMERS: DraftingPolicy(
+    "tandem": TANDEM,
+    "vllm-kmp": dataclasses.replace(_VLLM, overlap="disjoint"),
+    "vllm": _VLLM,
+    "transformers": DraftingPolicy(
         min_ngram=1,
         max_ngram=2,
-        overlap=Overlap.ALLOWED,
-        tie=Tie.EARLIEST,
+        overlap="allowed",
+        tie="earliest",
         num_speculative_tokens=10,
     ),
 }

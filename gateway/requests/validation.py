@@ -5,27 +5,13 @@ name the proto's field paths. Pure. `acceptance.py` holds the rules that need th
 prompt's tokens: a request that is wrong by itself is refused before any work is spent on it.
 """
 
-import math
-
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.messages.request import (
-    Algorithm,
-    GenerateRequest,
-    Keep,
-    Overlap,
-    SamplingParams,
-    SpeculationParams,
-    Tie,
-)
-from gateway.requests.drafting_policy import Preset
+from gateway.messages.request import GenerateRequest
+from tandem.declared import FieldError, check_ranges
+from tandem.values import SamplingParams, SpeculationParams
 
 MAX_CHOICES = 16
-MAX_NGRAM = 32
-MAX_PENALTY = 2.0
-MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
-# A pool that is fed fewer tokens at a time spends its time on the tokens around them.
-MIN_POOL_FEED_TOKENS = 16
 
 
 def check_request(
@@ -62,10 +48,9 @@ def check_request(
         raise InvalidRequestError(
             f"priority must be a 32-bit integer, not {request.priority}", field="priority"
         )
-    _check_sampling(request.sampling)
-    _check_speculation(request.speculation)
-    _check_scope(request)
-    _check_feeding(request)
+    _check_parameters(request.sampling, "sampling.")
+    _check_parameters(request.speculation, "speculation.")
+    _check_pool(request.speculation)
 
 
 def _check_prompt(request: GenerateRequest, *, has_tokenizer: bool) -> None:
@@ -92,113 +77,24 @@ def _check_stops(request: GenerateRequest, *, has_tokenizer: bool) -> None:
         raise UnsupportedFieldError("this server has no tokenizer", field="stop_sequences")
 
 
-def _check_sampling(sampling: SamplingParams) -> None:
-    _check_range("sampling.temperature", sampling.temperature, low=0.0)
-    if sampling.top_p is not None:
-        _check_range("sampling.top_p", sampling.top_p, low=0.0, high=1.0, low_is_allowed=False)
-    _check_range("sampling.min_p", sampling.min_p, low=0.0, high=1.0)
-    if sampling.repetition_penalty is not None:
-        _check_range(
-            "sampling.repetition_penalty",
-            sampling.repetition_penalty,
-            # Beyond, logits would not be finite.
-            low=1e-6,
-            high=1e6,
-        )
-    for field, penalty in (
-        ("sampling.frequency_penalty", sampling.frequency_penalty),
-        ("sampling.presence_penalty", sampling.presence_penalty),
-    ):
-        _check_range(field, penalty, low=-MAX_PENALTY, high=MAX_PENALTY)
-    for bias in sampling.logit_bias.values():
-        _check_range("sampling.logit_bias", bias, low=-MAX_LOGIT_BIAS, high=MAX_LOGIT_BIAS)
-    if sampling.logprobs_mode not in (0, 1, 2):
-        raise InvalidRequestError(
-            f"logprobs_mode has no value {sampling.logprobs_mode}", field="sampling.logprobs_mode"
-        )
+def _check_parameters(params: SamplingParams | SpeculationParams, path: str) -> None:
+    try:
+        check_ranges(params, path=path)
+    except FieldError as error:
+        raise InvalidRequestError(error.reason, field=error.field) from None
 
 
-def _check_speculation(speculation: SpeculationParams) -> None:
-    for field, ngram in (
-        ("speculation.prompt_lookup_min", speculation.prompt_lookup_min),
-        ("speculation.prompt_lookup_max", speculation.prompt_lookup_max),
-    ):
-        if ngram is not None and not 1 <= ngram <= MAX_NGRAM:
-            raise InvalidRequestError(
-                f"an n-gram has from 1 to {MAX_NGRAM} tokens, not {ngram}", field=field
-            )
-    for field, value, known in (
-        ("overlap", speculation.overlap, Overlap),
-        ("tie", speculation.tie, Tie),
-        ("algorithm", speculation.algorithm, Algorithm),
-        ("preset", speculation.preset, Preset),
-    ):
-        if value not in {int(each) for each in known}:
-            raise InvalidRequestError(f"{field} has no value {value}", field=f"speculation.{field}")
-    if speculation.pool_min_ngram is not None and not speculation.pool:
-        raise InvalidRequestError("pool_min_ngram needs a pool", field="speculation.pool_min_ngram")
-
-
-def _check_feeding(request: GenerateRequest) -> None:
-    """Refuses text that the request's pool cannot be fed."""
-    speculation = request.speculation
-    feed_tokens = speculation.pool_feed_tokens
-    if speculation.pool_keep not in {int(keep) for keep in Keep}:
-        raise InvalidRequestError(
-            f"pool_keep has no value {speculation.pool_keep}", field="speculation.pool_keep"
-        )
-    keeps_nothing = speculation.pool_keep == Keep.NOTHING
+def _check_pool(speculation: SpeculationParams) -> None:
+    """Refuses what is said of a pool where there is none, or that contradicts itself."""
     for name, is_given in (
-        ("pool_keep", speculation.pool_keep != Keep.DEFAULT),
-        ("pool_feed_tokens", feed_tokens > 0),
+        ("pool_min_ngram", speculation.pool_min_ngram is not None),
+        ("pool_keep", speculation.pool_keep is not None),
         ("pool_keep_cancelled", speculation.pool_keep_cancelled),
     ):
         if is_given and not speculation.pool:
             raise InvalidRequestError(f"{name} needs a pool", field=f"speculation.{name}")
-        if is_given and keeps_nothing and name != "pool_keep":
-            raise InvalidRequestError(
-                f"{name} contradicts pool_keep KEEP_NOTHING", field=f"speculation.{name}"
-            )
-    if 0 < feed_tokens < MIN_POOL_FEED_TOKENS:
+    if speculation.pool_keep_cancelled and speculation.pool_keep == "nothing":
         raise InvalidRequestError(
-            f"a pool is fed at least {MIN_POOL_FEED_TOKENS} tokens at a time, not {feed_tokens}",
-            field="speculation.pool_feed_tokens",
-        )
-    if feed_tokens and request.stop_sequences:
-        # The verifier sends tokens to the drafter before they are searched for stop strings.
-        raise InvalidRequestError(
-            "with stop_sequences, a pool is fed at the end only: pool_feed_tokens must be 0, not "
-            f"{feed_tokens}",
-            field="speculation.pool_feed_tokens",
-        )
-
-
-def _check_scope(request: GenerateRequest) -> None:
-    """Refuses what is out of Tandem's scope."""
-    for field, is_asked_for, what in (
-        ("sampling.num_beams", request.sampling.num_beams > 1, "beam search"),
-        ("speculation.tree_width", request.speculation.tree_width > 1, "branching drafts"),
-        ("adapter_id", bool(request.adapter_id), "adapters (LoRA)"),
-        ("media", request.has_media, "images, sound and video"),
-    ):
-        if is_asked_for:
-            raise UnsupportedFieldError(f"Tandem does not do {what}", field=field)
-
-
-def _check_range(
-    field: str,
-    value: float,
-    *,
-    low: float,
-    high: float = math.inf,
-    low_is_allowed: bool = True,
-) -> None:
-    # Also fails for NaN, and for infinity without an upper bound.
-    is_above = value >= low if low_is_allowed else value > low
-    if not (is_above and value <= high and math.isfinite(value)):
-        bracket = "[" if low_is_allowed else "("
-        end = f"{high:g}]" if math.isfinite(high) else "infinity)"
-        name = field.rpartition(".")[2]
-        raise InvalidRequestError(
-            f"{name} must be in {bracket}{low:g}, {end}, not {value:g}", field=field
+            "pool_keep_cancelled contradicts pool_keep KEEP_NOTHING",
+            field="speculation.pool_keep_cancelled",
         )

@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from gateway.generation.generation import Generation
-from gateway.messages.request import AcceptedRequest, Keep
-from gateway.messages.response import FinishReason
+from gateway.messages.request import AcceptedRequest
 from gateway.messages.verifier import CloseCommand
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.resumption import Displaced
+from tandem.values import FinishReason, Keep
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -163,7 +163,7 @@ class LiveSequences:
         sequence.verifier.close(
             CloseCommand(
                 generation.sequence_id,
-                request.ngram.pool_keep if is_kept else Keep.NOTHING,
+                request.pool_keep if is_kept else Keep.NOTHING,
                 len(generation.token_ids),
             ),
             has_ended=sequence.has_ended,

@@ -12,9 +12,10 @@ from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
-from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tool_call_form import TAGS, ToolCallForm, form_of_template
+from tandem.values import SamplingDefaults
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,42 +8,21 @@ gateway makes of a folder: `python -m gateway.text.sampling_defaults FOLDER`.
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_FILE = "generation_config.json"
+from tandem.declared import declared
+from tandem.values import SamplingDefaults, SamplingParams
 
-# The least and the most of each; as of a request.
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, sys.float_info.max),
-    "top_p": (sys.float_info.min, 1.0),
-    "top_k": (-1, 2**32 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 1e6),
-}
+_FILE = "generation_config.json"
 
 
 class GenerationConfigError(Exception):
     """A `generation_config.json` cannot be read."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """What requests over HTTP get that name no value; those of OpenAI without a model's own.
-
-    Attributes:
-        top_k: 0: tokens are sampled from all.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-#: Where a model has none of its own.
+#: Where a model has none of its own: OpenAI's.
 NO_DEFAULTS = SamplingDefaults()
 
 
@@ -66,22 +45,18 @@ def load(folder: Path, *, on_ignored: Callable[[str, Any], None]) -> SamplingDef
     if not isinstance(config, dict):
         raise GenerationConfigError(f"{path}: is not an object")
     usable: dict[str, Any] = {}
-    for name in _RANGES:
-        value = config.get(name)
-        if value is None:
+    for each in declared(SamplingParams):
+        value = config.get(each.name) if each.is_recommended else None
+        if value is None or each.range is None:
             continue
-        if not _is_usable(name, value):
-            on_ignored(name, value)
+        if each.type is int and value == -1:
+            value = 0  # of `top_k`: all
+        kinds = int if each.type is int else int | float
+        if isinstance(value, bool) or not isinstance(value, kinds) or value not in each.range:
+            on_ignored(each.name, value)
         else:
-            usable[name] = max(value, 0) if name == "top_k" else float(value)
+            usable[each.name] = each.type(value)
     return SamplingDefaults(**usable)
-
-
-def _is_usable(name: str, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):
-        return False
-    least, most = _RANGES[name]
-    return least <= value <= most
 
 
 def main() -> None:

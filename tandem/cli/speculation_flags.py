@@ -4,11 +4,11 @@ Owns their names. Their meaning is that of `protos/tandem/v1/sampling.proto`.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from tandem.generation import SpeculationParams
+from tandem.values import Preset, SpeculationParams
 
 _PANEL = "Speculation: changes the speed, never the output"
 
@@ -23,7 +23,7 @@ class SpeculationFlags:
 
     no_speculation: Annotated[bool, _flag("--no-speculation", help="make no drafts")] = False
     preset: Annotated[
-        Literal["tandem", "vllm-kmp", "vllm", "transformers"] | None,
+        Preset | None,
         _flag(help="draft as this known drafter; other flags override it"),
     ] = None
     num_speculative_tokens: Annotated[

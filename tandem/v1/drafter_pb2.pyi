@@ -203,11 +203,8 @@ class NgramParams(_message.Message):
     TIE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     ALGORITHM_FIELD_NUMBER: _builtins.int
-    CHAINED_FIELD_NUMBER: _builtins.int
     POOL_ID_FIELD_NUMBER: _builtins.int
     POOL_MIN_NGRAM_FIELD_NUMBER: _builtins.int
-    POOL_FEED_TOKENS_FIELD_NUMBER: _builtins.int
-    POOL_KEEP_FIELD_NUMBER: _builtins.int
     min_ngram: _builtins.int
     """Shortest pattern tried, >= 1. Absent: 2."""
     max_ngram: _builtins.int
@@ -219,8 +216,6 @@ class NgramParams(_message.Message):
     server's default.
     """
     algorithm: Global___Algorithm.ValueType
-    chained: _builtins.bool
-    """Continue past the end of the known tokens by matching again on context + draft."""
     pool_id: _builtins.str
     """Also draft from this pool of other requests' text. Empty: none. The gateway puts the
     tenant into the id; a drafter does not know tenants.
@@ -228,14 +223,6 @@ class NgramParams(_message.Message):
     pool_min_ngram: _builtins.int
     """With TIE_EARLIEST or TIE_LATEST: the pool is searched when the sequence's own match is shorter
     than this; 0: only when there is none. With TIE_LONGEST it is always searched.
-    """
-    pool_feed_tokens: _builtins.int
-    """Feed the pool while the sequence grows, every so many tokens, at least 16. 0: only when it
-    is released.
-    """
-    pool_keep: Global___Keep.ValueType
-    """What to feed while the sequence grows. Unspecified: KEEP_OUTPUT. A release then feeds the rest
-    of the same text, unless it says KEEP_NOTHING.
     """
     def __init__(
         self,
@@ -246,15 +233,12 @@ class NgramParams(_message.Message):
         tie: Global___Tie.ValueType = ...,
         tokens_per_match: _builtins.int | None = ...,
         algorithm: Global___Algorithm.ValueType = ...,
-        chained: _builtins.bool = ...,
         pool_id: _builtins.str = ...,
         pool_min_ngram: _builtins.int = ...,
-        pool_feed_tokens: _builtins.int = ...,
-        pool_keep: Global___Keep.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "chained", b"chained", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "overlap", b"overlap", "pool_feed_tokens", b"pool_feed_tokens", "pool_id", b"pool_id", "pool_keep", b"pool_keep", "pool_min_ngram", b"pool_min_ngram", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "overlap", b"overlap", "pool_id", b"pool_id", "pool_min_ngram", b"pool_min_ngram", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_ngram: _TypeAlias = _typing.Literal["max_ngram"]  # noqa: Y015
     _WhichOneofArgType__max_ngram: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram"]  # noqa: Y015
@@ -445,9 +429,7 @@ class Release(_message.Message):
     sequence_id: _builtins.str
     keep: Global___Keep.ValueType
     feed_id: _builtins.str
-    """Feeding a pool twice with the same feed_id feeds it once. Text fed while a sequence grows has
-    the sequence's own id, whatever this says.
-    """
+    """Feeding a pool twice with the same feed_id feeds it once."""
     length: _builtins.int
     """Length of the text: tokens after it are not kept. 0: all tokens."""
     def __init__(

@@ -26,7 +26,7 @@ from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 from tandem.v1 import sampling_pb2 as tandem_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/gateway.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\x1a\x18tandem/v1/sampling.proto\"%\n\x08TokenIds\x12\x19\n\ttoken_ids\x18\x01 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\"\xe6\x04\n\x0fGenerateRequest\x12\x19\n\nrequest_id\x18\x01 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x17\n\x08model_id\x18\x02 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x17\n\x04text\x18\x03 \x01(\tB\x07\xb0\xbb\x18\x80\x80\xfc\x01H\x00\x12%\n\x06tokens\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12 \n\x10output_token_ids\x18\x05 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12!\n\x0estop_sequences\x18\x08 \x03(\tB\t\xa8\xbb\x18\x10\xb0\xbb\x18\x80\x02\x12\x1c\n\x0estop_token_ids\x18\t \x03(\rB\x04\xa8\xbb\x18@\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x31\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x1c.tandem.v1.SpeculationParams\x12\x1b\n\x0c\x61\x66\x66inity_key\x18\r \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x10\n\x08priority\x18\x0e \x01(\x05\x12\r\n\x05trace\x18\x0f \x01(\x08\x12\x19\n\nadapter_id\x18\x10 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x19\n\x05media\x18\x11 \x03(\x0c\x42\n\xa8\xbb\x18\x10\xb0\xbb\x18\x80\x80@\x12\x15\n\rreport_tokens\x18\x12 \x01(\x08\x12$\n\x15\x65xpected_model_digest\x18\x13 \x01(\tB\x05\xb0\xbb\x18\x80\x02:\x07\xb8\xbb\x18\x80\x80\x80\x02\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x04\n\x02_n\"\xb3\x01\n\x10GenerateResponse\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.tandem.v1.StartedH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.tandem.v1.ChunkH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.tandem.v1.FinishedH\x00\x12#\n\x06traced\x18\x04 \x01(\x0b\x32\x11.tandem.v1.TracedH\x00\x42\x07\n\x05\x65vent\"\\\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\"\xd8\x02\n\x05\x43hunk\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\x12\x11\n\tnum_steps\x18\t \x01(\r\x12.\n\rfinish_reason\x18\n \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x31\n\x0freported_tokens\x18\x0b \x03(\x0b\x32\x18.tandem.v1.ReportedToken\"/\n\rReportedToken\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x08\"B\n\x06Traced\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StepTrace\"q\n\x08\x46inished\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\"\xc5\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x12\n\nnum_drafts\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x08 \x03(\r\x12\x0f\n\x07resumes\x18\t \x01(\r\x12\x33\n\x0f\x62y_match_length\x18\n \x03(\x0b\x32\x1a.tandem.v1.MatchAcceptance\x12\x1b\n\x13num_sequence_drafts\x18\x0b \x01(\r\x12\x17\n\x0fnum_pool_drafts\x18\x0c \x01(\r\"z\n\x0fMatchAcceptance\x12\x1c\n\x14matched_ngram_length\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"\xd2\x01\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\"\n\x1amax_num_speculative_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_verifiers\x18\x06 \x01(\r\x12;\n\x16http_sampling_defaults\x18\x07 \x01(\x0b\x32\x1b.tandem.v1.SamplingDefaults\"p\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x32\xa5\x01\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseB\x14Z\x12tandem/v1;tandemv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/gateway.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\x1a\x18tandem/v1/sampling.proto\"%\n\x08TokenIds\x12\x19\n\ttoken_ids\x18\x01 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\"\xcf\x04\n\x0fGenerateRequest\x12\x19\n\nrequest_id\x18\x01 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x17\n\x08model_id\x18\x02 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x17\n\x04text\x18\x03 \x01(\tB\x07\xb0\xbb\x18\x80\x80\xfc\x01H\x00\x12%\n\x06tokens\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12 \n\x10output_token_ids\x18\x05 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x1b\n\x0emax_new_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12!\n\x0estop_sequences\x18\x08 \x03(\tB\t\xa8\xbb\x18\x10\xb0\xbb\x18\x80\x02\x12\x1c\n\x0estop_token_ids\x18\t \x03(\rB\x04\xa8\xbb\x18@\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x31\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x1c.tandem.v1.SpeculationParams\x12\x1b\n\x0c\x61\x66\x66inity_key\x18\r \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x10\n\x08priority\x18\x0e \x01(\x05\x12\r\n\x05trace\x18\x0f \x01(\x08\x12\x15\n\rreport_tokens\x18\x12 \x01(\x08\x12$\n\x15\x65xpected_model_digest\x18\x13 \x01(\tB\x05\xb0\xbb\x18\x80\x02:\x07\xb8\xbb\x18\x80\x80\x80\x02\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x04\n\x02_nJ\x04\x08\x10\x10\x11J\x04\x08\x11\x10\x12R\nadapter_idR\x05media\"\xb3\x01\n\x10GenerateResponse\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.tandem.v1.StartedH\x00\x12!\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x10.tandem.v1.ChunkH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.tandem.v1.FinishedH\x00\x12#\n\x06traced\x18\x04 \x01(\x0b\x32\x11.tandem.v1.TracedH\x00\x42\x07\n\x05\x65vent\"\\\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\"\xd8\x02\n\x05\x43hunk\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x30\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\x12\x11\n\tnum_steps\x18\t \x01(\r\x12.\n\rfinish_reason\x18\n \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x31\n\x0freported_tokens\x18\x0b \x03(\x0b\x32\x18.tandem.v1.ReportedToken\"/\n\rReportedToken\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x08\"B\n\x06Traced\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StepTrace\"q\n\x08\x46inished\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\"\xc5\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x12\n\nnum_drafts\x18\x05 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x08 \x03(\r\x12\x0f\n\x07resumes\x18\t \x01(\r\x12\x33\n\x0f\x62y_match_length\x18\n \x03(\x0b\x32\x1a.tandem.v1.MatchAcceptance\x12\x1b\n\x13num_sequence_drafts\x18\x0b \x01(\r\x12\x17\n\x0fnum_pool_drafts\x18\x0c \x01(\r\"z\n\x0fMatchAcceptance\x12\x1c\n\x14matched_ngram_length\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"\xd2\x01\n\x05Model\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\"\n\x1amax_num_speculative_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_verifiers\x18\x06 \x01(\r\x12;\n\x16http_sampling_defaults\x18\x07 \x01(\x0b\x32\x1b.tandem.v1.SamplingDefaults\"p\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x32\xa5\x01\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseB\x14Z\x12tandem/v1;tandemv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,10 +50,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST'].fields_by_name['stop_token_ids']._serialized_options = b'\250\273\030@'
   _globals['_GENERATEREQUEST'].fields_by_name['affinity_key']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['affinity_key']._serialized_options = b'\260\273\030\200\002'
-  _globals['_GENERATEREQUEST'].fields_by_name['adapter_id']._loaded_options = None
-  _globals['_GENERATEREQUEST'].fields_by_name['adapter_id']._serialized_options = b'\260\273\030\200\002'
-  _globals['_GENERATEREQUEST'].fields_by_name['media']._loaded_options = None
-  _globals['_GENERATEREQUEST'].fields_by_name['media']._serialized_options = b'\250\273\030\020\260\273\030\200\200@'
   _globals['_GENERATEREQUEST'].fields_by_name['expected_model_digest']._loaded_options = None
   _globals['_GENERATEREQUEST'].fields_by_name['expected_model_digest']._serialized_options = b'\260\273\030\200\002'
   _globals['_GENERATEREQUEST']._loaded_options = None
@@ -61,31 +57,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=88
   _globals['_TOKENIDS']._serialized_end=125
   _globals['_GENERATEREQUEST']._serialized_start=128
-  _globals['_GENERATEREQUEST']._serialized_end=742
-  _globals['_GENERATERESPONSE']._serialized_start=745
-  _globals['_GENERATERESPONSE']._serialized_end=924
-  _globals['_STARTED']._serialized_start=926
-  _globals['_STARTED']._serialized_end=1018
-  _globals['_CHUNK']._serialized_start=1021
-  _globals['_CHUNK']._serialized_end=1365
-  _globals['_REPORTEDTOKEN']._serialized_start=1367
-  _globals['_REPORTEDTOKEN']._serialized_end=1414
-  _globals['_TRACED']._serialized_start=1416
-  _globals['_TRACED']._serialized_end=1482
-  _globals['_FINISHED']._serialized_start=1484
-  _globals['_FINISHED']._serialized_end=1597
-  _globals['_USAGE']._serialized_start=1600
-  _globals['_USAGE']._serialized_end=1925
-  _globals['_MATCHACCEPTANCE']._serialized_start=1927
-  _globals['_MATCHACCEPTANCE']._serialized_end=2049
-  _globals['_LISTMODELSREQUEST']._serialized_start=2051
-  _globals['_LISTMODELSREQUEST']._serialized_end=2070
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2072
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2126
-  _globals['_MODEL']._serialized_start=2129
-  _globals['_MODEL']._serialized_end=2339
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=2341
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=2453
-  _globals['_GENERATIONSERVICE']._serialized_start=2456
-  _globals['_GENERATIONSERVICE']._serialized_end=2621
+  _globals['_GENERATEREQUEST']._serialized_end=719
+  _globals['_GENERATERESPONSE']._serialized_start=722
+  _globals['_GENERATERESPONSE']._serialized_end=901
+  _globals['_STARTED']._serialized_start=903
+  _globals['_STARTED']._serialized_end=995
+  _globals['_CHUNK']._serialized_start=998
+  _globals['_CHUNK']._serialized_end=1342
+  _globals['_REPORTEDTOKEN']._serialized_start=1344
+  _globals['_REPORTEDTOKEN']._serialized_end=1391
+  _globals['_TRACED']._serialized_start=1393
+  _globals['_TRACED']._serialized_end=1459
+  _globals['_FINISHED']._serialized_start=1461
+  _globals['_FINISHED']._serialized_end=1574
+  _globals['_USAGE']._serialized_start=1577
+  _globals['_USAGE']._serialized_end=1902
+  _globals['_MATCHACCEPTANCE']._serialized_start=1904
+  _globals['_MATCHACCEPTANCE']._serialized_end=2026
+  _globals['_LISTMODELSREQUEST']._serialized_start=2028
+  _globals['_LISTMODELSREQUEST']._serialized_end=2047
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2049
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2103
+  _globals['_MODEL']._serialized_start=2106
+  _globals['_MODEL']._serialized_end=2316
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=2318
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=2430
+  _globals['_GENERATIONSERVICE']._serialized_start=2433
+  _globals['_GENERATIONSERVICE']._serialized_end=2598
 # @@protoc_insertion_point(module_scope)

@@ -58,8 +58,6 @@ class GenerateRequest(_message.Message):
     AFFINITY_KEY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
-    ADAPTER_ID_FIELD_NUMBER: _builtins.int
-    MEDIA_FIELD_NUMBER: _builtins.int
     REPORT_TOKENS_FIELD_NUMBER: _builtins.int
     EXPECTED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -91,8 +89,6 @@ class GenerateRequest(_message.Message):
     """Report every step of the model (`Traced`). Refused by name unless the operator allows it. A
     client that leaves over 4 MiB of it unread is disconnected (RESOURCE_EXHAUSTED).
     """
-    adapter_id: _builtins.str
-    """Adapters (LoRA) are out of scope: refused by name."""
     report_tokens: _builtins.bool
     """Report each token (`Chunk.reported_tokens`). Refused by name without the model's tokenizer."""
     expected_model_digest: _builtins.str
@@ -119,10 +115,6 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def speculation(self) -> _sampling_pb2.SpeculationParams: ...
-    @_builtins.property
-    def media(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Images, sound and video are out of scope: refused by name."""
-
     def __init__(
         self,
         *,
@@ -141,14 +133,12 @@ class GenerateRequest(_message.Message):
         affinity_key: _builtins.str = ...,
         priority: _builtins.int = ...,
         trace: _builtins.bool = ...,
-        adapter_id: _builtins.str = ...,
-        media: _abc.Iterable[_builtins.bytes] | None = ...,
         report_tokens: _builtins.bool = ...,
         expected_model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "max_new_tokens", b"max_new_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "adapter_id", b"adapter_id", "affinity_key", b"affinity_key", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "media", b"media", "model_id", b"model_id", "n", b"n", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt", b"prompt", "report_tokens", b"report_tokens", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop_sequences", b"stop_sequences", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "affinity_key", b"affinity_key", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model_id", b"model_id", "n", b"n", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt", b"prompt", "report_tokens", b"report_tokens", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop_sequences", b"stop_sequences", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015

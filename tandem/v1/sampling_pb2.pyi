@@ -151,7 +151,6 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
-    NUM_BEAMS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """>= 0. 0 is greedy (the lowest id wins a tie), and the default over gRPC."""
@@ -185,8 +184,6 @@ class SamplingParams(_message.Message):
     Absent: none.
     """
     logprobs_mode: Global___LogprobsMode.ValueType
-    num_beams: _builtins.int
-    """Beam search is out of scope: over 1 is refused by name."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of these token ids, each in [-100, 100]."""
@@ -215,12 +212,11 @@ class SamplingParams(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         logprobs_mode: Global___LogprobsMode.ValueType = ...,
-        num_beams: _builtins.int = ...,
         structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_beams", b"num_beams", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -352,14 +348,11 @@ class SpeculationParams(_message.Message):
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     ALGORITHM_FIELD_NUMBER: _builtins.int
-    CHAINED_FIELD_NUMBER: _builtins.int
     POOL_MIN_NGRAM_FIELD_NUMBER: _builtins.int
     PRESET_FIELD_NUMBER: _builtins.int
     HINT_TOKENS_FIELD_NUMBER: _builtins.int
     POOL_KEEP_FIELD_NUMBER: _builtins.int
-    POOL_FEED_TOKENS_FIELD_NUMBER: _builtins.int
     POOL_KEEP_CANCELLED_FIELD_NUMBER: _builtins.int
-    TREE_WIDTH_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Absent: true."""
     num_speculative_tokens: _builtins.int
@@ -379,8 +372,6 @@ class SpeculationParams(_message.Message):
     """Also draft from the tenant's pool of this name, and feed it. Empty: none."""
     algorithm: _drafter_pb2.Algorithm.ValueType
     """How occurrences are found; the drafts are the same. Unspecified: the preset's."""
-    chained: _builtins.bool
-    """See NgramParams.chained. Absent: the server's default."""
     pool_min_ngram: _builtins.int
     """See NgramParams.pool_min_ngram. Absent: the server's default."""
     preset: Global___Preset.ValueType
@@ -390,14 +381,10 @@ class SpeculationParams(_message.Message):
     """
     pool_keep: _drafter_pb2.Keep.ValueType
     """Which part of this request's text its pool gets. Unspecified: its output."""
-    pool_feed_tokens: _builtins.int
-    """Feed the pool while the request runs, every so many tokens. 0: only at its end."""
     pool_keep_cancelled: _builtins.bool
     """Also feed the pool if the request is cancelled, by the client or by the gateway. A sequence that
     its verifier rejects or loses feeds nothing. A stop string is a normal end.
     """
-    tree_width: _builtins.int
-    """Branching drafts are out of scope: over 1 is refused by name."""
     def __init__(
         self,
         *,
@@ -410,21 +397,16 @@ class SpeculationParams(_message.Message):
         tokens_per_match: _builtins.int | None = ...,
         pool: _builtins.str = ...,
         algorithm: _drafter_pb2.Algorithm.ValueType = ...,
-        chained: _builtins.bool | None = ...,
         pool_min_ngram: _builtins.int | None = ...,
         preset: Global___Preset.ValueType = ...,
         hint_tokens: _builtins.int | None = ...,
         pool_keep: _drafter_pb2.Keep.ValueType = ...,
-        pool_feed_tokens: _builtins.int = ...,
         pool_keep_cancelled: _builtins.bool = ...,
-        tree_width: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chained", b"_chained", "_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "chained", b"chained", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "pool_min_ngram", b"pool_min_ngram", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "pool_min_ngram", b"pool_min_ngram", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chained", b"_chained", "_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "chained", b"chained", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "pool_feed_tokens", b"pool_feed_tokens", "pool_keep", b"pool_keep", "pool_keep_cancelled", b"pool_keep_cancelled", "pool_min_ngram", b"pool_min_ngram", "preset", b"preset", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match", "tree_width", b"tree_width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "pool_keep", b"pool_keep", "pool_keep_cancelled", b"pool_keep_cancelled", "pool_min_ngram", b"pool_min_ngram", "preset", b"preset", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__chained: _TypeAlias = _typing.Literal["chained"]  # noqa: Y015
-    _WhichOneofArgType__chained: _TypeAlias = _typing.Literal["_chained", b"_chained"]  # noqa: Y015
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
     _WhichOneofReturnType__hint_tokens: _TypeAlias = _typing.Literal["hint_tokens"]  # noqa: Y015
@@ -439,8 +421,6 @@ class SpeculationParams(_message.Message):
     _WhichOneofArgType__prompt_lookup_min: _TypeAlias = _typing.Literal["_prompt_lookup_min", b"_prompt_lookup_min"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_match: _TypeAlias = _typing.Literal["tokens_per_match"]  # noqa: Y015
     _WhichOneofArgType__tokens_per_match: _TypeAlias = _typing.Literal["_tokens_per_match", b"_tokens_per_match"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__chained) -> _WhichOneofReturnType__chained | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
     @_typing.overload

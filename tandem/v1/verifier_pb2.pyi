@@ -189,7 +189,6 @@ class Open(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     EXPECTED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    ADAPTER_ID_FIELD_NUMBER: _builtins.int
     DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
@@ -228,8 +227,6 @@ class Open(_message.Message):
     """
     expected_model_digest: _builtins.str
     """Rejected with FAILED_PRECONDITION if the served model differs. Empty: any."""
-    adapter_id: _builtins.str
-    """Adapters are out of scope: refused by name."""
     drafter_address: _builtins.str
     """The drafter that drafts for the sequence, HOST:PORT; the server's operator says which are
     allowed, any other is refused by name. The verifier sends it the sequence's tokens and takes its
@@ -290,7 +287,6 @@ class Open(_message.Message):
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
         expected_model_digest: _builtins.str = ...,
-        adapter_id: _builtins.str = ...,
         drafter_address: _builtins.str = ...,
         tokens_per_match: _builtins.int = ...,
         trace: _builtins.bool = ...,
@@ -302,7 +298,7 @@ class Open(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "tenant_weight", b"tenant_weight", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "tenant_weight", b"tenant_weight", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015
@@ -606,7 +602,7 @@ class Welcome(_message.Message):
     same tokens, whatever else is computed. Covers all that decides bits beside the weights: how
     these and K/V are stored, the sources of the kernels, rotary frequencies, the machine's
     architecture and the C library; and the end tokens. Empty where there is no such promise:
-    numerics "fast", acceptance rule "ratio".
+    numerics "fast".
     """
     model_id: _builtins.str
     tokenizer_digest: _builtins.str

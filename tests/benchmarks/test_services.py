@@ -13,10 +13,8 @@ import grpc
 import pytest
 
 from benchmarks.services import REPOSITORY, Service, running_process
-from benchmarks.termination import STATUS
-from benchmarks.workloads import BUNDLED_MODEL
 
-SERVICE = "benchmarks.echo_server"
+SERVICE = "drafter"
 STARTS_AND_WAITS = f"""
 import signal
 from benchmarks.services import running_process
@@ -59,22 +57,3 @@ def test_a_service_outlives_the_thread_that_wanted_it() -> None:
             pass  # the kernel has not ended it yet
         with grpc.insecure_channel(services[0].address) as channel:
             grpc.channel_ready_future(channel).result(TIMEOUT_S)
-
-
-def test_sigterm_leaves_no_temporary_files(tmp_path: Path) -> None:
-    temporary, kept = tmp_path / "temporary", tmp_path / "kept"
-    temporary.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-u", "-m", "benchmarks.loading", "--model", BUNDLED_MODEL],
-        cwd=REPOSITORY,
-        # torch makes a folder of its own, which stays.
-        env={"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(kept)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(str(BUNDLED_MODEL))
-        assert list(temporary.iterdir())
-        process.terminate()
-        assert process.wait() == STATUS
-    assert not list(temporary.iterdir())

@@ -13,21 +13,14 @@ from pathlib import Path
 
 from gateway.api import wire as gateway_wire
 from gateway.generation.generation import Generation
-from gateway.messages.request import SamplingParams
-from gateway.messages.response import (
-    Chunk,
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    Model,
-    Started,
-)
+from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started
 from gateway.messages.verifier import PromptScored
 from gateway.requests.seeds import seed_of_choice
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem import wire
 from tandem.client import Event, GenerationRequest
+from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_request
 
 TOKENIZER = Tokenizer.load(
@@ -78,6 +71,7 @@ class ScriptedGateway:
                     yield from _apart(event)
                 if generation.is_over:
                     choices.remove(generation)
+                    assert generation.finish_reason is not None
                     yield Finished(
                         choice_index=generation.choice_index,
                         finish_reason=generation.finish_reason,
@@ -128,7 +122,7 @@ def _append_next_step(generation: Generation) -> None:
     while (generation.seed + end) % 3 and end < generation.request.max_new_tokens:
         end += 1
     token_ids = output[num_known:end]
-    finish = FinishReason.UNFINISHED
+    finish: FinishReason | None = None
     if end == generation.request.max_new_tokens:
         finish = FinishReason.LENGTH
     if STOP_TOKEN in token_ids:
@@ -165,7 +159,7 @@ def _apart(chunk: Chunk) -> Iterator[Chunk]:
             num_steps=0,
             logprobs=(),
             prompt_logprobs=scored[first : first + 2],
-            finish_reason=FinishReason.UNFINISHED,
+            finish_reason=None,
             steps=(),
         )
     yield dataclasses.replace(chunk, prompt_logprobs=())

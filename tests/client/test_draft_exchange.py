@@ -206,11 +206,8 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         tie="latest",
         tokens_per_match=2,
         algorithm="kmp",
-        chained=True,
         pool_id="p",
         pool_min_ngram=3,
-        pool_feed_tokens=64,
-        pool_keep="all",
     )
     drafted = sequence(params, max_length=50)
     run_exchange([query(drafted, [1, 2, 3])], model.answer)
@@ -226,11 +223,8 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
             tie=pb.TIE_LATEST,
             tokens_per_match=2,
             algorithm=pb.ALGORITHM_KMP,
-            chained=True,
             pool_id="p",
             pool_min_ngram=3,
-            pool_feed_tokens=64,
-            pool_keep=pb.KEEP_ALL,
         )
         assert delta.prompt_length == 3, "the first history is the prompt"
         assert delta.max_length == 50

@@ -1,10 +1,9 @@
-"""What callers of `tandem.client` rely on must not change by accident, and is documented."""
+"""What callers of `tandem.client` rely on must not change by accident."""
 
 import difflib
 from pathlib import Path
 
 import tandem.client
-from tests.client.api_page import FILE, render
 from tests.client.public_surface import describe, exported, load_client
 
 FROZEN = Path(__file__).with_name("public_surface.txt")
@@ -22,7 +21,3 @@ def test_the_public_surface_is_the_frozen_one() -> None:
 
 def test_every_exported_name_is_described() -> None:
     assert [member.name for member in exported(load_client())] == tandem.client.__all__
-
-
-def test_the_api_page_is_made_of_the_docstrings() -> None:
-    assert FILE.read_text() == render(), "run python -m tests.client.api_page"

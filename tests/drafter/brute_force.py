@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from drafter.ngram.params import NgramParams, Overlap, Tie
 
 MAX_MATCH_LENGTH = 64
-MAX_CHAINED = 64
 
 
 def propose(
@@ -46,24 +45,13 @@ class Drafter:
         found = find_place(context, params, self._accepted_distance)
         if found is None:
             return None
-        place, first_match_length = found
+        place, match_length = found
         max_tokens = max_draft_tokens
         if params.tie is Tie.LONGEST and params.tokens_per_match:
-            max_tokens = min(max_tokens, params.tokens_per_match * first_match_length)
+            max_tokens = min(max_tokens, params.tokens_per_match * match_length)
         draft = context[place : place + max_tokens]
         self._draft, self._place, self._length = draft, place, len(context)
-        if params.chained:
-            max_tokens = min(max_tokens, len(draft) + MAX_CHAINED)
-            distance = len(context) - place
-            while len(draft) < max_tokens:
-                longer = context + draft
-                found = find_place(longer, params, distance)
-                if found is None:
-                    break
-                piece = longer[found[0] : found[0] + max_tokens - len(draft)]
-                distance = len(longer) - found[0]
-                draft = draft + piece
-        return draft, first_match_length
+        return draft, match_length
 
 
 def find_place(

@@ -22,7 +22,7 @@ from tests.drafter.running_drafter import FakeClock, histories_by_id
 OPTIONS = [
     None,
     pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST),
-    pb.NgramParams(tie=pb.TIE_LONGEST, chained=True, overlap=pb.OVERLAP_ALLOWED),
+    pb.NgramParams(tie=pb.TIE_LONGEST, overlap=pb.OVERLAP_ALLOWED),
     pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
     pb.NgramParams(min_ngram=1, max_ngram=3, pool_id="tenant/pool", pool_min_ngram=2),
     pb.NgramParams(tie=pb.TIE_LONGEST, pool_id="tenant/pool"),

@@ -50,8 +50,7 @@ def float_parameters() -> list[str]:
 
 
 def params_of(i: int) -> pb.NgramParams:
-    params = pb.NgramParams(tie=i % 4, pool_id="pool", chained=i > 5)  # type: ignore[arg-type]
-    params.pool_feed_tokens = 16 * (i % 2)
+    params = pb.NgramParams(tie=i % 4, pool_id="pool")  # type: ignore[arg-type]
     if i % 3 == 2:
         params.algorithm = pb.ALGORITHM_KMP
     return params

@@ -4,7 +4,6 @@ Kernels do most of it, and time slices part it: so a turn's processor time is co
 the whole.
 """
 
-import itertools
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -81,11 +80,11 @@ def replay_requests(
 
 
 @pytest.mark.parametrize("tie", [pb.TIE_EARLIEST, pb.TIE_LONGEST])
-def test_the_longest_text_is_scanned_for_chained_drafts(
+def test_the_longest_text_is_scanned(
     timed_drafter: LoopTimedDrafter, tie: "pb.Tie.ValueType"
 ) -> None:
     params = pb.NgramParams(
-        min_ngram=1, max_ngram=32, tie=tie, algorithm=pb.ALGORITHM_KMP, chained=True,
+        min_ngram=1, max_ngram=32, tie=tie, algorithm=pb.ALGORITHM_KMP,
         overlap=pb.OVERLAP_ALLOWED,
     )  # fmt: skip
     params.tokens_per_match = 0
@@ -95,7 +94,7 @@ def test_the_longest_text_is_scanned_for_chained_drafts(
         request.sequences[0].max_draft_tokens = 0
     requests[-1].sequences[0].max_draft_tokens = 100
     [proposal] = timed_drafter.exchange(requests)[-1].proposals
-    assert list(proposal.token_ids) == list(itertools.islice(itertools.cycle([9, 8]), 66))
+    assert list(proposal.token_ids) == [9, 8]
     timed_drafter.check_loop()
 
 
@@ -128,22 +127,17 @@ def whole_batch(
 
 
 @pytest.mark.parametrize(
-    ("count", "chained"),
-    [
-        (512, False),
-        (512, True),
-        (MAX_SEQUENCES_PER_BATCH, False),
-        pytest.param(MAX_SEQUENCES_PER_BATCH, True, marks=pytest.mark.long),
-    ],
+    ("count", "is_pooled"),
+    [(512, True), (512, False), (MAX_SEQUENCES_PER_BATCH, True)],
 )
 def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
-    timed_drafter: LoopTimedDrafter, count: int, chained: bool
+    timed_drafter: LoopTimedDrafter, count: int, is_pooled: bool
 ) -> None:
     params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST, overlap=pb.OVERLAP_ALLOWED)
-    if chained:
-        params.chained, params.max_ngram = True, 32
-    else:
+    if is_pooled:
         params.pool_id = "many"
+    else:
+        params.max_ngram = 32
     tokens = [7] * 150
     requests = [whole_batch(step * 150, tokens, params, count) for step in range(3)]
     # With an unknown field, so that protobuf has to normalize it.

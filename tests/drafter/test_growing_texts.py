@@ -77,7 +77,6 @@ class GrowingText:
     parts=PARTS,
     sizes=st.tuples(st.integers(1, 32), st.integers(1, 32)).map(sorted),
     max_draft_tokens=st.integers(1, 100),
-    chained=st.booleans(),
     tokens_per_match=st.integers(0, 3),
     ask_every=st.integers(1, 3),
 )
@@ -87,7 +86,6 @@ def test_equals_the_oracle_at_every_length(
     parts: list[list[int] | tuple[float, int]],
     sizes: list[int],
     max_draft_tokens: int,
-    chained: bool,
     tokens_per_match: int,
     ask_every: int,
 ) -> None:
@@ -97,7 +95,6 @@ def test_equals_the_oracle_at_every_length(
             max_ngram=sizes[1],
             overlap=overlap,
             tie=tie,
-            chained=chained,
             tokens_per_match=tokens_per_match if tie is Tie.LONGEST else 0,
         )
     )
@@ -207,7 +204,6 @@ def random_params(rng: random.Random, overlap: Overlap, tie: Tie) -> NgramParams
         max_ngram=rng.choice([min_ngram, rng.randint(min_ngram, 8), rng.randint(min_ngram, 32)]),
         overlap=overlap,
         tie=tie,
-        chained=rng.random() < 0.5,
         tokens_per_match=rng.choice([0, 1, 2]) if tie is Tie.LONGEST else 0,
     )
 

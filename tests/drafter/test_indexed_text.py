@@ -281,12 +281,3 @@ def test_scans_count_in_the_budget_of_a_call() -> None:
     texts = [text_of(range(4000), KMP) for _ in range(3)]
     call = Call(texts, [8] * 3, budget=4800 // SCANNED_PER_ENTRY).run()
     assert call.statuses.tolist() == [DONE, MUST_SCAN, BUDGET_SPENT]
-
-
-def test_further_matches_of_chained_drafts_count_in_the_budget_of_a_call() -> None:
-    params = NgramParams(min_ngram=1, overlap=Overlap.ALLOWED, tie=Tie.LATEST, chained=True)
-    texts = [text_of([7] * 50, params) for _ in range(2)]
-    propose_for(texts, [0, 0])
-    call = Call(texts, [30, 30], budget=100).run()
-    assert call.statuses.tolist() == [DONE, BUDGET_SPENT]
-    assert call.draft(0)[0] == [7] * 30

@@ -17,7 +17,6 @@ from drafter.batch.indexer import Indexer
 from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
     COOL_DOWN_S,
-    FED_AT_ONCE,
     GROWTH_S,
     MAX_AWAITED_NGRAMS,
     MIN_UNINDEXED,
@@ -75,7 +74,7 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
     indexer = running.drafter.servicer.engine.indexer
     await indexer.close()
     indexer._is_closed = False
-    indexer.add(short_tails=[], long_tails=[], feeding=[])
+    indexer.add(short_tails=[], long_tails=[])
     await running.indexed()
     for response in (await running.stub.Propose(both), await exchange(stream, both)):
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
@@ -356,31 +355,6 @@ async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
     await local.settle()
     assert calls.count("grow") >= len(names)
     assert ("grow", "grow") not in itertools.pairwise(calls)
-
-
-async def test_others_have_their_turns_while_many_sequences_feed_their_pools(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    local = LocalDrafter()
-    num_fed = 0
-
-    def feed(history: History) -> None:
-        nonlocal num_fed
-        num_fed += 1
-
-    monkeypatch.setattr(local.engine.pools, "feed", feed)
-    params = pb.NgramParams(pool_id="p", pool_feed_tokens=16, pool_keep=pb.KEEP_ALL)
-    count = 4 * FED_AT_ONCE
-    deltas = [
-        pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(20), params=params)
-        for i in range(count)
-    ]
-    await local.exchange(pb.ProposeRequest(sequences=deltas))
-    fed_before = 0
-    while num_fed < count:
-        await asyncio.sleep(0)
-        assert num_fed - fed_before <= FED_AT_ONCE
-        fed_before = num_fed
 
 
 async def test_there_is_one_task_however_many_batches_leave_work() -> None:

@@ -30,12 +30,6 @@ MALFORMED = [
         "sequences[1].sequence_id",
         pb.ProposeRequest(sequences=[GOOD, pb.SequenceDelta(sequence_id="x" * 65)]),
     ),
-    (
-        "releases[1].feed_id",
-        pb.ProposeRequest(
-            releases=[pb.Release(sequence_id="x"), pb.Release(sequence_id="y", feed_id="x" * 257)]
-        ),
-    ),
     ("releases[0].sequence_id", pb.ProposeRequest(sequences=[GOOD], releases=[pb.Release()])),
     (
         "releases",

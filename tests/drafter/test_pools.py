@@ -11,6 +11,17 @@ from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool, pool_de
 from tests.drafter.running_drafter import StartDrafter, exchange
 
 
+async def test_a_feed_id_feeds_once(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep_in_pool(running, [1, 2, 3], feed_id="x")
+    await keep_in_pool(running, [1, 2, 4], feed_id="x")
+    assert await draft_of(running, [1, 2], tie=pb.TIE_LATEST) == ([3], 2, pb.SOURCE_POOL)
+    assert running.sample("tandem_drafter_pool_feeds_total", outcome="duplicate") == 1
+    # The same id in another pool is another text.
+    await keep_in_pool(running, [1, 2, 4], feed_id="x", pool_id="q")
+    assert await draft_of(running, [1, 2], pool_id="q") == ([4], 2, pb.SOURCE_POOL)
+
+
 async def test_a_kept_text_is_drafted_from(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await keep_in_pool(running, [1, 2, 3, 4, 5, 6])
@@ -154,17 +165,6 @@ async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
         has_text = i % 3 != 0 and i % 20 < 10
         assert list(proposal.token_ids) == ([100 + i % 20] if has_text else [])
         assert proposal.source == (pb.SOURCE_POOL if has_text else pb.SOURCE_UNSPECIFIED)
-
-
-async def test_a_feed_id_feeds_once(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3], feed_id="x")
-    await keep_in_pool(running, [1, 2, 4], feed_id="x")
-    assert await draft_of(running, [1, 2], tie=pb.TIE_LATEST) == ([3], 2, pb.SOURCE_POOL)
-    assert running.sample("tandem_drafter_pool_feeds_total", outcome="duplicate") == 1
-    # The same id in another pool is another text.
-    await keep_in_pool(running, [1, 2, 4], feed_id="x", pool_id="q")
-    assert await draft_of(running, [1, 2], pool_id="q") == ([4], 2, pb.SOURCE_POOL)
 
 
 async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: StartDrafter) -> None:

@@ -72,9 +72,9 @@ def test_absent_params_are_the_defaults() -> None:
 def test_tokens_per_match_is_two_under_the_longest_tie_unless_given(
     sent: int | None, accepted: int
 ) -> None:
-    params = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=sent, chained=True)
+    params = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=sent)
     delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
-    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=accepted, chained=True)
+    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=accepted)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.generation.generation import Generation
-from gateway.messages.request import AcceptedRequest, NgramParams, SamplingParams
-from gateway.messages.response import Chunk, EncodedLogprob, FinishReason
-from gateway.messages.verifier import Decided, DraftWait, OpenCommand
+from gateway.messages.request import AcceptedRequest
+from gateway.messages.response import Chunk, EncodedLogprob
+from gateway.messages.verifier import Decided, OpenCommand
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
+from tandem.values import DraftWait, FinishReason, NgramParams, SamplingParams
 
 
 def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRequest:
@@ -110,7 +111,7 @@ def append_step(
     *,
     drafts: int = 0,
     accepted: int = 0,
-    finish: FinishReason = FinishReason.UNFINISHED,
+    finish: FinishReason | None = None,
     logprobs: Sequence[EncodedLogprob] = (),
 ) -> None:
     """One verifier step for a generation."""

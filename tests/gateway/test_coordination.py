@@ -24,7 +24,7 @@ async def test_an_open_says_who_drafts_and_how(
         6,
         7,
         sampling=sampling_pb2.SamplingParams(temperature=1, seed=3),
-        speculation=sampling_pb2.SpeculationParams(pool="p", pool_feed_tokens=32),
+        speculation=sampling_pb2.SpeculationParams(pool="p"),
     )
     opened = await verifier.nth("open", 0)
     assert len(opened.sequence_id) == 32
@@ -50,8 +50,6 @@ async def test_an_open_says_who_drafts_and_how(
             tokens_per_match=8,
             algorithm=drafter_pb2.ALGORITHM_INDEX,
             pool_id="0:/p",
-            pool_feed_tokens=32,
-            pool_keep=drafter_pb2.KEEP_OUTPUT,
         ),
         hint_tokens=24,
         keep=drafter_pb2.KEEP_OUTPUT,

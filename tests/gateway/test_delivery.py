@@ -12,7 +12,7 @@ from gateway.generation.delivery import (
     Delivery,
 )
 from gateway.generation.generation import Generation
-from gateway.messages.response import FinishReason
+from tandem.values import FinishReason
 from tests.gateway.factories import append_step, make_generation
 from tests.gateway.test_tokenizer import BUNDLED
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.messages.response import FinishReason
 from gateway.requests.seeds import seed_of_choice
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import gateway_pb2, sampling_pb2
+from tandem.values import FinishReason
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
     Output,

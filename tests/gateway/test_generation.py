@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.api import wire
 from gateway.errors import UnavailableError, VerifierError
-from gateway.messages.request import SamplingParams
-from gateway.messages.response import Chunk, FinishReason
+from gateway.messages.response import Chunk
 from gateway.messages.sizes import MAX_CHUNK_BYTES
 from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
+from tandem.v1 import sampling_pb2
+from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.test_tokenizer import BUNDLED
 
@@ -77,7 +78,7 @@ def test_only_the_last_chunk_says_why_the_choice_ended() -> None:
     assert first == chunk(token_ids=[4])
     last = chunk(offset=1, token_ids=[5], finish_reason=FinishReason.LENGTH)
     assert read_chunk(generation) == last
-    assert wire.event_to_proto(last).chunk.finish_reason == int(FinishReason.LENGTH)
+    assert wire.event_to_proto(last).chunk.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
 
 
 def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
@@ -175,7 +176,7 @@ def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
 
 def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
     generation = make_generation([1, 2, 3])
-    wrong = Decided("sequence", 5, [4], 0, 0, FinishReason.UNFINISHED)
+    wrong = Decided("sequence", 5, [4], 0, 0, None)
     with pytest.raises(VerifierError, match="3 tokens from 5"):
         generation.append(wrong)
     assert generation.token_ids == [1, 2, 3]
@@ -291,7 +292,7 @@ def test_a_slow_client_gets_chunks_of_bounded_bytes(
                 token_ids,
                 7,
                 7,
-                FinishReason.LENGTH if first + 8 == 6_000 else FinishReason.UNFINISHED,
+                FinishReason.LENGTH if first + 8 == 6_000 else None,
                 () if num_tops is None else logprobs,
             )
         )
@@ -335,7 +336,7 @@ def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None
     generation = make_generation(sampling=SamplingParams(logprobs=1))
     logprobs = [encoded_logprob(1, num_tops=3)]
     with pytest.raises(VerifierError):
-        generation.append(Decided("sequence", 3, [1], 0, 0, FinishReason.UNFINISHED, logprobs))
+        generation.append(Decided("sequence", 3, [1], 0, 0, None, logprobs))
     assert generation.token_ids == [1, 2, 3]
 
 
@@ -394,7 +395,7 @@ def test_an_end_without_the_token_that_caused_it_is_an_error_of_the_verifier(
     with pytest.raises(VerifierError, match="decided 0 tokens"):
         append_step(generation, [], finish=finish)
     generation.publish()
-    assert generation.finish_reason is FinishReason.UNFINISHED
+    assert generation.finish_reason is None
 
 
 @given(
@@ -425,7 +426,7 @@ def test_reports_cover_every_chunk_and_change_no_text(
     for index, cut in enumerate(itertools.cycle(cuts)):
         step = ids[first : first + cut]
         first += cut
-        reason = finish if first >= len(ids) else FinishReason.UNFINISHED
+        reason = finish if first >= len(ids) else None
         for generation in (told, plain):
             append_step(generation, step, drafts=4, accepted=len(step) - 1, finish=reason)
             if index in published:

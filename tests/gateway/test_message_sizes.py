@@ -8,7 +8,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import InvalidRequestError
-from gateway.messages.request import Keep, NgramParams, SamplingParams
 from gateway.messages.sizes import (
     MAX_DRAFTER_ADDRESS_BYTES,
     MAX_OPEN_BYTES,
@@ -20,6 +19,7 @@ from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2
+from tandem.values import Keep, NgramParams, SamplingParams
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.factories import make_open
 from tests.gateway.running_gateway import StartGateway, error_of
@@ -48,9 +48,8 @@ def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenComm
         cache_salt="s" * 256,
         priority=-5,
         drafter=LONG_ADDRESS,
-        ngram=NgramParams(
-            min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID, pool_id="p" * 256, pool_keep=Keep.ALL
-        ),
+        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID, pool_id="p" * 256),
+        pool_keep=Keep.ALL,
     )
 
 

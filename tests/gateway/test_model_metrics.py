@@ -9,9 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.messages.response import FinishReason, Step
+from gateway.messages.response import Step
 from gateway.model_metrics import MetricsByModel
 from servicekit.metrics import Exposition, choose_format
+from tandem.values import FinishReason
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, read, until
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier

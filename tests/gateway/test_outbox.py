@@ -2,13 +2,13 @@
 
 import time
 
-from gateway.messages.request import Keep
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES
 from gateway.messages.verifier import CloseCommand, CommandBatch, OpenCommand
 from gateway.peers.outbox import Outbox
 from gateway.peers.wire import commands_to_proto
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import limits_pb2, verifier_pb2
+from tandem.values import Keep
 from tests.gateway.factories import make_open
 
 

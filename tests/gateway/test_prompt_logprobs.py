@@ -5,10 +5,10 @@ import pytest
 
 from gateway.errors import VerifierError
 from gateway.generation.generation import Generation
-from gateway.messages.request import SamplingParams
-from gateway.messages.response import EncodedLogprob, FinishReason
+from gateway.messages.response import EncodedLogprob
 from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
+from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from benchmarks.drills.http2_flood import Flood
 from tandem.v1 import gateway_pb2 as pb
+from tests.drills.http2_flood import Flood
 from tests.gateway.running_gateway import StartGateway, collect, read
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 

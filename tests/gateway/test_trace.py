@@ -7,12 +7,13 @@ from gateway.errors import UnreadError, VerifierError
 from gateway.generation import unread_output
 from gateway.generation.generation import Generation
 from gateway.generation.usage import MAX_MATCH_LENGTH
-from gateway.messages.response import Chunk, FinishReason, MatchAcceptance, Traced
+from gateway.messages.response import Chunk, Traced
 from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
 from gateway.messages.verifier import Decided
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.values import DraftSource, MatchAcceptance
 from tests.gateway.factories import append_step, make_generation
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -122,20 +123,20 @@ class TestTracedGeneration:
     def test_usage_counts_drafts_by_match_and_source(self) -> None:
         generation = make_generation([1, 2, 3])
 
-        def step(drafts: int, accepted: int, length: int, source: int) -> None:
+        def step(drafts: int, accepted: int, length: int, source: DraftSource | None) -> None:
             base = len(generation.token_ids)
             generation.append(
                 Decided(
                     "sequence", base, [4] * (accepted + 1), drafts, accepted,
-                    FinishReason.UNFINISHED, (), length, source,
+                    None, (), length, source,
                 )
             )  # fmt: skip
 
-        step(0, 0, 9, 1)  # without drafts it says nothing
-        step(7, 3, 5, 1)
-        step(2, 0, 5, 1)
-        step(4, 4, 2, 2)
-        step(1, 1, (1 << 32) - 1, 77)
+        step(0, 0, 9, DraftSource.SEQUENCE)  # without drafts it says nothing
+        step(7, 3, 5, DraftSource.SEQUENCE)
+        step(2, 0, 5, DraftSource.SEQUENCE)
+        step(4, 4, 2, DraftSource.POOL)
+        step(1, 1, (1 << 32) - 1, None)
         generation.publish()
         usage = generation.usage()
         assert usage.by_match_length == (
@@ -158,9 +159,7 @@ class TestTracedGeneration:
         generation = make_generation(max_new_tokens=5000)
         for length in range(3000):
             base = len(generation.token_ids)
-            generation.append(
-                Decided("s", base, [4], 1, 0, FinishReason.UNFINISHED, (), length, length)
-            )
+            generation.append(Decided("s", base, [4], 1, 0, None, (), length))
         generation.publish()
         assert len(generation.usage().by_match_length) == 65
 

@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.messages.request import Keep
 from gateway.messages.verifier import CloseCommand
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.values import Keep
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import Output, StartGateway, add, collect, error_of, read, until
 from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier

@@ -1,47 +1,65 @@
 """The gateway's own types agree with the wire."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from gateway.api.wire import generate_request_from_proto
-from gateway.messages.request import (
-    GenerateRequest,
-    Keep,
-    NgramParams,
-    Overlap,
-    SamplingParams,
-    SpeculationParams,
-    Tie,
-)
-from gateway.messages.response import FinishReason
+from gateway.messages.request import GenerateRequest
 from gateway.messages.verifier import (
     CloseCommand,
     CommandBatch,
     DrafterState,
     DrafterStatus,
-    DraftWait,
     Opened,
     UnreadableEvent,
 )
 from gateway.peers import wire
+from tandem.declared import declared
+from tandem.messages import word_of
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.values import (
+    DraftSource,
+    DraftWait,
+    FinishReason,
+    Keep,
+    NgramParams,
+    SamplingParams,
+    SpeculationParams,
+)
 from tests.gateway.factories import make_open
 
 
-def test_enums_have_the_wires_numbers() -> None:
-    assert {f"FINISH_REASON_{r.name}": int(r) for r in FinishReason if r} == {
-        name: number for name, number in sampling_pb2.FinishReason.items() if number
-    }
-    assert {f"OVERLAP_{o.name}": int(o) for o in Overlap if o} == {
-        name: number for name, number in drafter_pb2.Overlap.items() if number
-    }
-    assert {f"TIE_{t.name}": int(t) for t in Tie if t} == {
-        name: number for name, number in drafter_pb2.Tie.items() if number
-    }
-    assert {f"KEEP_{k.name}": int(k) for k in Keep if k} == {
-        name: number for name, number in drafter_pb2.Keep.items() if number
-    }
+def declared_choices(name: str) -> tuple[str, ...]:
+    [found] = [
+        each.choices
+        for kind in (SamplingParams, SpeculationParams)
+        for each in declared(kind)
+        if each.name == name
+    ]
+    return found
+
+
+WORDS = [
+    (sampling_pb2.FinishReason, FinishReason),
+    (drafter_pb2.Source, DraftSource),
+    (drafter_pb2.Keep, Keep),
+    (drafter_pb2.Keep, declared_choices("pool_keep")),
+    (drafter_pb2.Overlap, declared_choices("overlap")),
+    (drafter_pb2.Tie, declared_choices("tie")),
+    (drafter_pb2.Algorithm, declared_choices("algorithm")),
+    (sampling_pb2.Preset, declared_choices("preset")),
+    (sampling_pb2.LogprobsMode, declared_choices("logprobs_mode")),
+]
+
+
+@pytest.mark.parametrize(("enumeration", "words"), WORDS)
+def test_words_are_those_of_the_wire(enumeration: Any, words: Iterable[str]) -> None:
+    numbers = [number for _, number in enumeration.items() if number]
+    assert sorted(words) == sorted(
+        word_of(enumeration.DESCRIPTOR, number) or "" for number in numbers
+    )
 
 
 def test_fields_absent_from_a_request_are_none() -> None:
@@ -137,7 +155,7 @@ def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
     assert {f.name for f in sampling_pb2.SpeculationParams.DESCRIPTOR.fields} == set(
         SpeculationParams.__dataclass_fields__
     )
-    renamed = {"tokens": "prompt_token_ids", "n": "num_choices", "media": "has_media"}
+    renamed = {"tokens": "prompt_token_ids", "n": "num_choices"}
     assert {
         renamed.get(f.name, f.name) for f in gateway_pb2.GenerateRequest.DESCRIPTOR.fields
     } == GenerateRequest.__dataclass_fields__.keys() - {"conversation", "unknown_field"}
@@ -165,7 +183,7 @@ def test_updates_name_the_drafter_and_closes_say_what_is_kept() -> None:
 
 @pytest.mark.parametrize(("verified", "asked"), [(0, 0), (2, 8), (2**32 - 1, 2**32 - 1)])
 def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) -> None:
-    ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
+    ngram = NgramParams(min_ngram=1, max_ngram=4, tie="longest", tokens_per_match=verified)
     opened = wire.open_to_proto(make_open(ngram=ngram, drafter="a:1", hint_tokens=9))
     assert opened.ngram.HasField("tokens_per_match")
     assert opened.ngram.tokens_per_match == asked
@@ -174,16 +192,17 @@ def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) 
 
 
 @pytest.mark.parametrize(
-    ("fields", "keep"),
+    ("pool", "kept", "keep"),
     [
-        ({"pool_id": ""}, drafter_pb2.KEEP_UNSPECIFIED),
-        ({"pool_id": "p"}, drafter_pb2.KEEP_OUTPUT),
-        ({"pool_id": "p", "pool_keep": Keep.ALL}, drafter_pb2.KEEP_ALL),
-        ({"pool_id": "p", "pool_keep": Keep.NOTHING}, drafter_pb2.KEEP_NOTHING),
+        ("", Keep.OUTPUT, drafter_pb2.KEEP_UNSPECIFIED),
+        ("p", Keep.OUTPUT, drafter_pb2.KEEP_OUTPUT),
+        ("p", Keep.ALL, drafter_pb2.KEEP_ALL),
+        ("p", Keep.NOTHING, drafter_pb2.KEEP_NOTHING),
     ],
 )
-def test_an_open_says_what_its_pool_keeps(fields: dict[str, Any], keep: int) -> None:
-    command = make_open(ngram=NgramParams(min_ngram=1, max_ngram=4, **fields))
+def test_an_open_says_what_its_pool_keeps(pool: str, kept: Keep, keep: int) -> None:
+    ngram = NgramParams(min_ngram=1, max_ngram=4, pool_id=pool)
+    command = make_open(ngram=ngram, pool_keep=kept)
     assert wire.open_to_proto(command).keep == keep
 
 

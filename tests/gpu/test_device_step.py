@@ -12,11 +12,9 @@ if not torch.cuda.is_available():
 from tests.verifier.gpu.step_checks import *  # noqa: F403
 from tests.verifier.gpu.step_checks import BLOCK_SIZE, TEXT, decoder_of, judged, weights_of
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import StepSampling
 from verifier.gpu.decoder import Graphs
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits, GraphPool
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule
 
 GPU = torch.device("cuda")
 
@@ -75,12 +73,10 @@ def test_a_launch_waits_for_nothing() -> None:
         weights_of("qwen3"),
         num_blocks=8,
         graphs=Graphs(capture=CudaCapture(GPU), limits=limits),
-        rule=AcceptanceRule.MATCH,
+        samples_on_device=True,
     )
     decoder.warm_up()
-    sampling = StepSampling(
-        sequences=[judged(Sampling(temperature=0.8, seed=4))], rule=AcceptanceRule.MATCH
-    )
+    sequences = [judged(Sampling(temperature=0.8, seed=4))]
     for table_id, length in ((1, 8), (2, 8), (3, 20), (4, 20)):
         layout = lay_out(
             [
@@ -97,7 +93,7 @@ def test_a_launch_waits_for_nothing() -> None:
         # The first of a size may have kernels compiled.
         torch.cuda.set_sync_debug_mode("error" if table_id in (2, 4) else "default")
         try:
-            step = decoder.launch(layout, sampling)
+            step = decoder.launch(layout, sequences)
             # Waits for an event, which is no such wait.
             step.wait()
         finally:

@@ -3,11 +3,13 @@
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence as SequenceOf
 
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
+from verifier.batch.target_model import StepHandle, StepResult, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 
 class PausableModel:
@@ -26,8 +28,8 @@ class PausableModel:
         self.pause_s = 0.0
         self._model = model
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        return _PausedStep(self, self._model.launch(layout, sampling))
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
+        return _PausedStep(self, self._model.launch(layout, sequences))
 
 
 class _PausedStep:

@@ -197,14 +197,6 @@ CHANGES: list[tuple[str, list[int], SpeculationParams, dict[str, Any], list[int]
         expected_drafts(LONG, LIMIT, tie=Tie.LONGEST, tokens_per_match=1),
     ),
     (
-        "chained",
-        OVERLAPPING,
-        EARLIEST,
-        {"chained": True},
-        expected_drafts(OVERLAPPING, 7),
-        expected_drafts(OVERLAPPING, 7, chained=True),
-    ),
-    (
         "hint_tokens",
         LONG,
         EARLIEST,

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from benchmarks.drills.lying_drafter import LyingDrafter
 from tandem.client import GenerationRequest
 from tandem.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from tests.drills.lying_drafter import LyingDrafter
 from tests.integration.prompts import PLAIN, rename_prompts
 from tests.integration.stack import Stack, running_stack
 from verifier.drafts.draft_buffer import HintOutcome

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz.answers import AnswerError, check_answers
-from benchmarks.fuzz.calls import find_methods
-from benchmarks.fuzz.campaign import Report, run_campaign
-from benchmarks.fuzz.services import running_services
 from benchmarks.services import ServiceError
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.fuzz.answers import AnswerError, check_answers
+from tests.fuzz.calls import find_methods
+from tests.fuzz.campaign import Report, run_campaign
+from tests.fuzz.services import running_services
 
 OURS = {
     f"/{service.full_name}/{method.name}"
@@ -50,7 +50,7 @@ async def test_one_call_is_sent_alone_and_a_service_that_dies_is_reported(tmp_pa
         (drafter,) = (service for service in services if service.name == "drafter")
         campaign = asyncio.create_task(run_campaign(services, num_inputs=10**6, seed=1))
         await asyncio.sleep(1)
-        drafter.process.kill()
+        drafter.kill()
         report = await campaign
     assert sum(alone.statuses.values()) == 1
     assert any(failure.startswith("drafter died: -9") for failure in report.failures)

@@ -31,7 +31,7 @@ def seeded(request: GenerationRequest, index: int) -> GenerationRequest:
     sampling = SamplingParams(
         temperature=(0.4, 0.8, 1.2)[index % 3],
         top_k=(0, 20)[index % 2],
-        top_p=(None, 0.9)[index // 2 % 2],
+        top_p=(1.0, 0.9)[index // 2 % 2],
         seed=2**63 + index,
     )
     return dataclasses.replace(request, sampling=sampling)
@@ -92,10 +92,6 @@ async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling
         assert token_ids(in_chunks) == oracle
         assert await drafted_output_is(oracle, stack, BATCH)
         await stack.check_idle()
-    # Each draft is a sequence of its own in attention.
-    expanded = verifier_config(dtype=dtype, verification="batch_expansion")
-    async with running_stack(verifier=expanded) as stack:
-        assert await drafted_output_is(oracle, stack, BATCH)
     # How many drafts are verified depends on measured durations: none, perhaps.
     learning = verifier_config(dtype=dtype, speculation_depth="learned")
     async with running_stack(verifier=learning) as stack:

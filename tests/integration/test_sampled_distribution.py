@@ -23,7 +23,7 @@ from tests.integration.scripted_model import FixedLawModel
 from tests.integration.stack import LOOPBACK, MODEL
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept_rows
+from verifier.sampling.rejection_sampler import BoolArray, IntArray, accept_rows
 from verifier.server import VerifierServer
 from verifier.service.wire import ServedModel
 

@@ -87,21 +87,6 @@ async def test_min_new_tokens_delays_the_end_and_nothing_before_it() -> None:
         assert held.token_ids[: len(free.token_ids) - 1] == free.token_ids[:-1]
 
 
-async def test_the_acceptance_rule_ratio_repeats_its_output() -> None:
-    """Its output depends on the drafts, so every step waits for the same drafts."""
-    config = verifier_config(acceptance_rule="ratio")
-    async with running_stack(verifier=config, gateway=EVERY_DRAFT) as stack:
-        request = GenerationRequest(
-            prompt=prompt_of_length(200, seed=4),
-            max_new_tokens=60,
-            sampling=SamplingParams(temperature=0.6, seed=9),
-        )
-        first, second = [await stack.generate(request) for _ in range(2)]
-        assert first.token_ids == second.token_ids
-        assert first.usage.num_accepted_tokens > 0
-        await stack.check_idle()
-
-
 async def test_a_verifier_without_logprobs_refuses_them() -> None:
     async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
         with pytest.raises(TandemError) as caught:

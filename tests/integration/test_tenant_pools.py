@@ -1,9 +1,7 @@
 """Isolated tenants (docs/acceptance.md): pools through all services."""
 
-import asyncio
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from tandem.client import AsyncTandemClient, Generation, GenerationRequest, SpeculationParams
@@ -57,26 +55,3 @@ async def test_two_tenants_never_draft_from_each_others_text(tmp_path: Path) -> 
     assert num_own > 0, "a tenant drafts from its own text"
     assert first.token_ids == foreign.token_ids == again.token_ids
     assert pools == {"1:a/shared", "1:b/shared"}
-
-
-async def test_a_request_drafts_from_text_that_a_running_request_has_fed() -> None:
-    prompt = rename_prompts(1, seed=3)[0][:12]
-    fed = SpeculationParams(pool="shared", tie="longest", pool_feed_tokens=16)
-    async with running_stack(gateway=EVERY_DRAFT) as stack:
-        pools = stack.drafter.pools
-        first = GenerationRequest(
-            prompt=prompt, max_new_tokens=400, ignore_eos=True, speculation=fed
-        )
-        running = asyncio.create_task(stack.generate(first))
-        await wait_until(lambda: pools.num_texts >= 2)
-        running.cancel()
-        await asyncio.wait([running])
-        await wait_until(lambda: stack.drafter.store.num_sequences == 0)
-        await stack.drafter.pool_keeper.settle()
-        num_fed = pools.num_texts
-        second = replace(first, max_new_tokens=20, speculation=SpeculationParams(pool="shared"))
-        before = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
-        await stack.generate(second)
-        after = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
-    assert num_fed >= 2, "text fed before the cancel stays"
-    assert after > before

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.drills.fleet import Member
-from benchmarks.drills.requests import Losses, Record, generate, mixed_requests
-from benchmarks.drills.run import until
+from tests.drills.fleet import Member
+from tests.drills.requests import Losses, Record, generate, mixed_requests
+from tests.drills.run import until
 from tests.integration.stack import MODEL
 
 RUNNING, WAITING = "tandem_verifier_sequences_running", "tandem_verifier_sequences_waiting"

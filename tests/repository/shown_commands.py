@@ -1,24 +1,27 @@
 """Reads what the documentation shows to be typed: programs, and commands of a shell.
 
+The documentation is the pages, and the docstrings of the Python client.
+
 A fenced block marked `python` is a program, one marked `sh` a list of commands. A block without a
-mark that follows at once is the output.
+mark that follows at once is the output. A docstring's indented block is a program.
 """
 
+import ast
 import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Without docs/cli.md, which is made of the commands' help: tests/cli/test_help.py runs or reads its
-# examples.
 PAGES = (
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
-    *sorted(set((REPOSITORY / "docs").rglob("*.md")) - {REPOSITORY / "docs" / "cli.md"}),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
 )
+DOCUMENTED = (REPOSITORY / "tandem" / "client.py", REPOSITORY / "tandem" / "drafter_client.py")
 
 _BLOCK = re.compile(
     r"^```(?P<mark>sh|python)\n(?P<text>.*?)^```\n(?:\n```\n(?P<output>.*?)^```\n)?",
@@ -49,7 +52,7 @@ class Shown:
 
 
 def programs() -> list[Shown]:
-    return [shown for mark, shown in _blocks() if mark == "python"]
+    return [shown for mark, shown in _blocks() if mark == "python"] + list(_docstring_programs())
 
 
 def commands() -> list[Shown]:
@@ -85,6 +88,14 @@ def _blocks() -> Iterator[tuple[str, Shown]]:
                 block["mark"],
                 Shown(page=_name(page), line=line, text=block["text"], output=block["output"]),
             )
+
+
+def _docstring_programs() -> Iterator[Shown]:
+    for file in DOCUMENTED:
+        text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        for block in re.finditer(r"^    .*(?:\n+    .*)*", text, re.MULTILINE):
+            line = text.count("\n", 0, block.start()) + 1
+            yield Shown(page=_name(file), line=line, text=textwrap.dedent(block[0]) + "\n")
 
 
 def _commands_of(block: str) -> Iterator[str]:

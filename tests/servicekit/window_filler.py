@@ -3,7 +3,7 @@
 import asyncio
 import struct
 
-from benchmarks.drills.http2_flood import (
+from tests.drills.http2_flood import (
     ACK,
     DATA,
     END_HEADERS,

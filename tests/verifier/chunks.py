@@ -5,7 +5,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TypeVar
 
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
 Logits = TypeVar("Logits")
@@ -28,22 +27,26 @@ class Chunk:
 def lay_out_chunks(
     chunks: SequenceOf[Chunk], *, block_size: int, is_expanded: bool = False
 ) -> BatchLayout:
-    """One step over all chunks. `is_expanded`: tokens that stand for drafts attend one by one."""
+    """One step over all chunks. `is_expanded`: tokens for drafts are entries of one query."""
     scheduled = []
     for chunk in chunks:
-        num_drafts = max(chunk.num_rows, 1) - 1
-        num_new = len(chunk.token_ids) - num_drafts
-        scheduled.append(
-            ScheduledTokens(
-                token_ids=chunk.token_ids[:num_new],
-                draft_token_ids=chunk.token_ids[num_new:],
-                num_computed_tokens=chunk.start,
-                block_table=chunk.block_table[: -(-chunk.end // block_size)],
-                is_sampled=chunk.num_rows > 0,
-                num_expanded_tokens=num_drafts if is_expanded else 0,
-            )
+        num_new = len(chunk.token_ids) - max(chunk.num_rows, 1) + 1
+        whole = ScheduledTokens(
+            token_ids=chunk.token_ids[:num_new],
+            draft_token_ids=chunk.token_ids[num_new:],
+            num_computed_tokens=chunk.start,
+            block_table=chunk.block_table[: -(-chunk.end // block_size)],
+            is_sampled=chunk.num_rows > 0,
         )
-    return expand(lay_out(scheduled, block_size=block_size))
+        scheduled.append(whole._replace(draft_token_ids=[]) if is_expanded else whole)
+        if is_expanded:
+            scheduled += [
+                whole._replace(
+                    token_ids=[token_id], draft_token_ids=[], num_computed_tokens=position
+                )
+                for position, token_id in enumerate(whole.draft_token_ids, chunk.start + num_new)
+            ]
+    return lay_out(scheduled, block_size=block_size)
 
 
 def rows_in_chunks(

@@ -1,16 +1,10 @@
-"""STAND-INS for FlashAttention's kernels, which run on GPUs only.
+"""A STAND-IN for FlashAttention's kernel, which runs on GPUs only: flash_attn 2.8's
+`flash_attn_varlen_func`.
 
-Each has the documented signature and meaning of the real one, computes by brute force, one query
-of one sequence at a time, and refuses what the real kernels refuse. They check layouts and
-arguments on a CPU. Only tests/gpu/ checks the kernels themselves.
-
-Sources: flash_attn 2.8, `flash_attn_varlen_func`; torch 2.13, `aten::_flash_attention_forward` as
-called by `torch.nn.attention.varlen.varlen_attn`.
+It has the documented signature and meaning of the real one, computes by brute force, one query of
+one sequence at a time, and refuses what the real kernel refuses. It checks layouts and arguments on
+a CPU. Only tests/gpu/ checks the kernel itself.
 """
-
-import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -59,61 +53,6 @@ def flash_attn_varlen_func(
         scale=softmax_scale,
         window_size=window_size,
     )
-
-
-@contextlib.contextmanager
-def torch_kernel() -> Iterator[None]:
-    """Within the context, torch's own FlashAttention operator has an implementation on CPU.
-
-    `varlen_attn`, the function that Tandem calls, is then torch's own, with its checks.
-    """
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_flash_attention_forward", _flash_attention_forward, "CPU")
-        yield
-
-
-def _flash_attention_forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cum_seq_q: torch.Tensor,
-    cum_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-    seqused_k: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    num_splits: int | None = None,
-) -> tuple[torch.Tensor, ...]:
-    assert seqused_k is not None
-    assert block_table is not None
-    assert window_size_left is not None
-    assert window_size_right == 0
-    assert is_causal == (window_size_left == -1)
-    assert num_splits == 1
-    assert alibi_slopes is None
-    assert max_k == seqused_k.max()
-    assert torch.equal(cum_seq_k.diff(), seqused_k)
-    attended = brute_force(
-        query,
-        key,
-        value,
-        cum_seq_q,
-        seqused_k,
-        block_table,
-        max_seqlen_q=max_q,
-        scale=scale,
-        window_size=(window_size_left, window_size_right),
-    )
-    rest: Any = [torch.zeros(()) for _ in range(4)]
-    return attended, *rest
 
 
 def brute_force(

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tandem.values import DraftSource, Keep, StepTrace, TokenLogprob
 from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.drafters.drafters import Drafters
 from verifier.drafters.messages import DrafterFault, Link
 from verifier.drafts.depth_policy import DepthPolicy
-from verifier.drafts.draft_buffer import Hint, HintOutcome, Source
+from verifier.drafts.draft_buffer import Hint, HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
-from verifier.drafts.drafted_by import Keep
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
     Close,
@@ -31,12 +31,8 @@ from verifier.engine.messages import (
     Update,
 )
 from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
-from verifier.engine.step_trace import StepTrace
-from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 
 # Far longer than anything here takes.
 PATIENCE_S = 60.0
@@ -120,7 +116,7 @@ class EngineSession:
         *,
         matched_ngram_length: int = 2,
         is_indexing: bool = False,
-        source: Source = Source.UNSPECIFIED,
+        source: DraftSource | None = None,
     ) -> None:
         hint = Hint(
             sequence_id=sequence_id,
@@ -279,8 +275,6 @@ def start_engine_with(
     max_scored_rows: int = 256,
     draft_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
-    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH,
     observer: RecordingObserver | None = None,
     depth_policy: DepthPolicy | None = None,
     open_link: Callable[[str], Link] = no_link,
@@ -306,8 +300,6 @@ def start_engine_with(
             max_num_waiting=max_num_waiting,
             max_waiting_tokens=max_waiting_tokens,
             draft_timeout_s=draft_timeout_s,
-            verification=verification,
-            acceptance_rule=acceptance_rule,
         ),
         drafters=Drafters(
             open_link=open_link,

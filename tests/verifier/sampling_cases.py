@@ -13,7 +13,7 @@ import torch
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments, MaskArray
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
+from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
 
 Draw = np.random.Generator
 
@@ -101,7 +101,7 @@ def some_logits(draw: Draw, num_rows: int, vocab_size: int) -> torch.Tensor:
     return torch.from_numpy(rows).float()
 
 
-def some_case(draw: Draw, vocab_size: int, max_num_drafts: int, rule: AcceptanceRule) -> Case:
+def some_case(draw: Draw, vocab_size: int, max_num_drafts: int) -> Case:
     """Of its drafts, most are what the host samples."""
     num_drafts = int(draw.integers(0, max_num_drafts + 1))
     sampling = some_sampling(draw, vocab_size)
@@ -121,7 +121,7 @@ def some_case(draw: Draw, vocab_size: int, max_num_drafts: int, rule: Acceptance
         masks=masks,
     )
     for _ in range(num_drafts):
-        verdict = verified_by_host([case], rule)
+        verdict = verified_by_host([case])
         sampled = int(verdict.output_token_ids[0, len(case.drafts)])
         others = [int(draw.integers(vocab_size)), -1, vocab_size, -(2**62), 2**62]
         other = others[draw.integers(len(others))]
@@ -131,7 +131,6 @@ def some_case(draw: Draw, vocab_size: int, max_num_drafts: int, rule: Acceptance
 
 def verified_by_host(
     cases: SequenceOf[Case],
-    rule: AcceptanceRule,
     is_usable: npt.NDArray[np.bool_] | None = None,
 ) -> Verdict:
     """By the rows of each case as they are, as many as it has drafts, and one."""
@@ -141,7 +140,6 @@ def verified_by_host(
         draft_token_ids=np.array([d for case in cases for d in case.drafts], dtype=np.int64),
         num_draft_tokens=np.array([len(case.drafts) for case in cases], dtype=np.int64),
         is_usable=is_usable,
-        rule=rule,
     )
 
 

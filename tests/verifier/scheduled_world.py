@@ -9,12 +9,13 @@ rejected draft in it shows as a wrong value.
 import random
 from typing import Any
 
+from tandem.values import DraftWait
 from tests.scripted_model import hashed
 from tests.verifier.sequences import make_sequence
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
+from verifier.scheduling.sequence import Scoring, ScoringMethod, Sequence
 
 BLOCK_SIZE = 4
 # Drafts that `make_sequence` lets a sequence verify in one step.

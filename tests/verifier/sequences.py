@@ -3,9 +3,10 @@
 import itertools
 from typing import Any
 
+from tandem.values import DraftWait
 from verifier.batch.batch_layout import ScheduledTokens
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, OpenSequence, Sequence
+from verifier.scheduling.sequence import OpenSequence, Sequence
 
 _ids = itertools.count(1)
 

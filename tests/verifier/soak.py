@@ -11,11 +11,12 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from tandem.values import DraftWait, FinishReason
 from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Close, Decided, Event, Hints, Open, Opened, Rejected, StepStats
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 
 PATIENCE_S = 60.0
 

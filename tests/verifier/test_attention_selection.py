@@ -75,7 +75,7 @@ def choose(
         ("sdpa", {"block_size": 32}, ("sdpa", 32)),
         ("triton", {"head_dim": 80, "block_size": 256}, ("triton", 256)),
         ("flash_attn", {}, ("flash_attn", 256)),
-        ("torch_varlen", {"block_size": 768}, ("torch_varlen", 768)),
+        ("flash_attn", {"block_size": 768}, ("flash_attn", 768)),
     ],
 )
 def test_a_backend_is_chosen_that_can_serve_the_model(
@@ -84,15 +84,10 @@ def test_a_backend_is_chosen_that_can_serve_the_model(
     assert choose(name, **options) == AttentionChoice(name=chosen[0], block_size=chosen[1])
 
 
-def test_auto_takes_the_next_one_that_is_installed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_the_next_one_that_is_installed(machine: Machine) -> None:
     machine.without("triton")
     assert choose("auto").name == "flash_attn"
     machine.without("flash_attn")
-    assert choose("auto") == AttentionChoice(name="torch_varlen", block_size=256)
-    assert choose("auto", block_size=16).name == "sdpa"
-    monkeypatch.setattr(torch, "__version__", "2.11.1+cu126")
     assert choose("auto").name == "sdpa"
     for name in ("triton", "flash_attn"):
         with pytest.raises(ConfigError, match=rf"--attention-backend: {name}: .* not installed"):
@@ -111,7 +106,7 @@ def test_triton_needs_what_compiles_its_launchers(machine: Machine) -> None:
         choose("triton")
 
 
-@pytest.mark.parametrize("name", ["triton", "flash_attn", "torch_varlen"])
+@pytest.mark.parametrize("name", ["triton", "flash_attn"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -129,18 +124,11 @@ def test_a_choice_that_cannot_work_is_refused(name: str, options: dict, message:
 
 def test_only_triton_computes_in_float32() -> None:
     assert choose("triton", dtype=torch.float32).name == "triton"
-    for name in ("flash_attn", "torch_varlen"):
-        with pytest.raises(ConfigError, match="computes in float16 and bfloat16"):
-            choose(name, dtype=torch.float32)
+    with pytest.raises(ConfigError, match="computes in float16 and bfloat16"):
+        choose("flash_attn", dtype=torch.float32)
 
 
-def test_torch_varlen_needs_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.11.1+cu126")
-    with pytest.raises(ConfigError, match=r"torch_varlen: torch 2\.11\.1\+cu126 has no"):
-        choose("torch_varlen")
-
-
-@pytest.mark.parametrize("name", ["triton", "torch_varlen"])
+@pytest.mark.parametrize("name", ["triton", "flash_attn"])
 def test_the_flag_reaches_the_loading_of_a_model(name: str) -> None:
     config = VerifierConfig.model_validate(
         {"model": MODEL_FOLDER, "device": "cpu", "threads": 1, "attention_backend": name}

@@ -40,11 +40,6 @@ def test_strict_numerics_are_for_one_process() -> None:
     assert "--numerics strict is not offered with --tensor-parallel-size 2" in message
 
 
-def test_int8_weights_are_for_one_process() -> None:
-    message = refusal(quantization="int8", tensor_parallel_size=2)
-    assert "--quantization int8 is not offered with --tensor-parallel-size 2" in message
-
-
 def test_a_models_name_that_no_message_can_hold_is_refused() -> None:
     """A session would fail at its first message, again and again."""
     folder = Path(os.fsdecode(b"m\xf6del"))

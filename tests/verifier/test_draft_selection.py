@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import start_engine_with
 from tests.verifier.sequences import make_sequence
@@ -12,7 +13,7 @@ from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.step_cost import StepShape
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import Sequence
 
 BLOCK_SIZE = 4
 NUM_DRAFTS = 7

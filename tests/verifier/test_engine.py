@@ -9,9 +9,9 @@ import random
 import threading
 import time
 
-import numpy as np
 import pytest
 
+from tandem.values import DraftWait, FinishReason
 from tests.scripted_model import continue_by, follow, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
@@ -20,15 +20,13 @@ from tests.verifier.running_engine import (
     is_terminal,
     start_engine_with,
 )
-from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import FloatArray
 from verifier.drafts import hint_requests
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Event, Opened, Rejected, StepStats
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod, Sequence
+from verifier.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.stand_in
 
@@ -149,35 +147,11 @@ class TestDrafts:
         session.wait_end(sequence_id)
         assert session.output(sequence_id) == TEXT[2:27]
 
-    def test_by_batch_expansion_each_draft_attends_alone(self, start_engine: StartEngine) -> None:
-        running = start_engine(rule=follow(TEXT), verification=ScoringMethod.BATCH_EXPANSION)
-        num_queries = []
-        forward = running.model.forward
-
-        def watched(layout: BatchLayout) -> FloatArray:
-            num_queries.append(np.diff(layout.cu_seqlens_q).tolist())
-            return forward(layout)
-
-        running.model.forward = watched  # type: ignore[method-assign]
-        session = running.attach()
-        sequence_id = session.open(TEXT[:4], max_new_tokens=6, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, [*TEXT[5:8], 15])
-        assert session.wait_decided(sequence_id, 2).token_ids == TEXT[5:9]
-        session.hint(sequence_id, 9, [])
-        session.wait_end(sequence_id)
-        assert num_queries == [[4], [1] * 5, [1]]
-        assert running.observer.steps[1].layout.cu_seqlens_q.tolist() == [0, 5]
-
-    @pytest.mark.parametrize("verification", ScoringMethod)
-    def test_hints_never_change_the_text(
-        self, start_engine: StartEngine, verification: ScoringMethod
-    ) -> None:
+    def test_hints_never_change_the_text(self, start_engine: StartEngine) -> None:
         running = start_engine(
             max_num_seqs=6,
             max_num_batched_tokens=24,
             num_blocks=100,
-            verification=verification,
         )
         session = running.attach()
         draw = random.Random(5)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
@@ -24,7 +25,7 @@ from verifier.engine.messages import Event, Hints, Rejected, StepStats
 from verifier.engine.observation import Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 pytestmark = pytest.mark.stand_in

@@ -1,6 +1,7 @@
 """A step is launched, then waited for, then its result is taken; the engine works in between."""
 
 import threading
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ from tests.verifier.paged_model import make_small_model, some_tokens
 from tests.verifier.running_engine import PATIENCE_S, StartEngine
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.host_step import HostLogits, HostStep
-from verifier.batch.target_model import StepHandle, StepResult, StepSampling
+from verifier.batch.target_model import StepHandle, StepResult
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 PROMPT = [1, 2, 0, 2, 1, 0]
 
@@ -33,9 +34,9 @@ class GatedModel:
         self.may_end = threading.Semaphore(0)
         self._model = model
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         self.calls.append("launch")
-        return _GatedStep(self, self._model.launch(layout, sampling))
+        return _GatedStep(self, self._model.launch(layout, sequences))
 
 
 class _GatedStep:
@@ -128,18 +129,15 @@ def layout_of(*num_drafts: int) -> BatchLayout:
     )
 
 
-def judged(*num_drafts: int, broken: int = -1) -> StepSampling:
-    return StepSampling(
-        sequences=[
-            JudgedSequence(
-                sampling=Sampling(temperature=1.0, seed="a" if i == broken else 1),  # type: ignore[arg-type]
-                history=History(draft_token_ids=list(range(5, 5 + count))),
-                first_position=4,
-            )
-            for i, count in enumerate(num_drafts)
-        ],
-        rule=AcceptanceRule.MATCH,
-    )
+def judged(*num_drafts: int, broken: int = -1) -> list[JudgedSequence]:
+    return [
+        JudgedSequence(
+            sampling=Sampling(temperature=1.0, seed="a" if i == broken else 1),  # type: ignore[arg-type]
+            history=History(draft_token_ids=list(range(5, 5 + count))),
+            first_position=4,
+        )
+        for i, count in enumerate(num_drafts)
+    ]
 
 
 def certain(token_ids: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

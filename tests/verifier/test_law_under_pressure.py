@@ -6,8 +6,8 @@ import math
 import random
 
 import numpy as np
-import pytest
 
+from tandem.values import DraftWait
 from tests.scripted_model import ScriptedModel
 from tests.verifier.goodness_of_fit import follows
 from tests.verifier.running_engine import (
@@ -21,8 +21,6 @@ from verifier.batch.target_model import FloatArray
 from verifier.engine.messages import Decided
 from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule
-from verifier.scheduling.sequence import DraftWait
 
 # Of the next token, by the last one.
 PROBS = np.array([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.34, 0.33, 0.33]])
@@ -52,16 +50,12 @@ class ForgetfulObserver(RecordingObserver):
         pass
 
 
-@pytest.mark.parametrize("rule", AcceptanceRule)
-def test_the_joint_law_of_preempted_outputs_is_the_models(
-    start_engine: StartEngine, rule: AcceptanceRule
-) -> None:
+def test_the_joint_law_of_preempted_outputs_is_the_models(start_engine: StartEngine) -> None:
     running = start_engine(
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         max_num_seqs=16,
         max_num_batched_tokens=32,
-        acceptance_rule=rule,
         observer=ForgetfulObserver(),
     )
     with running.held():

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.values import DraftWait, FinishReason
 from tests.scripted_model import hashed
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
 from tests.volume import examples
 from verifier.engine.messages import Decided, Rejected
-from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 
@@ -73,7 +73,6 @@ def test_a_stop_token_ends_whatever_drafts_follow_it(
     hints=st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=8),
     num_right=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     num_prompt_tokens=st.integers(1, 9),
-    verification=st.sampled_from(ScoringMethod),
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_any_drafts_of_a_failing_model_end_as_without_drafts(
@@ -82,7 +81,6 @@ def test_any_drafts_of_a_failing_model_end_as_without_drafts(
     hints: list[list[int]],
     num_right: list[int],
     num_prompt_tokens: int,
-    verification: ScoringMethod,
 ) -> None:
     """The rule fails after every third occurrence of a token, and after any token over 2."""
 
@@ -91,7 +89,7 @@ def test_any_drafts_of_a_failing_model_end_as_without_drafts(
             return None
         return hashed(known)
 
-    running = start_engine_with(rule=rule, verification=verification)
+    running = start_engine_with(rule=rule)
     try:
         session = running.attach()
         prompt = [i % 3 for i in range(num_prompt_tokens)]

@@ -25,16 +25,15 @@ def digest_of_loaded(**options: Any) -> str:
     return load_model(config).served.numerics_digest
 
 
-@pytest.mark.parametrize("options", [{"numerics": "fast"}, {"acceptance_rule": "ratio"}])
-def test_is_empty_where_output_depends_on_the_batch_or_the_drafts(options: dict[str, Any]) -> None:
-    assert digest_of_loaded(**options) == ""
+def test_is_empty_where_output_depends_on_the_batch() -> None:
+    assert digest_of_loaded(numerics="fast") == ""
 
 
 def test_of_the_own_decoder_depends_on_types_alone() -> None:
     first = digest_of_loaded(dtype="bfloat16")
     assert first
     assert digest_of_loaded(dtype="bfloat16", max_num_seqs=3) == first
-    others = [digest_of_loaded(dtype="float32"), digest_of_loaded(quantization="int8")]
+    others = [digest_of_loaded(dtype="float32"), digest_of_loaded(quantization="fp8")]
     assert len({first, *others}) == 3
     config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=2, num_kv_blocks=40)
     assert load_model(config).served.numerics_digest == first

@@ -10,7 +10,7 @@ import pytest
 
 from servicekit.kernels.jit import kernel
 from tests.verifier.goodness_of_fit import kolmogorov_smirnov
-from verifier.sampling.philox import Purpose, philox4x32, uniforms
+from verifier.sampling.philox import philox4x32, uniforms
 
 ONES = 0xFFFFFFFF
 
@@ -55,14 +55,12 @@ def noise_of(
     seeds: list[int],
     positions: list[int],
     vocab_size: int = 50,
-    purpose: Purpose = Purpose.MATCH,
 ) -> npt.NDArray[np.float64]:
     """Exponential variates [len(seeds), vocab_size] of all tokens."""
     drawn = uniforms(
         np.repeat(np.array(seeds, dtype=np.uint64), vocab_size),
         np.repeat(np.array(positions, dtype=np.int64), vocab_size),
         np.tile(np.arange(vocab_size), len(seeds)),
-        purpose,
     )
     noise: npt.NDArray[np.float64] = -np.log(drawn).reshape(len(seeds), vocab_size)
     return noise
@@ -79,10 +77,10 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
 
 def test_noise_follows_the_counter_layout() -> None:
     seed, position, token_id = 0x299F31D0_A4093822, 1234, 17
-    word_0, word_1, _, _ = block((token_id, position, Purpose.EMIT, 0), (0xA4093822, 0x299F31D0))
+    word_0, word_1, _, _ = block((token_id, position, 0, 0), (0xA4093822, 0x299F31D0))
     uniform = ((int(word_0) << 20 | int(word_1) >> 12) + 0.5) / 2**52
     [drawn] = uniforms(
-        np.array([seed], dtype=np.uint64), np.array([position]), np.array([token_id]), Purpose.EMIT
+        np.array([seed], dtype=np.uint64), np.array([position]), np.array([token_id])
     )
     assert drawn == uniform
 
@@ -93,7 +91,6 @@ def test_every_part_of_the_key_matters() -> None:
         noise_of([6], [7]),
         noise_of([5 + 2**32], [7]),  # the upper half of the seed
         noise_of([5], [8]),
-        noise_of([5], [7], purpose=Purpose.ACCEPT),
     ]
     for other in others:
         assert not np.isclose(base, other).any()

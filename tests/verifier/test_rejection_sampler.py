@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from tests.verifier.goodness_of_fit import follows
 from verifier.sampling import Sampling
-from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, accept_rows, race
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import (
-    AcceptanceRule,
+    PADDING,
+    IntArray,
     JudgedSequence,
     Verdict,
+    accept_rows,
     verify,
     verify_isolating_faults,
 )
@@ -33,7 +34,7 @@ def ints(values: list[int]) -> IntArray:
 def accept_one_by_one(
     samples: list[list[int]], drafts: list[list[int]]
 ) -> tuple[list[list[int]], list[int]]:
-    """The oracle of rule `match`; there is one more sample than drafts."""
+    """The oracle; there is one more sample than drafts."""
     outputs, num_accepted = [], []
     for sample, draft in zip(samples, drafts, strict=True):
         output: list[int] = []
@@ -60,10 +61,11 @@ def test_accepts_as_the_naive_loop_does(
 ) -> None:
     samples = [[sampled for sampled, _ in rows] + [bonus] for rows, bonus in sequences]
     drafts = [[drafted for _, drafted in rows] for rows, _ in sequences]
-    outputs, num_accepted = accept(
+    outputs, num_accepted, _ = accept_rows(
         ints([token for row in samples for token in row]),
         ints([token for row in drafts for token in row]),
         ints([len(row) for row in drafts]),
+        np.ones(sum(map(len, samples)), dtype=np.bool_),
     )
     expected_outputs, expected_accepted = accept_one_by_one(samples, drafts)
     assert num_accepted.tolist() == expected_accepted
@@ -131,7 +133,6 @@ def judge(
     first_positions: IntArray,
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
-    rule: AcceptanceRule = AcceptanceRule.MATCH,
     verify: Callable[..., Verdict] = verify,
 ) -> Verdict:
     """`verify` for sequences whose history does not matter."""
@@ -156,7 +157,6 @@ def judge(
         sequences,
         draft_token_ids=draft_token_ids,
         num_draft_tokens=num_draft_tokens,
-        rule=rule,
     )
 
 
@@ -223,13 +223,6 @@ class TestGreedy:
         assert verify_one(logits, [3, 1, 4], sampling) == ([3, 1, 4, 1], 3)
 
 
-def test_race_breaks_ties_by_the_lowest_id_and_never_picks_probability_0() -> None:
-    probs = np.array([[0.0, 0.5, 0.5, 0.0]])
-    assert race(probs, np.ones((1, 4))).tolist() == [1]
-    tiny_noise = np.array([[1e-300, 1.0, 1.0, 1e-300]])
-    assert race(probs, tiny_noise).tolist() == [1]
-
-
 # Logits of eight tokens, one of which the sampling parameters may cut off.
 LOGITS = torch.tensor([0.0, 1.0, -1.5, 0.5, 1.2, -3.0, 0.3, -0.7])
 # Enough to show a bias of two percent, see below; a likely draft hides it best.
@@ -248,19 +241,6 @@ def fair(
         first_positions=np.full(len(sampling), 40),
         draft_token_ids=drafts,
         num_draft_tokens=num_drafts,
-    )
-
-
-def fair_by_ratio(
-    logits: torch.Tensor, sampling: list[Sampling], drafts: IntArray, num_drafts: IntArray
-) -> Verdict:
-    return judge(
-        logits,
-        sampling=sampling,
-        first_positions=np.full(len(sampling), 40),
-        draft_token_ids=drafts,
-        num_draft_tokens=num_drafts,
-        rule=AcceptanceRule.RATIO,
     )
 
 
@@ -310,14 +290,7 @@ def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sampler", "sampling"),
-    [
-        pytest.param(fair, PLAIN, id="match-plain"),
-        pytest.param(fair, CUT, id="match-cut"),
-        pytest.param(fair_by_ratio, CUT, id="ratio-cut"),
-    ],
-)
+@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "cut"])
 @pytest.mark.parametrize(
     "draft",
     [
@@ -329,9 +302,9 @@ def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
     ],
 )
 def test_the_output_follows_the_target_distribution_whatever_the_draft(
-    draft: int, sampling: Sampling, sampler: Sampler
+    draft: int, sampling: Sampling
 ) -> None:
-    assert is_lossless(count_first_tokens(sampler, draft, sampling), draft, sampling)
+    assert is_lossless(count_first_tokens(fair, draft, sampling), draft, sampling)
 
 
 @pytest.mark.slow
@@ -341,12 +314,11 @@ def test_a_sampler_biased_by_two_percent_towards_the_draft_is_detected(draft: in
     assert not is_lossless(counts, draft, PLAIN)
 
 
-@pytest.mark.parametrize("sampler", [fair, fair_by_ratio], ids=["match", "ratio"])
-def test_the_token_after_an_accepted_draft_has_its_own_distribution(sampler: Sampler) -> None:
+def test_the_token_after_an_accepted_draft_has_its_own_distribution() -> None:
     """The bonus token is sampled from its own row, independently of the row before."""
     bonus_logits = LOGITS.flip(0)
     logits = torch.stack([LOGITS, bonus_logits]).repeat(NUM_SEQUENCES, 1)
-    verdict = sampler(
+    verdict = fair(
         logits,
         with_seeds(PLAIN, NUM_SEQUENCES),
         np.full(NUM_SEQUENCES, LIKELY_DRAFT),
@@ -409,9 +381,7 @@ SAMPLINGS = {
 }
 
 
-def three_sequences(
-    logits: torch.Tensor, drafts: list[int], sampling: Sampling, rule: AcceptanceRule
-) -> Verdict:
+def three_sequences(logits: torch.Tensor, drafts: list[int], sampling: Sampling) -> Verdict:
     """The drafts are the second sequence's; the others have one each."""
     counts = [1, len(drafts), 1]
     return judge(
@@ -421,7 +391,6 @@ def three_sequences(
         first_positions=ints([3, 4, 5]),
         draft_token_ids=ints([1, *drafts, 3]),
         num_draft_tokens=ints(counts),
-        rule=rule,
     )  # fmt: skip
 
 
@@ -509,7 +478,6 @@ def assert_same_verdict(one: Verdict, other: Verdict) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("rule", AcceptanceRule)
 @pytest.mark.parametrize("sampling_name", SAMPLINGS)
 class TestRowsThatAreNotFinite:
     """The second sequence has rows 2 to 5."""
@@ -519,15 +487,14 @@ class TestRowsThatAreNotFinite:
         self,
         logits: torch.Tensor,
         sampling_name: str,
-        rule: AcceptanceRule,
         bad: float,
         bad_row: int,
     ) -> None:
         drafts = RIGHT_DRAFTS
-        healthy = three_sequences(logits, drafts, SAMPLINGS[sampling_name], rule)
+        healthy = three_sequences(logits, drafts, SAMPLINGS[sampling_name])
         broken = logits.clone()
         broken[bad_row, 6] = bad
-        verdict = three_sequences(broken, drafts, SAMPLINGS[sampling_name], rule)
+        verdict = three_sequences(broken, drafts, SAMPLINGS[sampling_name])
         num_left = bad_row - 2
         assert verdict.is_finite.tolist() == [True, False, True]
         assert verdict.num_accepted_tokens[1] == num_left
@@ -541,15 +508,15 @@ class TestRowsThatAreNotFinite:
             assert verdict.logprobs[other] == healthy.logprobs[other]
 
     def test_change_nothing_after_a_rejected_draft(
-        self, logits: torch.Tensor, sampling_name: str, rule: AcceptanceRule, bad: float
+        self, logits: torch.Tensor, sampling_name: str, bad: float
     ) -> None:
         drafts = RIGHT_DRAFTS
         for num_right in range(3):
             lying = [*drafts[:num_right], OUT_OF_RANGE[num_right], *drafts[num_right + 1 :]]
-            healthy = three_sequences(logits, lying, SAMPLINGS[sampling_name], rule)
+            healthy = three_sequences(logits, lying, SAMPLINGS[sampling_name])
             broken = logits.clone()
             broken[3 + num_right : 6] = bad
-            verdict = three_sequences(broken, lying, SAMPLINGS[sampling_name], rule)
+            verdict = three_sequences(broken, lying, SAMPLINGS[sampling_name])
             assert verdict.is_finite.all()
             assert verdict.num_accepted_tokens[1] == num_right
             assert (verdict.output_token_ids == healthy.output_token_ids).all()

@@ -4,8 +4,8 @@ import pytest
 
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import verifier_pb2
+from tandem.values import TokenLogprob
 from verifier.engine.messages import Decided, Event, PromptScored, StepStats
-from verifier.sampling.logprobs import TokenLogprob
 from verifier.service import wire
 
 STEP = StepStats(

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import torch_sampling
-from benchmarks.torch_sampling import Tokens
+from tests.verifier import torch_sampling
 from tests.verifier.sampling_cases import some_case, some_logits, some_sampling, verified_by_host
+from tests.verifier.torch_sampling import Tokens
 from verifier.sampling import Sampling, philox
-from verifier.sampling.acceptance_rules import race, win_race
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.distribution import (
     NEAR,
@@ -22,7 +21,8 @@ from verifier.sampling.distribution import (
     new_scratch,
 )
 from verifier.sampling.logits_processing import History, sampling_probs
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, verify
+from verifier.sampling.race import win_race
+from verifier.sampling.rejection_sampler import JudgedSequence, verify
 
 
 def usable(logits: torch.Tensor) -> list[bool]:
@@ -52,8 +52,7 @@ def check(draw: np.random.Generator, vocab_size: int, max_num_drafts: int) -> in
     """Whether one random sequence gets the oracle's tokens; returns how many, 0 if rounding decides
     which.
     """
-    rule = AcceptanceRule.RATIO if draw.random() < 0.3 else AcceptanceRule.MATCH
-    case = some_case(draw, vocab_size, max_num_drafts, rule)
+    case = some_case(draw, vocab_size, max_num_drafts)
     tokens = Tokens(
         prompt_token_ids=case.prompt,
         output_token_ids=case.output,
@@ -69,21 +68,18 @@ def check(draw: np.random.Generator, vocab_size: int, max_num_drafts: int) -> in
     rows = torch_sampling.adjusted_logits(logits, case.sampling, tokens)
     if not case.sampling.is_greedy and rounding_decides(rows, case.sampling):
         return 0
-    is_ratio = rule is AcceptanceRule.RATIO
-    sampled = torch_sampling.sampled(
-        logits, case.sampling, tokens, len(case.token_ids), ratio=is_ratio
-    )
+    sampled = torch_sampling.sampled(logits, case.sampling, tokens, len(case.token_ids))
     is_usable = usable(case.logits)
     num_accepted = 0
     while num_accepted < len(case.drafts) and is_usable[num_accepted]:
         if sampled[num_accepted] != case.drafts[num_accepted]:
             break
         num_accepted += 1
-    verdict = verified_by_host([case], rule)
-    assert verdict.num_accepted_tokens.tolist() == [num_accepted], (case, rule)
+    verdict = verified_by_host([case])
+    assert verdict.num_accepted_tokens.tolist() == [num_accepted], case
     assert verdict.is_finite.tolist() == [is_usable[num_accepted]]
     expected = sampled[: num_accepted + is_usable[num_accepted]]
-    assert verdict.output_token_ids[0, : len(expected)].tolist() == expected, (case, rule)
+    assert verdict.output_token_ids[0, : len(expected)].tolist() == expected, case
     return len(expected)
 
 
@@ -145,10 +141,9 @@ def test_the_race_skips_no_token_that_could_win(scale: float) -> None:
             seed = np.uint64(draw.integers(2**63))
             uniforms = philox.uniforms(
                 np.full(count, seed), np.full(count, position), token_ids.astype(np.int64),
-                philox.Purpose.MATCH,
             )  # fmt: skip
             noise = np.array([-math.log(u) for u in uniforms.tolist()])
-            [winner] = race(probs[None], noise[None])
+            winner = (probs / noise).argmax()
             assert win_race(probs, token_ids, count, seed, position) == token_ids[winner]
 
 

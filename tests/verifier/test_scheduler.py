@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.values import DraftWait
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.sampling import Sampling
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
+from verifier.scheduling.sequence import Scoring, ScoringMethod, Sequence
 
 
 def make_scheduler(

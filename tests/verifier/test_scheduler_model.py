@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.volume import examples
-from verifier.scheduling.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import Sequence
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.values import DraftWait
 from tests.scripted_model import follow
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
@@ -32,7 +33,7 @@ from verifier.sampling import Sampling, rejection_sampler
 from verifier.sampling.logits_processing import FloatArray, target_probs
 from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
 from verifier.sampling.scored_rows import max_rows_per_step
-from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import (
     DraftsToScore,
     ScoreCall,
@@ -371,6 +372,23 @@ def test_the_rows_that_a_step_scores_bound_its_logits_and_events() -> None:
     assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
     assert max_rows_per_step(vocab_size=2_000, max_logprobs=20) * 21 * 24 <= 128 << 10
     assert max_rows_per_step(vocab_size=10_000_000, max_logprobs=10_000) > 0
+
+
+def test_by_batch_expansion_each_draft_attends_alone(start_engine: StartEngine) -> None:
+    text = [i % 3 for i in range(30)]
+    running = start_engine(rule=follow([*text, 1]), max_num_batched_tokens=16)
+    scored = DraftsToScore(token_ids=text[:20], draft_token_ids=text[20:])
+    call = ScoreCall(running.engine, [scored], options(method=EXPANSION, prompt_logprobs=True))
+    [scores] = call.result.result(PATIENCE_S)
+    call.close()
+    running.sync()
+    layouts = [step.layout for step in running.observer.steps]
+    assert [layout.cu_seqlens_q.tolist() for layout in layouts] == [
+        [0, 16],
+        [0, *range(3, 15)],
+    ]
+    assert layouts[1].seq_lens.tolist() == [19, *range(20, 31)]
+    assert [p.top_token_id for p in scores.positions] == [*text[20:], 1]
 
 
 @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])

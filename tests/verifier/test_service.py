@@ -318,9 +318,9 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
     ),
 }
 UNSUPPORTED_OPENS: dict[str, Message] = {
-    "adapter_id": make_open(adapter_id="x"),
     "trace": make_open(trace=True),
-    "sampling.num_beams": make_open(sampling=SamplingParams(num_beams=2)),
+    # Of an older version: num_beams, 2.
+    "sampling.14": make_open(sampling=SamplingParams.FromString(b"\x70\x02")),
     # Of a newer version.
     "sampling.1012": make_open(sampling=SamplingParams.FromString(b"\xa0\x3f\x01")),
 }

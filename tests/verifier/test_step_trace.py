@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.v1 import sampling_pb2
+from tandem.values import DraftSource, DraftWait, ProposalTrace, StepTrace
 from tests.scripted_model import follow, hashed
 from tests.verifier.running_engine import EngineSession, StartEngine
-from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafts.draft_buffer import Hint
 from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import Decided, StepTraced
-from verifier.engine.step_trace import StepTrace
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import MAX_TRACED_TOKENS, DraftWait
+from verifier.scheduling.sequence import MAX_TRACED_TOKENS
 from verifier.service import wire
 
 ALWAYS = DraftWait.ALWAYS
@@ -63,6 +63,16 @@ def proposal(
     )
 
 
+def traced(hint: Hint) -> ProposalTrace:
+    log = HintLog()
+    log.append(hint)
+    return log.drain()[0]
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> list[StepTrace]:
     """The traces of a sequence; asserts everything in them that follows from the text."""
     known = list(prompt)
@@ -73,12 +83,12 @@ def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> l
             continue
         step, num_drafts = event.step, len(event.step.draft_token_ids)
         computed, scheduled = step.num_computed_tokens, step.num_scheduled_tokens
-        assert step.positions == list(range(computed, computed + scheduled))
-        assert step.input_token_ids == (known + step.draft_token_ids)[computed:][:scheduled]
+        assert step.positions == tuple(range(computed, computed + scheduled))
+        assert list(step.input_token_ids) == [*known, *step.draft_token_ids][computed:][:scheduled]
         offsets = [slot % BLOCK_SIZE for slot in step.slot_mapping]
         assert offsets == [position % BLOCK_SIZE for position in step.positions]
         ends = computed + scheduled == len(known) + num_drafts
-        assert step.logits_indices == list(range(scheduled))[-num_drafts - 1 :] * ends
+        assert step.logits_indices == tuple(range(scheduled))[-num_drafts - 1 :] * ends
         assert (
             step.output_token_ids[: step.num_accepted_tokens]
             == (step.draft_token_ids[: step.num_accepted_tokens])
@@ -88,7 +98,7 @@ def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> l
         assert step.context_length_after == len(known)
         if ends:
             assert isinstance(next_event, Decided), "its decision comes next"
-            assert next_event.token_ids == step.output_token_ids
+            assert tuple(next_event.token_ids) == step.output_token_ids
             assert next_event.num_draft_tokens == num_drafts
             assert next_event.num_accepted_tokens == step.num_accepted_tokens
         steps.append(step)
@@ -120,20 +130,22 @@ def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     session.wait_decided(sequence_id, 1)
     session.hint(sequence_id, 3, [1, 2, 3])  # for an earlier length
     wrong = (TEXT[7] + 1) % 14
-    session.hint(sequence_id, 5, [*TEXT[5:7], wrong], matched_ngram_length=9, source=Source.POOL)
+    session.hint(
+        sequence_id, 5, [*TEXT[5:7], wrong], matched_ngram_length=9, source=DraftSource.POOL
+    )
     session.wait_decided(sequence_id, 2)
     session.hint(sequence_id, 8, [])
     session.wait_decided(sequence_id, 3)
     first, second, third = check_flow(session, sequence_id, TEXT[:4])
-    assert first.proposals == []
+    assert first.proposals == ()
     late, used = second.proposals
-    assert late == proposal(3, [1, 2, 3], sequence_id=sequence_id)
-    assert (used.token_ids, used.source) == ([*TEXT[5:7], wrong], Source.POOL)
+    assert late == traced(proposal(3, [1, 2, 3]))
+    assert (used.token_ids, used.source) == ((*TEXT[5:7], wrong), DraftSource.POOL)
     assert used.matched_ngram_length == 9
     assert second.draft_token_ids == used.token_ids
-    assert (second.num_accepted_tokens, second.output_token_ids) == (2, TEXT[5:8])
-    assert second.logits_indices == [0, 1, 2, 3]
-    assert third.proposals == [proposal(8, [], sequence_id=sequence_id)]
+    assert (second.num_accepted_tokens, second.output_token_ids) == (2, tuple(TEXT[5:8]))
+    assert second.logits_indices == (0, 1, 2, 3)
+    assert third.proposals == (traced(proposal(8, [])),)
     session.close(sequence_id)
 
 
@@ -146,7 +158,7 @@ def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEn
     session.hint(sequence_id, 5, TEXT[5:11])
     session.wait_end(sequence_id)
     step = check_flow(session, sequence_id, TEXT[:4])[-1]
-    assert step.output_token_ids == TEXT[5:8]
+    assert list(step.output_token_ids) == TEXT[5:8]
     # Only drafts before a stop token are verified.
     assert (len(step.draft_token_ids), step.num_accepted_tokens) == (2, 2)
 
@@ -158,8 +170,8 @@ def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEn
     )
     session.wait_end(sequence_id)
     first, second = session.traced(sequence_id)
-    assert first.logits_indices == list(range(8))
-    assert second.logits_indices == list(range(4))
+    assert first.logits_indices == tuple(range(8))
+    assert second.logits_indices == tuple(range(4))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -193,17 +205,19 @@ def test_a_decision_names_its_drafts_match_length_and_source(
         TEXT[:4], max_new_tokens=30, draft_wait=ALWAYS, num_speculative_tokens=2
     )
     first = session.wait_decided(sequence_id, 1)
-    assert (first.matched_ngram_length, first.source) == (0, Source.UNSPECIFIED)
-    session.hint(sequence_id, 5, TEXT[5:20], matched_ngram_length=3, source=Source.POOL)
+    assert (first.matched_ngram_length, first.source) == (0, None)
+    session.hint(sequence_id, 5, TEXT[5:20], matched_ngram_length=3, source=DraftSource.POOL)
     second = session.wait_decided(sequence_id, 2)
-    assert (second.matched_ngram_length, second.source) == (3, Source.POOL)
+    assert (second.matched_ngram_length, second.source) == (3, DraftSource.POOL)
     session.hint(sequence_id, 8, [])
     third = session.wait_decided(sequence_id, 3)
     assert (third.num_draft_tokens, third.matched_ngram_length) == (2, 6), "realigned by 3"
     lie = (1 << 32) - 1
-    session.hint(sequence_id, 11, TEXT[11:13], matched_ngram_length=lie, source=Source.SEQUENCE)
+    session.hint(
+        sequence_id, 11, TEXT[11:13], matched_ngram_length=lie, source=DraftSource.SEQUENCE
+    )
     fourth = session.wait_decided(sequence_id, 4)
-    assert (fourth.matched_ngram_length, fourth.source) == (11, Source.SEQUENCE)
+    assert (fourth.matched_ngram_length, fourth.source) == (11, DraftSource.SEQUENCE)
     session.close(sequence_id)
 
 
@@ -216,9 +230,9 @@ def test_the_latest_of_many_proposals_are_kept() -> None:
     assert [each.base_length for each in taken] == list(range(1000 - len(taken), 1000))
     assert 10 < len(taken) <= 64
     assert sum(len(each.token_ids) for each in taken) <= 4096
-    assert log.drain() == []
+    assert log.drain() == ()
     log.append(proposal(1, [7] * 8192))
-    assert log.drain() == []
+    assert log.drain() == ()
     for base_length in range(1000):
         log.append(proposal(base_length, []))
     assert [each.base_length for each in log.drain()] == list(range(1000 - 64, 1000))
@@ -240,7 +254,7 @@ def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartE
 
 
 def test_the_largest_trace_fits_a_message() -> None:
-    largest = [(1 << 32) - 1] * MAX_TRACED_TOKENS
+    largest = ((1 << 32) - 1,) * MAX_TRACED_TOKENS
     log = HintLog()
     for _ in range(64):
         log.append(proposal((1 << 32) - 1, largest[:64], match_length=(1 << 32) - 1))
@@ -251,7 +265,7 @@ def test_the_largest_trace_fits_a_message() -> None:
         input_token_ids=largest,
         positions=largest,
         slot_mapping=largest,
-        logits_indices=list(range(MAX_TRACED_TOKENS)),
+        logits_indices=tuple(range(MAX_TRACED_TOKENS)),
         draft_token_ids=largest[:512],
         num_accepted_tokens=512,
         output_token_ids=largest[:513],
@@ -264,7 +278,7 @@ def test_the_largest_trace_fits_a_message() -> None:
     reported = message.events[0].step_traced.step
     for name in StepTrace.__dataclass_fields__:
         if name != "proposals":
-            assert getattr(reported, name) == getattr(step, name), name
+            assert getattr(reported, name) == _listed(getattr(step, name)), name
     assert reported.proposals[0] == sampling_pb2.ProposalTrace(
         base_length=(1 << 32) - 1,
         token_ids=largest[:64],

@@ -125,9 +125,9 @@ def attend(
     overlaps: bool = False,
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
+    from verifier.attention.backend import device_tables
     from verifier.attention.triton_paged import (
         Splitting,
-        device_tables,
         paged_attention,
         tiles_of_step,
         write,

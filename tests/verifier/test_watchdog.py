@@ -9,9 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.health import LIVENESS_NAME
+from tandem.values import DraftWait
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
-from verifier.scheduling.sequence import DraftWait
 from verifier.service.watchdog import CHECKS_PER_TIMEOUT, Watchdog
 
 # A healthy engine on a busy machine mostly answers well within it; if not, the verdicts awaited

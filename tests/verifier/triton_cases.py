@@ -14,7 +14,7 @@ import torch
 
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.attention.backend import AttentionBackend, DeviceTables
+from verifier.attention.backend import AttentionBackend, DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import (
@@ -22,7 +22,6 @@ from verifier.attention.triton_paged import (
     SMALL_STEP_TOKENS,
     Splitting,
     TritonBackend,
-    device_tables,
     paged_attention,
     write,
 )

@@ -11,6 +11,7 @@ launches depend on nothing else: so they can be captured once and replayed for o
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -65,6 +66,33 @@ class DeviceTables:
     block_tables: torch.Tensor  # [tables, blocks]
     slot_mapping: torch.Tensor  # [T] int64; under zero: padding, whose K/V is not stored
     longest_k: int  # no entry of `seq_lens` is larger
+
+
+def device_tables(layout: BatchLayout, device: torch.device) -> DeviceTables:
+    """A layout's tables, a row for each of its entries; all of int32 in one copy to the device."""
+    num_entries = len(layout.seq_lens)
+    max_blocks = max(len(table) for table in layout.block_tables)
+    longest_k = int(layout.seq_lens.max())
+    sizes = (3, num_entries + 1, num_entries, num_entries, num_entries * max_blocks)
+    packed = np.zeros(sum(sizes), dtype=np.int32)
+    counts, cu_seqlens_q, seq_lens, table_rows, tables = np.split(packed, np.cumsum(sizes)[:-1])
+    counts[:] = num_entries, layout.cu_seqlens_q[-1], longest_k
+    cu_seqlens_q[:], seq_lens[:] = layout.cu_seqlens_q, layout.seq_lens
+    table_rows[:] = np.arange(num_entries)
+    for row, blocks in zip(
+        tables.reshape(num_entries, max_blocks), layout.block_tables, strict=True
+    ):
+        row[: len(blocks)] = blocks
+    counted, offsets, lengths, rows, blocks_of = to_device(packed, device).split(sizes)
+    return DeviceTables(
+        counts=counted,
+        cu_seqlens_q=offsets,
+        seq_lens=lengths,
+        table_rows=rows,
+        block_tables=blocks_of.view(num_entries, max_blocks),
+        slot_mapping=to_device(layout.slot_mapping, device),
+        longest_k=longest_k,
+    )
 
 
 @runtime_checkable

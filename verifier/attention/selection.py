@@ -9,22 +9,23 @@ from pathlib import Path
 import torch
 
 from servicekit.config import ConfigError
-from verifier.attention import block_table
 from verifier.attention.backend import AttentionBackend
+from verifier.attention.flash_attention import BLOCK_SIZE_MULTIPLE, DTYPES, FlashAttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 
 FLAG = "--attention-backend"
 SDPA_BLOCK_SIZE = 16
 TRITON_BLOCK_SIZES = (16, 32, 64, 128, 256)
-TRITON_DTYPES = (*block_table.DTYPES, torch.float32)
-GPU_BACKENDS = ("triton", "flash_attn", "torch_varlen")
+TRITON_DTYPES = (*DTYPES, torch.float32)
+LARGEST_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+GPU_BACKENDS = ("triton", "flash_attn")
 """In the order in which "auto" tries them."""
 
 _DEFAULT_BLOCK_SIZES = {
     "sdpa": SDPA_BLOCK_SIZE,
     "triton": TRITON_BLOCK_SIZES[0],
-    "flash_attn": block_table.BLOCK_SIZE_MULTIPLE,
-    "torch_varlen": block_table.BLOCK_SIZE_MULTIPLE,
+    "flash_attn": BLOCK_SIZE_MULTIPLE,
 }
 
 
@@ -89,13 +90,7 @@ def make_backend(
         except ImportError as error:  # a build for another torch
             raise ConfigError(FLAG, f"flash_attn: cannot be imported: {error}") from error
 
-        kernel = block_table.flash_attn_kernel(flash_attn_varlen_func)
-        return block_table.BlockTableBackend(choice.name, kernel, device=device)
-    if choice.name == "torch_varlen":
-        from torch.nn.attention.varlen import varlen_attn
-
-        kernel = block_table.torch_varlen_kernel(varlen_attn)
-        return block_table.BlockTableBackend(choice.name, kernel, device=device)
+        return FlashAttentionBackend(flash_attn_varlen_func, device=device)
     return SdpaBackend(device=device)
 
 
@@ -109,13 +104,11 @@ def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: 
         return lack
     if name == "flash_attn" and importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
-    if name == "torch_varlen" and not _torch_has_block_tables():
-        return f"torch {torch.__version__} has no varlen_attn with a block table; 2.12 has"
-    dtypes = TRITON_DTYPES if name == "triton" else block_table.DTYPES
+    dtypes = TRITON_DTYPES if name == "triton" else DTYPES
     if dtype not in dtypes:
         types = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
         return f"computes in {types}, and --dtype is {str(dtype).removeprefix('torch.')}"
-    if head_dim > block_table.LARGEST_HEAD_DIM or head_dim % block_table.HEAD_DIM_MULTIPLE:
+    if head_dim > LARGEST_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
         return f"cannot serve heads of {head_dim} dimensions"
     return None
 
@@ -124,9 +117,8 @@ def _block_obstacle(name: str, block_size: int) -> str | None:
     """What other blocks the backend needs; None: these will do."""
     if name == "triton" and block_size not in (0, *TRITON_BLOCK_SIZES):
         return "a power of two from 16 to 256"
-    multiple = block_table.BLOCK_SIZE_MULTIPLE
-    if name in ("flash_attn", "torch_varlen") and block_size % multiple:
-        return f"a multiple of {multiple}"
+    if name == "flash_attn" and block_size % BLOCK_SIZE_MULTIPLE:
+        return f"a multiple of {BLOCK_SIZE_MULTIPLE}"
     return None
 
 
@@ -142,8 +134,3 @@ def lack_of_triton() -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's headers are not installed, which Triton needs"
     return None
-
-
-def _torch_has_block_tables() -> bool:
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= (2, 12)

@@ -14,12 +14,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from verifier.attention import triton_kernels
-from verifier.attention.backend import DeviceTables, to_device
-from verifier.attention.block_table import tables_of
+from verifier.attention.backend import DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.overlapping_kernels import can_overlap, overlap_options
 from verifier.batch.batch_layout import BatchLayout
@@ -259,21 +257,6 @@ class TritonStep:
                 splitting=self._backend.splitting,
                 overlaps=self._backend.overlaps,
             )
-
-
-def device_tables(layout: BatchLayout, device: torch.device) -> DeviceTables:
-    """A layout's tables, a row for each of its entries."""
-    tables = tables_of(layout, device)
-    counts = (len(layout.seq_lens), layout.cu_seqlens_q[-1], tables.longest_k)
-    return DeviceTables(
-        counts=to_device(np.array(counts, dtype=np.int32), device),
-        cu_seqlens_q=tables.cu_seqlens_q,
-        seq_lens=tables.seq_lens,
-        table_rows=torch.arange(len(tables.seq_lens), dtype=torch.int32, device=device),
-        block_tables=tables.block_table,
-        slot_mapping=to_device(layout.slot_mapping, device),
-        longest_k=tables.longest_k,
-    )
 
 
 def write(

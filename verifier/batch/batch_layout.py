@@ -40,7 +40,7 @@ IntArray = npt.NDArray[np.int64]
 BlockTable = SequenceOf[int]
 
 # How many numbers of each sequence `_fill` reads.
-_NUM_NUMBERS = 7
+_NUM_NUMBERS = 6
 
 
 class ScheduledTokens(NamedTuple):
@@ -58,8 +58,6 @@ class ScheduledTokens(NamedTuple):
     is_sampled: bool = True
     # Offsets, among its scheduled tokens, of rows that are scored.
     scored_offsets: range = range(0)
-    # How many of its last tokens attend one by one; see `batch_expansion.py`.
-    num_expanded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,6 @@ class BatchLayout:
     bonus_logits_indices: IntArray  # one for each sequence that is sampled
     draft_token_ids: IntArray  # [P]
     num_draft_tokens: IntArray  # [B]
-    num_expanded_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
     scored_only_indices: IntArray  # hidden rows, the last of logits_indices, that are only scored
     wants_hidden_states: bool  # whether hidden states of the scored rows are requested
@@ -114,14 +111,12 @@ def lay_out(
     token_ids: list[int] = []
     written_blocks: list[int] = []
     num_drafts = num_rows = num_sampled = num_written_blocks = 0
-    for own, drafts, num_computed, block_table, table_id, is_sampled, _, num_expanded in scheduled:
+    for own, drafts, num_computed, block_table, table_id, is_sampled, _ in scheduled:
         count = len(own) + len(drafts)
         # Only the part of the table that is written to: tables may be long.
         first = num_computed // block_size
         end = (num_computed + count - 1) // block_size + 1
-        numbers += (
-            count, len(drafts), num_computed, is_sampled, table_id, num_expanded, end - first
-        )  # fmt: skip
+        numbers += (count, len(drafts), num_computed, is_sampled, table_id, end - first)
         token_ids += own
         token_ids += drafts
         written_blocks += block_table[first:end]
@@ -139,11 +134,10 @@ def lay_out(
     sizes = (
         num_tokens, num_tokens, num_sequences + 1, num_sequences, num_sequences, num_rows,
         num_sequences, num_rows - num_sampled, num_sampled, num_drafts, num_sequences,
-        num_sequences,
     )  # fmt: skip
     (
         positions, slots, cu_seqlens_q, seq_lens, table_ids, logits, num_sampled_tokens, targets,
-        bonus, draft_token_ids, num_draft_tokens, num_expanded_tokens,
+        bonus, draft_token_ids, num_draft_tokens,
     ) = arrays = _parts(np.empty(sum(sizes), dtype=np.int64), sizes)  # fmt: skip
     _fill(
         each.reshape(num_sequences, _NUM_NUMBERS), tokens, values[len(numbers) + num_tokens :],
@@ -167,7 +161,6 @@ def lay_out(
         bonus_logits_indices=bonus,
         draft_token_ids=draft_token_ids,
         num_draft_tokens=num_draft_tokens,
-        num_expanded_tokens=num_expanded_tokens,
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
         wants_hidden_states=wants_hidden_states,
@@ -200,13 +193,12 @@ def _fill(
     bonus_logits_indices: IntArray,
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
-    num_expanded_tokens: IntArray,
 ) -> None:
     """Fills the arrays of `BatchLayout`, but for rows that are only scored.
 
     Args:
-        numbers: [B, 7]: tokens and drafts, drafts, tokens computed before, whether it is sampled,
-            table id, expanded tokens, blocks written to.
+        numbers: [B, 6]: tokens and drafts, drafts, tokens computed before, whether it is sampled,
+            table id, blocks written to.
         token_ids: [T].
         written_blocks: sequence after sequence.
     """
@@ -220,7 +212,7 @@ def _fill(
             place = written_blocks[block + position // block_size - first_block]
             slots[token] = place * block_size + position % block_size
             token += 1
-        block += numbers[i, 6]
+        block += numbers[i, 5]
         cu_seqlens_q[i + 1] = end
         seq_lens[i] = num_computed + count
         num_sampled_tokens[i] = 0
@@ -239,7 +231,6 @@ def _fill(
             draft += 1
         num_draft_tokens[i] = num_drafts
         table_ids[i] = numbers[i, 4]
-        num_expanded_tokens[i] = numbers[i, 5]
 
 
 def _scored(

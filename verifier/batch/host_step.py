@@ -5,6 +5,7 @@ caller's work between launch and wait would come after the computation, not besi
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from verifier.batch.batch_layout import BatchLayout
@@ -13,9 +14,8 @@ from verifier.batch.target_model import (
     FloatArray,
     StepHandle,
     StepResult,
-    StepSampling,
 )
-from verifier.sampling.rejection_sampler import verify_isolating_faults
+from verifier.sampling.rejection_sampler import JudgedSequence, verify_isolating_faults
 
 
 @runtime_checkable
@@ -55,27 +55,32 @@ class SampledOnHost:
     kv_is_finite: BoolArray | None = None
     hidden_states: FloatArray | None = None
 
-    def launch(self: ComputesLogits, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        return HostStep(lambda: _forward(self, layout), layout, sampling)
+    def launch(
+        self: ComputesLogits, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]
+    ) -> StepHandle:
+        return HostStep(lambda: _forward(self, layout), layout, sequences)
 
 
 class HostStep:
     """Implements `StepHandle`."""
 
     def __init__(
-        self, compute: Callable[[], HostLogits], layout: BatchLayout, sampling: StepSampling
+        self,
+        compute: Callable[[], HostLogits],
+        layout: BatchLayout,
+        sequences: SequenceOf[JudgedSequence],
     ) -> None:
         """`compute`: runs the forward pass, or waits for it."""
         self._compute = compute
         self._layout = layout
-        self._sampling = sampling
+        self._sequences = sequences
 
     def wait(self) -> None:
         self._output = self._compute()
 
     def result(self) -> StepResult:
         layout, (logits, kv_is_finite, hidden_states) = self._layout, self._output
-        sequences = self._sampling.sequences
+        sequences = self._sequences
         rows = logits[: layout.num_rows - len(layout.scored_only_indices)]
         is_usable = None
         if kv_is_finite is not None and kv_is_finite.all():
@@ -89,7 +94,6 @@ class HostStep:
             draft_token_ids=layout.draft_token_ids,
             num_draft_tokens=layout.num_draft_tokens[: len(sequences)],
             is_usable=is_usable,
-            rule=self._sampling.rule,
             fail=failures.__setitem__,
         )
         return StepResult(

@@ -5,28 +5,20 @@ does what needs no result. `host_step.py` is the step of a model whose logits co
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from verifier.batch.batch_layout import BatchLayout, IntArray
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
+from verifier.sampling.rejection_sampler import JudgedSequence, Verdict
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
-# Both are made in every step: a frozen dataclass takes three times as long.
-class StepSampling(NamedTuple):
-    """How the next tokens of a step's sampled sequences are chosen."""
-
-    # The sampled sequences, those with `num_sampled_tokens` in the layout; the first ones of the
-    # batch, in its order.
-    sequences: list[JudgedSequence]
-    rule: AcceptanceRule
-
-
+# One is made in every step: a frozen dataclass takes three times as long.
 class StepResult(NamedTuple):
     """What a step has computed. All but the verdict is valid until the next launch."""
 
@@ -74,9 +66,13 @@ class TargetModel(Protocol):
     # for.
     computes_at_launch: bool
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         """Begins a step, which writes K/V of all scheduled tokens, drafts included. Asks no grammar
         for masks: the caller has messages to send first.
+
+        Args:
+            sequences: those that are sampled, with `num_sampled_tokens` in the layout; the first
+                ones of the batch, in its order.
 
         Must not change the layout, and may read it until the step's result is there.
         """

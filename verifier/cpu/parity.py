@@ -27,12 +27,11 @@ import numpy as np
 
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.target_model import StepSampling, TargetModel
+from verifier.batch.target_model import TargetModel
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.processor import TILES
 from verifier.cpu.weights import DecoderWeights, FloatArray, WeightType
-from verifier.sampling.rejection_sampler import AcceptanceRule
 
 NUM_TOKENS = 48
 WINDOW_TOKENS = 16
@@ -83,7 +82,7 @@ def paged_logits(
             ],
             block_size=block_size,
         )
-        step = model.launch(layout, StepSampling(sequences=[], rule=AcceptanceRule.MATCH))
+        step = model.launch(layout, [])
         step.wait()
         rows.append(step.result().logits_of(layout.scored_logits_indices))
     return np.concatenate(rows)

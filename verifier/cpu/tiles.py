@@ -43,7 +43,7 @@ TABLE_PADDING = max(*TILES.blocks, _VALUES_AHEAD)
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
 
-_BITS = {types.float32: 32, types.uint16: 16, types.int16: 16, types.int8: 8, types.uint8: 8}
+_BITS = {types.float32: 32, types.uint16: 16, types.int16: 16, types.uint8: 8}
 
 
 def bytes_of(kind: Any) -> int:
@@ -67,8 +67,6 @@ def widened(builder: Any, kind: Any, address: Any) -> Any:
     if kind == types.uint16:
         words = builder.shl(builder.zext(bits, INTS), ir.Constant(INTS, [16] * LANES))
         return builder.bitcast(words, FLOATS)
-    if kind == types.int8:
-        return builder.sitofp(builder.sext(bits, INTS), FLOATS)
     # Sign, exponent and mantissa of e4m3 at their places in a float16, whose bias is 8 larger.
     shorts = ir.VectorType(ir.IntType(16), LANES)
     words = builder.and_(

@@ -27,7 +27,6 @@ class WeightType(enum.Enum):
     FLOAT32 = np.float32
     BFLOAT16 = np.uint16
     FLOAT16 = np.int16
-    INT8 = np.int8
     FP8 = np.uint8  # e4m3fn
 
 
@@ -46,7 +45,7 @@ class Matrix:
     blocks: BitsArray
     # N, without padding.
     num_outputs: int
-    # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, for INT8 and FP8.
+    # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, for FP8.
     scales: FloatArray | None = None
     # [ceil(N / 16) * 16]
     bias: FloatArray | None = None
@@ -136,5 +135,5 @@ class DecoderWeights:
     head: Matrix
     # The type of the layers' linear weights, experts included.
     linear_type: WeightType
-    # The type of the head, the embeddings, the router, and K/V; never INT8 or FP8.
+    # The type of the head, the embeddings, the router, and K/V; never FP8.
     other_type: WeightType

@@ -7,8 +7,7 @@ import enum
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from verifier.drafts.draft_buffer import Source
-from verifier.drafts.drafted_by import Keep
+from tandem.values import DraftSource, Keep
 
 #: The wire's limits (drafter.proto).
 MAX_DELTA_TOKENS = 8_192
@@ -38,7 +37,7 @@ class Proposal(NamedTuple):
     base_length: int
     token_ids: list[int]
     matched_ngram_length: int
-    source: Source
+    source: DraftSource | None
     status: ProposalStatus
     known_length: int
     message: str

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from servicekit.logs import get_logger
+from tandem.values import Keep
 from verifier.drafters import wire
 from verifier.drafters.batches import DrafterProtocolError
 from verifier.drafters.feed import DraftFeed
@@ -28,7 +29,7 @@ from verifier.drafters.messages import (
     Link,
 )
 from verifier.drafts.draft_buffer import Hint
-from verifier.drafts.drafted_by import DraftedBy, Keep
+from verifier.drafts.drafted_by import DraftedBy
 from verifier.scheduling.sequence import Sequence
 
 logger = get_logger(__name__)
@@ -161,10 +162,10 @@ class Drafters:
         drafted_by, fed = sequence.drafted_by, _fed(sequence)
         if drafted_by is None or fed is None:
             return
-        if by_itself and drafted_by.has_pool and drafted_by.keep is Keep.UNSPECIFIED:
+        if by_itself and drafted_by.has_pool and drafted_by.keep is None:
             self._hold(fed.feed, sequence)
         else:
-            self.close(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
+            self.close(sequence, (by_itself and drafted_by.keep) or Keep.NOTHING)
 
     def close(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
         """The sequence leaves its drafter, if it has one; its pool keeps this part of its text."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
+from tandem.values import Keep
 from verifier.drafters.backlog_budget import BacklogBudget
 from verifier.drafters.batches import (
     MAX_DELTA_TOKENS,
@@ -24,7 +25,7 @@ from verifier.drafters.batches import (
     Release,
 )
 from verifier.drafts.draft_buffer import Hint
-from verifier.drafts.drafted_by import DraftedBy, Keep
+from verifier.drafts.drafted_by import DraftedBy
 from verifier.scheduling.sequence import Sequence
 
 # Small enough that a batch is answered well within the deadline while histories are replayed.

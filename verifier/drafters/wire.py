@@ -4,7 +4,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from servicekit.kernels.jit import without_collections
+from tandem.messages import set_field
 from tandem.v1 import drafter_pb2
+from tandem.values import DraftSource, Keep
 from verifier.drafters.answer_scan import (
     BASE_LENGTH,
     ID_END,
@@ -27,8 +29,6 @@ from verifier.drafters.batches import (
     Proposal,
     ProposalStatus,
 )
-from verifier.drafts.draft_buffer import Source
-from verifier.drafts.drafted_by import Keep
 
 METHOD = "/tandem.v1.DrafterService/ProposeStream"
 
@@ -36,7 +36,10 @@ METHOD = "/tandem.v1.DrafterService/ProposeStream"
 _GREETING_ID = 0
 
 _STATUSES = {int(status): status for status in ProposalStatus}
-_SOURCES = {int(source): source for source in Source}
+_SOURCES: dict[int, DraftSource] = {
+    drafter_pb2.SOURCE_SEQUENCE: DraftSource.SEQUENCE,
+    drafter_pb2.SOURCE_POOL: DraftSource.POOL,
+}
 
 
 def warm_up() -> None:
@@ -81,9 +84,7 @@ def request(batch: DeltaBatch) -> bytes:
         released = message.releases.add()
         released.sequence_id = release.sequence_id
         if release.keep is not Keep.NOTHING:
-            released.keep = drafter_pb2.Keep.ValueType(release.keep)
-            # A release that is sent twice feeds the pool once.
-            released.feed_id = release.sequence_id
+            set_field(released, "keep", release.keep)
             released.length = release.length
     return message.SerializeToString()
 
@@ -124,7 +125,7 @@ def proposals(data: bytes, *, num_expected: int, vocab_size: int) -> tuple[int, 
                 for start, end in zip(columns[TOKENS_START], columns[TOKENS_END], strict=True)
             ],
             columns[MATCHED_NGRAM_LENGTH],
-            [_SOURCES.get(source, Source.UNSPECIFIED) for source in columns[SOURCE]],
+            [_SOURCES.get(source) for source in columns[SOURCE]],
             [_STATUSES.get(status, ProposalStatus.UNSPECIFIED) for status in columns[STATUS]],
             columns[KNOWN_LENGTH],
             messages,

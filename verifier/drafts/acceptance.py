@@ -6,7 +6,7 @@ teaches the same whether its tokens are verified 31 at a time, or none is and th
 tokens are compared with it one by one: what is known stays fresh where no draft is verified.
 
 A class starts with a probability of (m + h) / (m + h + 2), for m + h tokens that agreed. That is
-near the figures of source code, prose and licences (`benchmarks/held_out_texts.py`).
+near the figures of source code, prose and licences.
 Counts fade. Sequences differ more than classes do, so each has a correction of its own in log odds:
 it shows within a few tokens that a text repeats itself faithfully, or that a drafter lies.
 

@@ -12,14 +12,7 @@ Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens l
 import enum
 from typing import NamedTuple
 
-
-class Source(enum.IntEnum):
-    """Where a hint was copied from; the wire's numbers."""
-
-    # Also for every number that this verifier does not know.
-    UNSPECIFIED = 0
-    SEQUENCE = 1
-    POOL = 2
+from tandem.values import DraftSource
 
 
 class Hint(NamedTuple):
@@ -35,7 +28,7 @@ class Hint(NamedTuple):
     token_ids: list[int]
     matched_ngram_length: int
     is_indexing: bool = False
-    source: Source = Source.UNSPECIFIED
+    source: DraftSource | None = None
 
 
 class HintOutcome(enum.StrEnum):
@@ -74,7 +67,7 @@ class DraftBuffer:
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
         # Where the hint that was accepted last comes from.
-        self.source = Source.UNSPECIFIED
+        self.source: DraftSource | None = None
 
     def __bool__(self) -> bool:
         """Whether there is a draft."""
@@ -86,7 +79,7 @@ class DraftBuffer:
         token_ids: list[int],
         matched_ngram_length: int,
         known_token_ids: list[int],
-        source: Source = Source.UNSPECIFIED,
+        source: DraftSource | None = None,
     ) -> HintOutcome | None:
         """Accepts a hint unless it is older than the buffered one, contradicted or passed.
 

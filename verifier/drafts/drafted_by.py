@@ -3,19 +3,10 @@
 Knows no connection; `verifier.drafters` has those.
 """
 
-import enum
 from dataclasses import dataclass
 from typing import Protocol
 
-
-class Keep(enum.IntEnum):
-    """Which part of a finished text its pool keeps; the wire's numbers."""
-
-    # In an Open: the sequence's Close says it.
-    UNSPECIFIED = 0
-    NOTHING = 1
-    OUTPUT = 2
-    ALL = 3
+from tandem.values import Keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +20,8 @@ class DraftedBy:
     has_pool: bool
     # The most draft tokens requested at a time; 0: as many as are of use.
     hint_tokens: int
-    # What its pool keeps when the sequence ends by itself.
-    keep: Keep
+    # What its pool keeps when the sequence ends by itself; None: its Close says it.
+    keep: Keep | None
     # The span that its history is part of; "": none.
     trace_parent: str = ""
 

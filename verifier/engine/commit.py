@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tandem.values import DraftWait, FinishReason, TokenLogprob
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import StepResult
 from verifier.drafters.drafters import Drafters
-from verifier.drafts.draft_buffer import HintOutcome, Source
+from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.hint_log import HintLog
 from verifier.drafts.hint_requests import ProbePace, is_gain_unlikely, num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
@@ -20,9 +21,8 @@ from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.engine.step_trace import trace_of
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
-from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.scheduler import ScheduledSequence
-from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
+from verifier.scheduling.sequence import Sequence
 
 
 class _VerdictLists(NamedTuple):
@@ -114,7 +114,8 @@ class Committer:
             entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
             first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
             for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
-                self._table.reject(batch.scheduled[entry].sequence, ModelOutputError(NOT_FINITE_KV))
+                if batch.owners[entry].is_running:
+                    self._table.reject(batch.owners[entry], ModelOutputError(NOT_FINITE_KV))
         for index, error in {**result.failures, **batch.failures}.items():
             sequence = batch.sampled[index].sequence
             if sequence.is_running:
@@ -143,7 +144,7 @@ class Committer:
         # even be finite.
         sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
         sequence.token_ids += token_ids
-        matched_ngram_length, source = 0, Source.UNSPECIFIED
+        matched_ngram_length, source = 0, None
         if item.draft_token_ids and not item.is_forced:
             # A hint may claim a longer match than there is text.
             matched_ngram_length = min(sequence.draft_buffer.match_length(base_length), base_length)

@@ -9,7 +9,7 @@ def learn_from_step(policy: DepthPolicy, record: StepRecord) -> DepthOutcome:
     """Lets the policy learn from a step, whose duration is taken without its wait for hints."""
     layout, verdict, duration_s = record.layout, record.verdict, record.stats.duration_s
     sampled = record.scheduled[: len(verdict.num_accepted_tokens)]
-    num_sequences, num_rows = len(layout.seq_lens), layout.num_tokens
+    num_sequences, num_rows = len(record.scheduled), layout.num_tokens
     # Each sequence computed its last token, and drafts.
     num_known = num_rows - len(layout.draft_token_ids)
     is_decoding = len(sampled) == num_sequences == num_known

@@ -24,7 +24,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import TargetModel
 from verifier.drafters.drafters import Drafters
@@ -54,9 +53,8 @@ from verifier.engine.observation import (
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
-from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import DepthPolicyError, ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import ScoringMethod, Sequence
+from verifier.scheduling.sequence import Sequence
 
 # The most that a queue can wait for depends on the platform.
 _LONGEST_IDLE_WAIT_S = 3600.0
@@ -73,8 +71,6 @@ class EngineOptions:
     max_waiting_tokens: int
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
     draft_timeout_s: float
-    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS
 
 
 class Engine:
@@ -139,11 +135,11 @@ class Engine:
         if not scheduled:
             return False
         self._step_id += 1
-        batch = StepBatch(scheduled, self._options.verification)
+        batch = StepBatch(scheduled)
         layout = ranged("lay_out", self._lay_out, batch)
-        sampling = batch.sampling(self._options.acceptance_rule)
+        sequences = batch.judged_sequences()
         clock.end("schedule")
-        handle = ranged("launch", self._model.launch, expand(layout), sampling)
+        handle = ranged("launch", self._model.launch, layout, sequences)
         # A device computes meanwhile.
         self._learn()
         self._flush()

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from servicekit.errors import RequestError
+from tandem.values import DraftSource, FinishReason, Keep, StepTrace, TokenLogprob
 from verifier.drafters.messages import DrafterMessage, DrafterState
-from verifier.drafts.draft_buffer import Hint, Source
-from verifier.drafts.drafted_by import Keep
-from verifier.engine.step_trace import StepTrace
-from verifier.sampling.logprobs import TokenLogprob
+from verifier.drafts.draft_buffer import Hint
 from verifier.sampling.scored_rows import ScoredRows
-from verifier.scheduling.sequence import FinishReason, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +134,7 @@ class Decided(NamedTuple):
     finish_reason: FinishReason | None
     logprobs: SequenceOf[TokenLogprob] = ()
     matched_ngram_length: int = 0
-    source: Source = Source.UNSPECIFIED
+    source: DraftSource | None = None
 
 
 def cancelled(sequence_id: str, base_length: int) -> Decided:

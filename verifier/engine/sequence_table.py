@@ -8,6 +8,7 @@ import collections
 import dataclasses
 
 from servicekit.errors import RequestError
+from tandem.values import FinishReason
 from verifier.drafters.drafters import Drafters, FedDrafter
 from verifier.drafters.messages import DrafterState
 from verifier.drafts.hint_log import HintLog
@@ -29,7 +30,7 @@ from verifier.engine.messages import (
 )
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence
+from verifier.scheduling.sequence import OpenSequence, Sequence
 
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 

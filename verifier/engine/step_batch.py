@@ -2,8 +2,11 @@
 
 Two kinds of sequences have rows to score: generating ones that were opened with prompt logprobs,
 and those that are only scored (`Score`). The former get further logits rows for their prefill
-chunks. The latter stand at the end of the batch, are computed like prompts and are never sampled;
-under batch expansion, each of their draft rows attends alone.
+chunks. The latter stand at the end of the batch, are computed like prompts and are never sampled.
+
+Under batch expansion, each draft row of a scored sequence is a batch entry of one query, after one
+with the sequence's other tokens. Such an entry finds the K/V of the tokens before it because, in
+every layer, K/V of all tokens is written before any token attends.
 """
 
 import contextlib
@@ -11,15 +14,14 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from verifier.batch.batch_layout import ScheduledTokens
-from verifier.batch.target_model import StepSampling
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
+from verifier.sampling.rejection_sampler import JudgedSequence
 from verifier.scheduling.scheduler import ScheduledSequence
-from verifier.scheduling.sequence import ScoringMethod
+from verifier.scheduling.sequence import ScoringMethod, Sequence
 
-_NO_OFFSETS = range(0)
+_NO_ROWS = range(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +42,14 @@ class StepBatch:
         scheduled: the step's sequences in batch order: `continued`, then those only scored.
         sampled: the sequences that get a token; the first ones of the batch.
         continued: `sampled`, then those whose prompt does not end in this step.
-        entries: the batch's entries, one for each of `scheduled`.
+        entries: the batch's entries, in the order of `scheduled`; one for each of `continued`.
+        owners: each entry's sequence.
         scored: the rows of this step that are scored, sequence after sequence.
         wants_hidden_states: whether hidden states of any row were requested.
         failures: by index among `sampled`, of those whose sampling could not be prepared.
     """
 
-    def __init__(
-        self,
-        scheduled: SequenceOf[ScheduledSequence],
-        verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
-    ) -> None:
-        """`verification`: how drafts are computed that are verified; `Scoring` has its own."""
+    def __init__(self, scheduled: SequenceOf[ScheduledSequence]) -> None:
         self.sampled: list[ScheduledSequence] = []
         chunks: list[ScheduledSequence] = []
         only_scored: list[ScheduledSequence] = []
@@ -67,9 +65,11 @@ class StepBatch:
         self.scored: list[SequenceRows] = []
         self.wants_hidden_states = False
         self.failures: dict[int, Exception] = {}
-        self._verification = verification
         self._num_scored_rows = 0
-        self.entries = [self._entry(item) for item in self.scheduled]
+        self.entries: list[ScheduledTokens] = []
+        self.owners: list[Sequence] = []
+        for item in self.scheduled:
+            self._add_entries(item)
 
     def compute_masks(self) -> None:
         """Computes the masks of the grammars that `sampled` follow; they keep them."""
@@ -79,7 +79,7 @@ class StepBatch:
                 with contextlib.suppress(Exception):
                     item.sequence.grammar.allowed(item.draft_token_ids)
 
-    def sampling(self, rule: AcceptanceRule) -> StepSampling:
+    def judged_sequences(self) -> list[JudgedSequence]:
         """What `sampled` are verified with. A sequence that makes this raise takes part in the step
         and is rejected after it.
         """
@@ -90,25 +90,33 @@ class StepBatch:
             except Exception as error:
                 self.failures[index] = error
                 sequences.append(_unjudged(item))
-        return StepSampling(sequences=sequences, rule=rule)
+        return sequences
 
-    def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
+    def _add_entries(self, item: ScheduledSequence) -> None:
         sequence = item.sequence
         start = sequence.num_computed_tokens
-        scored_offsets = _NO_OFFSETS
-        if sequence.rows_to_score:
-            rows = self._add_scored(item)
-            scored_offsets = range(rows.start - start, rows.stop - start)
-        return ScheduledTokens(
-            sequence.token_ids[start : start + item.num_new_tokens],
-            item.draft_token_ids,
-            start,
-            sequence.block_table,
-            sequence.table_id,
-            item.is_sampled,
-            scored_offsets,
-            self._num_expanded_tokens(item),
-        )
+        end = start + item.num_new_tokens
+        rows = self._add_scored(item) if sequence.rows_to_score else _NO_ROWS
+        spans = [(start, end)]
+        scoring = sequence.scoring
+        if scoring is not None and scoring.method is ScoringMethod.BATCH_EXPANSION:
+            # When a preempted sequence is computed again, rows scored before belong to the chunk.
+            first_alone = max(sequence.prompt_length - 1, sequence.rows_to_score.start, start)
+            spans = [(start, min(first_alone, end))] if first_alone > start else []
+            spans += [(position, position + 1) for position in range(first_alone, end)]
+        for first, last in spans:
+            self.owners.append(sequence)
+            self.entries.append(
+                ScheduledTokens(
+                    sequence.token_ids[first:last],
+                    item.draft_token_ids,
+                    first,
+                    sequence.block_table,
+                    sequence.table_id,
+                    item.is_sampled,
+                    range(max(rows.start, first) - first, min(rows.stop, last) - first),
+                )
+            )
 
     def _add_scored(self, item: ScheduledSequence) -> range:
         """Adds the rows of a sequence that are scored in this step; returns them."""
@@ -122,19 +130,6 @@ class StepBatch:
         if rows and scoring is not None and scoring.keeps_hidden_states:
             self.wants_hidden_states = True
         return rows
-
-    def _num_expanded_tokens(self, item: ScheduledSequence) -> int:
-        """How many of a sequence's last tokens attend one by one."""
-        sequence = item.sequence
-        method = self._verification if sequence.scoring is None else sequence.scoring.method
-        if method is ScoringMethod.SINGLE_PASS:
-            return 0
-        if sequence.scoring is None:
-            return len(item.draft_token_ids)
-        # When a preempted sequence is computed again, rows scored before belong to the chunk.
-        first_alone = max(sequence.prompt_length - 1, sequence.rows_to_score.start)
-        end = sequence.num_computed_tokens + item.num_new_tokens
-        return max(0, end - max(first_alone, sequence.num_computed_tokens))
 
 
 def _judged(item: ScheduledSequence) -> JudgedSequence:

@@ -4,28 +4,11 @@
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.values import ProposalTrace, StepTrace
 from verifier.batch.batch_layout import BatchLayout
-from verifier.drafts.draft_buffer import Hint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTrace:
-    step_id: int
-    num_computed_tokens: int
-    num_scheduled_tokens: int
-    input_token_ids: list[int]
-    positions: list[int]
-    slot_mapping: list[int]
-    logits_indices: list[int]
-    draft_token_ids: list[int]
-    num_accepted_tokens: int
-    output_token_ids: list[int]
-    context_length_after: int
-    proposals: list[Hint]
 
 
 def trace_of(
@@ -35,7 +18,7 @@ def trace_of(
     step_id: int,
     known_token_ids: SequenceOf[int],
     num_accepted_tokens: int,
-    proposals: list[Hint],
+    proposals: tuple[ProposalTrace, ...],
 ) -> StepTrace:
     """The trace of a sequence that a step has moved forward.
 
@@ -58,13 +41,13 @@ def trace_of(
         step_id=step_id,
         num_computed_tokens=positions[0],
         num_scheduled_tokens=end - start,
-        input_token_ids=input_token_ids,
-        positions=positions,
-        slot_mapping=layout.slot_mapping[start:end].tolist(),
-        logits_indices=(rows - start).tolist(),
-        draft_token_ids=input_token_ids[end - start - num_draft_tokens :],
+        input_token_ids=tuple(input_token_ids),
+        positions=tuple(positions),
+        slot_mapping=tuple(layout.slot_mapping[start:end].tolist()),
+        logits_indices=tuple((rows - start).tolist()),
+        draft_token_ids=tuple(input_token_ids[end - start - num_draft_tokens :]),
         num_accepted_tokens=min(num_accepted_tokens, len(output_token_ids)),
-        output_token_ids=output_token_ids,
+        output_token_ids=tuple(output_token_ids),
         context_length_after=len(known_token_ids),
         proposals=proposals,
     )

@@ -13,6 +13,7 @@ Shape legend: T tokens of the step, R rows that need logits, H hidden size, V vo
 """
 
 import dataclasses
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ from verifier.attention.backend import (
 )
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import StepHandle, StepSampling
+from verifier.batch.target_model import StepHandle
 from verifier.cpu.loading.model_config import ModelConfig
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
@@ -149,7 +150,7 @@ class GpuDecoder(DeviceModel):
         )
         step = self.launch(
             lay_out([scheduled], block_size=self._cache.block_size),
-            StepSampling(sequences=[sequence], rule=self.sampler.device_sampler.rule),
+            [sequence],
         )
         step.wait()
         step.result()
@@ -158,9 +159,9 @@ class GpuDecoder(DeviceModel):
         """Must come between two engines that run this model: each numbers its tables from 1 on."""
         self._batch.forget_tables()
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         if self.sampler is None:
-            return super().launch(layout, sampling)
+            return super().launch(layout, sequences)
         with torch.inference_mode(), current_device(self._weights.device):
             hidden = self._hidden(layout)
             output = ForwardOutput(
@@ -169,7 +170,7 @@ class GpuDecoder(DeviceModel):
                 is_bad=hidden.is_bad,
                 is_bad_row=hidden.is_bad_row,
             )
-        return self.sampler.begin(layout, sampling, output)
+        return self.sampler.begin(layout, sequences, output)
 
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode(), current_device(self._weights.device):

@@ -15,7 +15,7 @@ A step may be padded to more tokens than it has. What the padding holds then:
     logits_indices         0: a row that exists; its logits are not used
 
 Worked example: 2 sequences with tokens 9 4 5 and 3, padded to 8, after a step of 6 tokens 1 to 6
-(numbers as in `batch_expansion.py`, tables A and B in rows 1 and 0):
+(2 and 0 were computed before; tables A and B in rows 1 and 0):
 
     counts         2 4 5
     token_ids      9 4 5 3 5 6 0 0        cu_seqlens_q   0 3 4 4 4 4 4 4 4

@@ -5,13 +5,15 @@ for (`verifier/batch/host_step.py`).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 import torch
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import HostLogits, HostStep, SampledOnHost
-from verifier.batch.target_model import FloatArray, StepHandle, StepSampling
+from verifier.batch.target_model import FloatArray, StepHandle
+from verifier.sampling.rejection_sampler import JudgedSequence
 
 
 class ForwardOutput(NamedTuple):
@@ -35,11 +37,11 @@ class DeviceModel(SampledOnHost, ABC):
         self.vocab_size = vocab_size
         self.computes_at_launch = device.type != "cpu"
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         if not self.computes_at_launch:
-            return super().launch(layout, sampling)
+            return super().launch(layout, sequences)
         computed = self.forward_on_device(layout)
-        return HostStep(lambda: self._fetch(*computed), layout, sampling)
+        return HostStep(lambda: self._fetch(*computed), layout, sequences)
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         """See `ComputesLogits`."""

@@ -1,23 +1,24 @@
 """The step of a model whose logits stay on the device, which samples and verifies them.
 
-One small copy brings tokens, counts and flags to the host. Rows of logits follow only for what the
-device does not do: sequences with logprobs, which the host verifies by its own sampler, and rows
-that are scored.
+One small copy brings tokens, counts and flags to the host. Rows of logits follow only for numbers
+that the host computes: logprobs of emitted tokens, and rows that are scored.
 """
+
+import dataclasses
+from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import torch
 
+from tandem.values import TokenLogprob
 from verifier.attention.backend import to_device
 from verifier.batch.batch_layout import BatchLayout, IntArray
-from verifier.batch.target_model import BoolArray, FloatArray, StepResult, StepSampling
+from verifier.batch.target_model import FloatArray, StepResult
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_model import ForwardOutput, as_floats
 from verifier.gpu.sampling.sampler import DeviceSampler
-from verifier.gpu.sampling.sequence_slots import SequenceSlots, Staged
-from verifier.sampling.acceptance_rules import PADDING
-from verifier.sampling.logprobs import TokenLogprob
-from verifier.sampling.rejection_sampler import Verdict, verify_isolating_faults
+from verifier.gpu.sampling.sequence_slots import SequenceSlots
+from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, emitted_logprobs
 
 
 class StepSampler:
@@ -28,27 +29,25 @@ class StepSampler:
         self._slots = SequenceSlots(sampler)
 
     def begin(
-        self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
     ) -> "DeviceStep":
         """A step whose forward pass is queued."""
-        rule = self.device_sampler.rule
-        assert not sampling.sequences or sampling.rule is rule, f"{sampling.rule}"
-        return DeviceStep(self, layout, sampling, output)
+        return DeviceStep(self, layout, sequences, output)
 
-    def queue(self, layout: BatchLayout, sampling: StepSampling, output: ForwardOutput) -> Staged:
+    def queue(
+        self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence], output: ForwardOutput
+    ) -> dict[int, Exception]:
         """Queues the sampling of a step; waits for nothing. The last step's result must have been
         taken, and grammars are asked for their masks.
+
+        Returns:
+            As `SequenceSlots.stage`.
         """
-        sampler, sequences = self.device_sampler, sampling.sequences
-        num_sampled = layout.num_sampled_tokens[: len(sequences)]
-        first_rows = np.cumsum(num_sampled) - num_sampled
-        # Of expanded layouts, a sequence's entries have one table.
-        first_tokens = layout.logits_indices[first_rows]
-        entries = np.searchsorted(layout.cu_seqlens_q, first_tokens, side="right") - 1
+        sampler = self.device_sampler
         with torch.inference_mode(), current_device(output.logits.device):
-            staged = self._slots.stage(sequences, layout.table_ids[entries].tolist())
+            failures = self._slots.stage(sequences, layout.table_ids[: len(sequences)].tolist())
             sampler.run(output.logits, output.is_bad_row == 0, num_failed=output.is_bad.sum())
-        return staged
+        return failures
 
 
 class DeviceStep:
@@ -60,20 +59,17 @@ class DeviceStep:
         self,
         sampler: StepSampler,
         layout: BatchLayout,
-        sampling: StepSampling,
+        sequences: SequenceOf[JudgedSequence],
         output: ForwardOutput,
     ) -> None:
         self._step_sampler = sampler
         self._sampler = sampler.device_sampler
         self._layout = layout
-        self._sampling = sampling
+        self._sequences = sequences
         self._output = output
 
     def wait(self) -> None:
-        staged = self._step_sampler.queue(self._layout, self._sampling, self._output)
-        # Indices among the sampled sequences.
-        self._by_host: IntArray = np.array(staged.by_host, dtype=np.int64)
-        self._failures = staged.failures
+        self._failures = self._step_sampler.queue(self._layout, self._sequences, self._output)
         self._sampler.wait()
 
     def result(self) -> StepResult:
@@ -81,67 +77,47 @@ class DeviceStep:
         kv_is_finite = None
         if self._sampler.num_failed:
             kv_is_finite = output.is_bad.cpu().numpy() == 0
-        if len(self._by_host):
-            verdict = self._with_those_of_the_host(verdict, kv_is_finite)
         hidden_states = None
         if layout.wants_hidden_states:
             hidden_states = self._on_host(output.rows, layout.scored_logits_indices)
         return StepResult(
-            verdict=verdict,
+            verdict=dataclasses.replace(verdict, logprobs=self._logprobs(verdict)),
             failures=self._failures,
             kv_is_finite=kv_is_finite,
             logits_of=lambda indices: self._on_host(output.logits, indices),
             hidden_states=hidden_states,
         )
 
-    def _with_those_of_the_host(self, verdict: Verdict, kv_is_finite: BoolArray | None) -> Verdict:
-        """The verdict with that on the host's sequences in its place."""
-        layout, by_host = self._layout, self._by_host
-        num_rows = layout.num_sampled_tokens[by_host]
-        starts = np.cumsum(layout.num_sampled_tokens)[by_host] - num_rows
-        rows = _ranges(starts, num_rows)
-        num_drafts = layout.num_draft_tokens[by_host]
-        first_drafts = np.cumsum(layout.num_draft_tokens)[by_host] - num_drafts
-        found: dict[int, Exception] = {}
-        own = verify_isolating_faults(
-            self._on_host(self._output.logits, rows),
-            [self._sampling.sequences[index] for index in by_host.tolist()],
-            draft_token_ids=layout.draft_token_ids[_ranges(first_drafts, num_drafts)],
-            num_draft_tokens=num_drafts,
-            is_usable=None if kv_is_finite is None else kv_is_finite[layout.logits_indices[rows]],
-            rule=self._sampling.rule,
-            fail=found.__setitem__,
-        )
-        self._failures.update({int(by_host[i]): error for i, error in found.items()})
-        return _merged(verdict, own, by_host)
+    def _logprobs(self, verdict: Verdict) -> dict[int, list[TokenLogprob]]:
+        """Of the emitted tokens of the sequences that want them, computed on the host."""
+        num_rows = self._layout.num_sampled_tokens[: len(self._sequences)]
+        first_rows = np.cumsum(num_rows) - num_rows
+        num_emitted = verdict.num_accepted_tokens + verdict.is_finite
+        wanted = [
+            index
+            for index, sequence in enumerate(self._sequences)
+            if sequence.sampling.logprobs is not None
+            and num_emitted[index]
+            and index not in self._failures
+        ]
+        if not wanted:
+            return {}
+        indices = [np.arange(num_emitted[index]) + first_rows[index] for index in wanted]
+        rows = self._on_host(self._output.logits, np.concatenate(indices))
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        start = 0
+        for index in wanted:
+            emitted = verdict.output_token_ids[index, : num_emitted[index]]
+            end = start + len(emitted)
+            try:
+                sequence = self._sequences[index]
+                logprobs[index] = emitted_logprobs(rows[start:end], sequence, emitted)
+            except Exception as error:
+                self._failures[index] = error
+            start = end
+        return logprobs
 
     def _on_host(self, tensor: torch.Tensor, indices: IntArray) -> FloatArray:
         """Rows of the tensor [n, ...] float32; waits for the device."""
         with torch.inference_mode():
             return as_floats(tensor[to_device(indices, tensor.device)])
-
-
-def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """The indices [start, start + count) of each, concatenated."""
-    ends = np.cumsum(counts)
-    indices: IntArray = np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
-    return indices
-
-
-def _merged(verdict: Verdict, other: Verdict, places: IntArray) -> Verdict:
-    """The verdict with `other`'s sequences at their places."""
-    output_token_ids = verdict.output_token_ids.copy()
-    num_accepted_tokens, is_finite = verdict.num_accepted_tokens.copy(), verdict.is_finite.copy()
-    output_token_ids[places] = PADDING
-    output_token_ids[places, : other.output_token_ids.shape[1]] = other.output_token_ids
-    num_accepted_tokens[places] = other.num_accepted_tokens
-    is_finite[places] = other.is_finite
-    logprobs: dict[int, list[TokenLogprob]] = {
-        int(places[i]): each for i, each in other.logprobs.items()
-    }
-    return Verdict(
-        output_token_ids=output_token_ids,
-        num_accepted_tokens=num_accepted_tokens,
-        is_finite=is_finite,
-        logprobs=logprobs,
-    )

@@ -29,7 +29,6 @@ from verifier.model.gpu_check import check_decoder, reference_on
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
-from verifier.sampling.rejection_sampler import AcceptanceRule
 
 if TYPE_CHECKING:
     from verifier.gpu.device_step import StepSampler
@@ -167,9 +166,9 @@ def load_on_gpu(
         numerics="strict" if is_strict else "fast",
         num_threads=torch.get_num_threads(),
         model_digest=digest.result(),
-        # Else bits depend on the batch or, under rule `ratio`, samples on the drafts.
+        # Else bits depend on the batch.
         numerics_digest=numerics_digest(weights, block_size=attention.block_size)
-        if is_strict and config.acceptance_rule == "match"
+        if is_strict
         else "",
         architecture=shape.architecture,
         dtype=dtype_name(
@@ -247,7 +246,6 @@ def sampler_for(
             max_num_seqs=config.max_num_seqs,
             max_num_drafts=config.max_num_speculative_tokens,
             max_num_rows=min(config.max_num_batched_tokens, most_rows),
-            rule=AcceptanceRule(config.acceptance_rule),
         )
     )
 

@@ -50,11 +50,6 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
         raise ConfigError(
             "--numerics", f"strict: is Tandem's own decoder's, which does not serve this: {reason}"
         )
-    if config.quantization == "int8":
-        raise ConfigError(
-            "--quantization",
-            f"int8: is Tandem's own decoder's, which does not serve this: {reason}",
-        )
     if not runs_on_gpu:
         logger.info("served_by_transformers", reason=reason)
     return None
@@ -119,8 +114,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         numerics="strict",
         num_threads=num_threads,
         model_digest=model_digest,
-        # Under rule `ratio`, samples depend on the drafts.
-        numerics_digest=numerics_digest(weights) if config.acceptance_rule == "match" else "",
+        numerics_digest=numerics_digest(weights),
         architecture=shape.architecture,
         dtype=dtype_name(dtype, config.quantization),
         device="cpu",

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--dtype", choices=DTYPES, required=True)
-    parser.add_argument("--quantization", choices=["none", "int8", "fp8"], required=True)
+    parser.add_argument("--quantization", choices=["none", "fp8"], required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end when standard input does"

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from verifier.cpu.loading.packing import dequantised
 from verifier.gpu.fp8 import quantised
 from verifier.model.checkpoint import replaced_weights
 from verifier.model.fp8_weights import Fp8Linear
@@ -22,7 +21,7 @@ def computed_in(
     """Within the context, the model computes in `dtype`.
 
     Args:
-        quantization: "none", "int8" or "fp8", of weights that are not quantised yet.
+        quantization: "none" or "fp8", of weights that are not quantised yet.
         rounds_rows: whether the rows that layers in FP8 multiply are FP8 values, too.
     """
     modules = set() if quantization == "none" else _quantised_modules(model)
@@ -32,7 +31,7 @@ def computed_in(
     try:
         for layer in layers:
             layer.rounds_rows = rounds_rows
-        with replaced_weights(model, _values_in(dtype, modules, quantization)):
+        with replaced_weights(model, _values_in(dtype, modules)):
             yield
     finally:
         for layer, own in layers.items():
@@ -42,17 +41,14 @@ def computed_in(
 
 
 def _values_in(
-    dtype: torch.dtype, modules: set[torch.nn.Module], quantization: str
+    dtype: torch.dtype, modules: set[torch.nn.Module]
 ) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
     def value(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
         if module not in modules or weight.dim() < 2:
             return weight.to(dtype) if weight.is_floating_point() else weight
         rows = weight.float().reshape(-1, weight.shape[-1])
-        if quantization == "fp8":
-            values, scale = quantised(rows)
-            return (values.float() * scale).view(weight.shape).to(dtype)
-        dense = torch.from_numpy(dequantised(rows.cpu().numpy(), quantization))
-        return dense.view(weight.shape).to(weight.device, dtype)
+        values, scale = quantised(rows)
+        return (values.float() * scale).view(weight.shape).to(dtype)
 
     return value
 

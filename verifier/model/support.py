@@ -91,13 +91,6 @@ FEATURES = (
     Feature(field="quantization", value="none", cpu=_YES, gpu=_YES),
     Feature(
         field="quantization",
-        value="int8",
-        cpu=Support(note="strict"),
-        gpu=Support(is_offered=False, note="the own decoder's, which runs on CPUs"),
-        needs_own_decoder=True,
-    ),
-    Feature(
-        field="quantization",
         value="fp8",
         cpu=Support(note="strict; fast: not mixtures of experts"),
         gpu=Support(note="weights and activations; not mixtures of experts"),
@@ -120,12 +113,6 @@ FEATURES = (
         value="flash_attn",
         cpu=Support(is_offered=False, note="runs on GPUs only"),
         gpu=Support(note="the package flash-attn; float16 and bfloat16"),
-    ),
-    Feature(
-        field=ATTENTION,
-        value="torch_varlen",
-        cpu=Support(is_offered=False, note="runs on GPUs only"),
-        gpu=Support(note="torch 2.12; float16 and bfloat16"),
     ),
 )
 

@@ -5,7 +5,7 @@ Knows rows of logits and the parameters that belong to them; nothing of sequence
 The names below are for importers outside this repository, too.
 """
 
-from verifier.sampling.acceptance_rules import sample_greedy, sample_match, sample_ratio
+from verifier.sampling.given_noise import sample_greedy, sample_match, sample_ratio
 from verifier.sampling.logits_processing import target_probs
 from verifier.sampling.parameters import Sampling
 

@@ -1,18 +1,7 @@
 """Logprobs of tokens, and the likeliest tokens of a row."""
 
-from dataclasses import dataclass
-
+from tandem.values import TokenLogprob
 from verifier.sampling.logits_processing import ReportedRows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    """A token's logprob and rank (1: the likeliest), and the n likeliest with theirs."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple["TokenLogprob", ...] = ()
 
 
 def token_logprobs(rows: ReportedRows) -> list[TokenLogprob]:

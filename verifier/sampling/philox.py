@@ -5,15 +5,13 @@ there, and on nothing else: not on drafts, batch, chunking, or the replica that 
 makes seeded output repeatable.
 
     key     (seed low 32 bits, seed high 32 bits)
-    counter (token id, position, purpose, 0)
+    counter (token id, position, 0, 0)
     uniform ((word0 * 2^20 + word1 >> 12) + 1/2) * 2^-52, in (0, 1)
     exponential -ln(uniform), float64
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11; the
 constants are theirs, and their published known answers are this module's tests.
 """
-
-import enum
 
 import numpy as np
 import numpy.typing as npt
@@ -34,29 +32,6 @@ _WORD_MASK = np.uint64(0xFFFFFFFF)
 _WORD_0_SHIFT = np.uint64(20)
 _WORD_1_SHIFT = np.uint64(12)
 _BITS_OF_1 = np.uint64(0x3FF0000000000000)
-
-
-class Purpose(enum.IntEnum):
-    """The use of a draw; part of the counter, so that no two uses share noise."""
-
-    MATCH = 0
-    ACCEPT = 1
-    EMIT = 2
-
-
-def uniforms(
-    seeds: WordArray, positions: IntArray, token_ids: IntArray, purpose: Purpose
-) -> DoubleArray:
-    """Uniform variates in (0, 1).
-
-    Args:
-        seeds, positions, token_ids: [R]; the seed of the row's sequence, the absolute position of
-            the token that the row samples, and the token that the draw is for (0: none).
-
-    Returns:
-        [R].
-    """
-    return _uniforms(seeds, positions, token_ids, np.uint64(purpose))
 
 
 @kernel
@@ -98,7 +73,6 @@ def philox4x32(
 def fill_uniforms(
     token_ids: IntArray,
     position: int,
-    purpose: np.uint64,
     seed: np.uint64,
     words: WordArray,
     result: DoubleArray,
@@ -111,7 +85,7 @@ def fill_uniforms(
     philox4x32(
         token_ids,
         np.uint64(position) & _WORD_MASK,
-        purpose,
+        np.uint64(0),
         np.uint64(0),
         seed & _WORD_MASK,
         seed >> _WORD_BITS,
@@ -124,20 +98,27 @@ def fill_uniforms(
 
 
 @kernel
-def uniform(token_id: int, position: int, purpose: np.uint64, seed: np.uint64) -> np.float64:
+def uniform(token_id: int, position: int, seed: np.uint64) -> np.float64:
     result, token_ids = np.empty(1), np.empty(1, dtype=np.int64)
     token_ids[0] = token_id
-    fill_uniforms(token_ids, position, purpose, seed, np.empty((4, 1), dtype=np.uint64), result)
+    fill_uniforms(token_ids, position, seed, np.empty((4, 1), dtype=np.uint64), result)
     drawn: np.float64 = result[0]
     return drawn
 
 
 @kernel
-def _uniforms(
-    seeds: WordArray, positions: IntArray, token_ids: IntArray, purpose: np.uint64
-) -> DoubleArray:
+def uniforms(seeds: WordArray, positions: IntArray, token_ids: IntArray) -> DoubleArray:
+    """Uniform variates in (0, 1).
+
+    Args:
+        seeds, positions, token_ids: [R]; the seed of the row's sequence, the absolute position of
+            the token that the row samples, and the token that the draw is for.
+
+    Returns:
+        [R].
+    """
     drawn, words = np.empty(len(seeds)), np.empty((4, 1), dtype=np.uint64)
     for row in range(len(seeds)):
         one = slice(row, row + 1)
-        fill_uniforms(token_ids[one], positions[row], purpose, seeds[row], words, drawn[one])
+        fill_uniforms(token_ids[one], positions[row], seeds[row], words, drawn[one])
     return drawn

@@ -1,40 +1,26 @@
 """Verifies a step's drafts: which are accepted, and which token each sequence gets next.
 
 Rejection sampling with a deterministic draft: the draft is a given token, so its distribution is a
-point mass, and two rules keep the output's distribution the target model's:
-
-- `match` (default): at every position the target is sampled with noise that depends on seed,
-  position and token only, and the sample is emitted. While it equals the draft, the next position
-  is verified too. For a fixed seed the output is then the same with and without drafts.
-- `ratio`: a draft is accepted with the target's probability of it; on rejection the target is
-  sampled without the draft. (Leviathan et al., "Fast inference from transformers via speculative
-  decoding", ICML 2023, with a point mass as the draft's distribution.)
-
-Both sample one token per row (`acceptance_rules.py`), and keep each sequence's tokens up to and
-including the first that differs from its draft (`accept_rows`).
+point mass. At every position the target is sampled with noise that depends on seed, position and
+token only (`race.py`), and the sample is emitted. While it equals the draft, the next position is
+verified too (`accept_rows`). The output's distribution is the target model's, and for a fixed seed
+the output is the same with and without drafts.
 
 Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows: each sequence's
 K_i draft rows, then its bonus row. V vocabulary.
 """
 
-import enum
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.logs import get_logger
-from verifier.sampling.acceptance_rules import (
-    PADDING,
-    BoolArray,
-    IntArray,
-    accept_rows,
-    sample_by_ratio,
-    win_race,
-)
+from tandem.values import TokenLogprob
 from verifier.sampling.adjustments import AdjustmentArrays, add_draft, adjust
 from verifier.sampling.distribution import (
     DistributionParameters,
@@ -50,18 +36,20 @@ from verifier.sampling.logits_processing import (
     distribution_parameters,
     reported_logprobs,
 )
-from verifier.sampling.logprobs import TokenLogprob, token_logprobs
+from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.parameters import Sampling
+from verifier.sampling.race import win_race
 
 logger = get_logger(__name__)
 
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+# Ends the rows of `output_token_ids`; also marks a row without a draft.
+PADDING = -1
+
 # All rows may be used.
 _ALL = np.ones(0, dtype=np.bool_)
-
-
-class AcceptanceRule(enum.Enum):
-    MATCH = "match"
-    RATIO = "ratio"
 
 
 class JudgedSequence(NamedTuple):
@@ -92,7 +80,6 @@ def verify(
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
     is_usable: BoolArray | None = None,
-    rule: AcceptanceRule = AcceptanceRule.MATCH,
 ) -> Verdict:
     """Verifies all drafts of a step and samples one further token per sequence.
 
@@ -125,7 +112,6 @@ def verify(
                 distribution_parameters(sampling),
                 np.uint64(sampling.seed),
                 sequence.first_position,
-                rule is AcceptanceRule.RATIO,
                 sampled[start:end],
             )
         if sampling.logprobs is not None:
@@ -139,7 +125,9 @@ def verify(
         num_emitted = num_accepted_tokens[i] + last_is_usable[i]
         if num_emitted:
             emitted = output_token_ids[i, :num_emitted]
-            logprobs[i] = _logprobs(logits[start : start + num_emitted], sequences[i], emitted)
+            logprobs[i] = emitted_logprobs(
+                logits[start : start + num_emitted], sequences[i], emitted
+            )
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
@@ -155,7 +143,6 @@ def verify_isolating_faults(
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
     is_usable: BoolArray | None,
-    rule: AcceptanceRule,
     fail: Callable[[int, Exception], None],
 ) -> Verdict:
     """Calls `verify`; if that raises, verifies the sequences one by one, slowly, so that the
@@ -172,7 +159,6 @@ def verify_isolating_faults(
             draft_token_ids=draft_token_ids,
             num_draft_tokens=num_draft_tokens,
             is_usable=is_usable,
-            rule=rule,
         )
     except Exception as error:
         of_all = error  # raised again below, for one sequence
@@ -194,7 +180,6 @@ def verify_isolating_faults(
                 draft_token_ids=draft_token_ids[first_draft:end_draft],
                 num_draft_tokens=num_draft_tokens[i : i + 1],
                 is_usable=None if is_usable is None else is_usable[first_row:end_row],
-                rule=rule,
             )
         except Exception as error:
             is_found = True
@@ -216,6 +201,81 @@ def verify_isolating_faults(
         is_finite=is_finite,
         logprobs=logprobs,
     )
+
+
+def accept_rows(
+    sampled_token_ids: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray,
+) -> tuple[IntArray, IntArray, BoolArray]:
+    """Keeps each sequence's samples up to and including the first that differs from its draft.
+
+    Args:
+        sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
+        is_usable: [R]; a sequence's samples end before the first unusable one.
+
+    Returns:
+        output_token_ids [B, K_max + 1] padded with -1; num_accepted_tokens [B]; and, [B], whether
+        the row after the accepted drafts is usable.
+
+    Raises:
+        ValueError: the arrays' lengths contradict each other.
+
+    Example: samples 5 6 7 | 8, drafts 5 9, counts 2 0: outputs 5 6 -1 | 8 -1 -1, accepted 1 0.
+    """
+    num_sequences = len(num_draft_tokens)
+    width = int(num_draft_tokens.max(initial=0)) + 1
+    output_token_ids = np.empty((num_sequences, width), dtype=np.int64)
+    num_accepted = np.empty(num_sequences, dtype=np.int64)
+    last_is_usable = np.empty(num_sequences, dtype=np.bool_)
+    if not _accept_rows(
+        sampled_token_ids, draft_token_ids, num_draft_tokens, is_usable, output_token_ids,
+        num_accepted, last_is_usable,
+    ):  # fmt: skip
+        raise ValueError("sampled tokens, drafts and their numbers have different lengths")
+    return output_token_ids, num_accepted, last_is_usable
+
+
+@kernel
+def _accept_rows(
+    sampled_token_ids: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray,
+    output_token_ids: IntArray,
+    num_accepted: IntArray,
+    last_is_usable: BoolArray,
+) -> bool:
+    """Fills the last three; False: the lengths contradict each other."""
+    num_drafts, num_sequences = 0, len(num_draft_tokens)
+    for count in num_draft_tokens:
+        if count < 0:
+            return False
+        num_drafts += count
+    num_rows = num_drafts + num_sequences
+    if not len(sampled_token_ids) == len(is_usable) == num_rows:
+        return False
+    if len(draft_token_ids) != num_drafts:
+        return False
+    row = draft = 0
+    for i in range(num_sequences):
+        count = num_draft_tokens[i]
+        output = output_token_ids[i]
+        output[:] = PADDING
+        stood = 0
+        while stood < count and is_usable[row + stood]:
+            if sampled_token_ids[row + stood] != draft_token_ids[draft + stood]:
+                break
+            output[stood] = sampled_token_ids[row + stood]
+            stood += 1
+        last_is_usable[i] = is_usable[row + stood]
+        if last_is_usable[i]:
+            output[stood] = sampled_token_ids[row + stood]
+        num_accepted[i] = stood
+        row += count + 1
+        draft += count
+    return True
 
 
 def _are_sampled(likeliest: IntArray, sequence: JudgedSequence) -> bool:
@@ -260,7 +320,6 @@ def _sample_rows(
     parameters: DistributionParameters,
     seed: np.uint64,
     first_position: int,
-    is_ratio: bool,
     sampled: IntArray,
 ) -> None:
     """Writes one token per row of one sequence, up to the row that is the last one to count.
@@ -284,18 +343,13 @@ def _sample_rows(
             count, sum_of_weights = keep_allowed(parameters, scratch)
             probs, token_ids = scratch.weights, scratch.token_ids
             to_probabilities(probs, count, sum_of_weights)
-            position = first_position + index
-            if is_ratio:
-                token_id = sample_by_ratio(probs, token_ids, count, seed, position, draft)
-            else:
-                token_id = win_race(probs, token_ids, count, seed, position)
-            sampled[index] = token_id
+            sampled[index] = win_race(probs, token_ids, count, seed, first_position + index)
         if sampled[index] != draft:
             break
         num_seen = add_draft(adjusting, num_seen, draft)
 
 
-def _logprobs(
+def emitted_logprobs(
     logits: FloatArray, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
     """The logprobs of the emitted tokens, each by its row of `logits`."""

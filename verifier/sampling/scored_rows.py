@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tandem.values import TokenLogprob
 from verifier.sampling.adjustments import LogitsArray
 from verifier.sampling.logits_processing import (
     FloatArray,
@@ -19,7 +20,7 @@ from verifier.sampling.logits_processing import (
     reported_logprobs,
     sampling_probs,
 )
-from verifier.sampling.logprobs import TokenLogprob, token_logprobs
+from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.parameters import Sampling
 
 #: The likeliest tokens per position whose logprobs a request may ask for; OpenAI's limit.

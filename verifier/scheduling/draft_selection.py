@@ -8,11 +8,15 @@ verify all the drafts that they are given, within their limits. Nor are texts th
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from tandem.values import DraftSource, DraftWait
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_limits import num_drafts_trusted, num_drafts_useful
 from verifier.drafts.step_cost import NO_STEP, StepShape
-from verifier.scheduling.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import Sequence
 from verifier.structured.grammar_state import GrammarState
+
+# As `verifier.drafts.acceptance` counts them.
+_SOURCE_CLASSES = {None: 0, DraftSource.SEQUENCE: 1, DraftSource.POOL: 2}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +106,7 @@ def choose_depths(
         num_draft_contexts += length
         draft.candidate = DraftCandidate(
             sequence.depth_record,
-            buffer.source,
+            _SOURCE_CLASSES[buffer.source],
             # A hint may claim a longer match than there is text.
             min(buffer.matched_ngram_length, length),
             buffer.place(length),

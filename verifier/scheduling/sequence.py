@@ -5,6 +5,7 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+from tandem.values import DraftWait
 from verifier.drafts.depth_policy import SequenceDepth
 from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import HintRecord
@@ -20,25 +21,11 @@ MAX_TRACED_TOKENS = 4096
 PUBLICATIONS_KEPT = 8
 
 
-class DraftWait(enum.Enum):
-    """How long a step may wait for this sequence's draft."""
-
-    ADAPTIVE = "adaptive"
-    NEVER = "never"
-    ALWAYS = "always"
-
-
-class FinishReason(enum.Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-
-
 class ScoringMethod(enum.Enum):
     """How drafts are run through the model; both methods give the same logits rows."""
 
     SINGLE_PASS = "single_pass"
-    # K + 1 entries of one query each for K drafts; see `batch_expansion.py`.
+    # K + 1 entries of one query each for K drafts; see `step_batch.py`.
     BATCH_EXPANSION = "batch_expansion"
 
 

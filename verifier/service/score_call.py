@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from servicekit.errors import RequestError
+from tandem.values import DraftWait, TokenLogprob
 from verifier.engine.engine import Engine
 from verifier.engine.messages import DetachSession, Event, Open, Rejected, Scored, StepStats
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
-from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredPosition
-from verifier.scheduling.sequence import DraftWait, OpenSequence, Scoring
+from verifier.scheduling.sequence import OpenSequence, Scoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

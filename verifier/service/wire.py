@@ -7,8 +7,7 @@ by its field.
 import dataclasses
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -18,10 +17,21 @@ from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
 from servicekit.trace_context import is_trace_parent
 from servicekit.unknown_fields import find_unknown_field
+from tandem.declared import FieldError, check_ranges
+from tandem.messages import from_message, set_message
 from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
+from tandem.values import (
+    DraftSource,
+    DraftWait,
+    FinishReason,
+    Keep,
+    ReasoningTags,
+    SamplingParams,
+    TokenLogprob,
+)
 from verifier.drafters.messages import DrafterState
-from verifier.drafts.draft_buffer import Hint, Source
-from verifier.drafts.drafted_by import DraftedBy, Keep
+from verifier.drafts.draft_buffer import Hint
+from verifier.drafts.drafted_by import DraftedBy
 from verifier.engine.messages import (
     Decided,
     DrafterStatus,
@@ -41,10 +51,9 @@ from verifier.errors import (
     WrongModelError,
 )
 from verifier.sampling import Sampling
-from verifier.sampling.logprobs import TokenLogprob
-from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
+from verifier.scheduling.sequence import OpenSequence
 from verifier.service.named_drafters import NamedDrafters
-from verifier.structured.grammars import Grammar, GrammarKind, ReasoningTags
+from verifier.structured.grammars import Grammar, GrammarKind
 
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
@@ -152,16 +161,23 @@ _DRAFT_WAITS = {
     verifier_pb2.DRAFT_WAIT_ALWAYS: DraftWait.ALWAYS,
 }
 _FINISH_REASONS = {
-    None: sampling_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
 }
+_SOURCES: dict[DraftSource | None, drafter_pb2.Source.ValueType] = {
+    None: drafter_pb2.SOURCE_UNSPECIFIED,
+    DraftSource.SEQUENCE: drafter_pb2.SOURCE_SEQUENCE,
+    DraftSource.POOL: drafter_pb2.SOURCE_POOL,
+}
+_SOURCE_OF = {number: source for source, number in _SOURCES.items()}
 
-_PROPOSAL_FIELDS = tuple(field.name for field in sampling_pb2.ProposalTrace.DESCRIPTOR.fields)
-_SOURCES = {int(source): source for source in Source}
-
-_KEEPS = {int(keep): keep for keep in Keep}
+_KEEPS: dict[int, Keep | None] = {
+    drafter_pb2.KEEP_UNSPECIFIED: None,
+    drafter_pb2.KEEP_NOTHING: Keep.NOTHING,
+    drafter_pb2.KEEP_OUTPUT: Keep.OUTPUT,
+    drafter_pb2.KEEP_ALL: Keep.ALL,
+}
 _DRAFTER_STATES = {
     DrafterState.UP: verifier_pb2.DrafterStatus.STATE_UP,
     DrafterState.SLOW: verifier_pb2.DrafterStatus.STATE_SLOW,
@@ -185,8 +201,6 @@ def open_sequence(
     """
     if not message.sequence_id:
         raise InvalidRequestError("must not be empty", field="sequence_id")
-    if message.adapter_id:
-        raise UnsupportedFieldError("adapter_id is not supported", field="adapter_id")
     if message.trace_parent and not is_trace_parent(message.trace_parent):
         raise InvalidRequestError("it is no W3C trace parent", field="trace_parent")
     if message.trace and not served.allow_trace:
@@ -287,7 +301,7 @@ def grammar_of(message: verifier_pb2.Open, served: ServedModel) -> Grammar | Non
             )
     reasoning: ReasoningTags | None = None
     if structured.HasField("reasoning"):
-        reasoning = ReasoningTags(structured.reasoning.begin, structured.reasoning.end)
+        reasoning = ReasoningTags(begin=structured.reasoning.begin, end=structured.reasoning.end)
         if not reasoning.end:
             raise InvalidRequestError("must be given", field=f"{_STRUCTURED}.reasoning.end")
     if kind != "choices":
@@ -321,7 +335,7 @@ def keep_of_closed(keep: int) -> Keep:
     """What a pool keeps of a sequence that is closed: nothing, if only a newer gateway knows the
     number. Refused, the sequence would run on for nobody.
     """
-    return _KEEPS.get(keep, Keep.NOTHING)
+    return _KEEPS.get(keep) or Keep.NOTHING
 
 
 def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedBy | None:
@@ -384,7 +398,7 @@ def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
         token_ids=token_ids,
         matched_ngram_length=message.matched_ngram_length,
         is_indexing=message.indexing,
-        source=_SOURCES.get(message.source, Source.UNSPECIFIED),
+        source=_SOURCE_OF.get(message.source),
     )
 
 
@@ -458,19 +472,14 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
                 decided.num_draft_tokens = event.num_draft_tokens
                 decided.num_accepted_tokens = event.num_accepted_tokens
                 decided.matched_ngram_length = event.matched_ngram_length
-                decided.source = drafter_pb2.Source.ValueType(event.source)
+                decided.source = _SOURCES[event.source]
             if event.finish_reason is not None:
                 decided.finish_reason = _FINISH_REASONS[event.finish_reason]
             if event.logprobs:
                 add_logprobs(decided.logprobs, event.logprobs)
         case StepTraced():
             message.step_traced.sequence_id = event.sequence_id
-            # The fields have the same names.
-            step = dataclasses.asdict(event.step)
-            step["proposals"] = [
-                {n: getattr(hint, n) for n in _PROPOSAL_FIELDS} for hint in event.step.proposals
-            ]
-            message.step_traced.step.CopyFrom(sampling_pb2.StepTrace(**step))
+            set_message(message.step_traced.step, event.step)
         case PromptScored():
             message.prompt_scored.sequence_id = event.sequence_id
             message.prompt_scored.base_length = event.base_length
@@ -553,44 +562,19 @@ def check_sampling(
         raise UnsupportedFieldError(
             f"this version does not know field {unknown}", field=f"sampling.{unknown}"
         )
-    if message.num_beams > 1:
-        raise UnsupportedFieldError("beam search is not supported", field="sampling.num_beams")
+    try:
+        asked = from_message(SamplingParams, message, path="sampling.")
+        check_ranges(asked, path="sampling.")
+    except FieldError as error:
+        raise InvalidRequestError(error.reason, field=error.field) from None
+    check_in_vocabulary(asked.logit_bias, served, field="sampling.logit_bias")
     sampling = dataclasses.replace(
-        Sampling.of(message), is_constrained=message.HasField("structured_output")
+        Sampling.of(asked),
+        is_constrained=asked.structured_output is not None,
+        raw_logprobs=asked.logprobs_mode == "raw",
     )
-    for name, is_allowed, range_ in _SAMPLING_RANGES:
-        value = getattr(sampling, name)
-        if not is_allowed(value):
-            raise InvalidRequestError(f"{value} is not {range_}", field=f"sampling.{name}")
-    for token_id, bias in sampling.logit_bias:
-        if token_id >= served.vocab_size or not -100 <= bias <= 100:
-            raise InvalidRequestError(
-                f"{token_id}: {bias} is not a bias in [-100, 100] of an id in the vocabulary of "
-                f"{served.vocab_size}",
-                field="sampling.logit_bias",
-            )
-    if message.logprobs_mode not in _RAW_LOGPROBS:
-        raise InvalidRequestError(
-            f"unknown value {message.logprobs_mode}", field="sampling.logprobs_mode"
-        )
     check_num_logprobs(sampling.logprobs, served, field="sampling.logprobs")
     check_num_logprobs(sampling.prompt_logprobs, served, field="sampling.prompt_logprobs")
-    if needs_seed and sampling.temperature > 0 and not message.HasField("seed"):
+    if needs_seed and sampling.temperature > 0 and asked.seed is None:
         raise InvalidRequestError("must be set with temperature > 0", field="sampling.seed")
-    return dataclasses.replace(sampling, raw_logprobs=_RAW_LOGPROBS[message.logprobs_mode])
-
-
-# Field, check, and description of the range.
-_SAMPLING_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("temperature", lambda v: math.isfinite(v) and v >= 0, "at least 0"),
-    ("top_p", lambda v: 0 < v <= 1, "in (0, 1]"),
-    ("min_p", lambda v: 0 <= v <= 1, "in [0, 1]"),
-    ("repetition_penalty", lambda v: 1e-6 <= v <= 1e6, "in [1e-6, 1e6]"),
-    ("frequency_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
-    ("presence_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
-)
-_RAW_LOGPROBS = {
-    sampling_pb2.LOGPROBS_MODE_UNSPECIFIED: False,
-    sampling_pb2.LOGPROBS_MODE_PROCESSED: False,
-    sampling_pb2.LOGPROBS_MODE_RAW: True,
-}
+    return sampling

@@ -32,19 +32,15 @@ from llguidance import LLMatcher, LLTokenizer
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 from servicekit.shares import leaves_room
+from tandem.values import ReasoningTags
 from verifier.errors import OverloadedError, UnsupportedFieldError
 from verifier.structured.grammar_state import GrammarState, wrong_grammar
-from verifier.structured.library_grammar import (
-    LIMITS,
-    GrammarKind,
-    ReasoningTags,
-    Source,
-)
+from verifier.structured.library_grammar import LIMITS, GrammarKind, Source
 from verifier.structured.library_tokenizer import library_tokenizer
 from verifier.structured.trial_process import STACK_BYTES
 from verifier.structured.trials import Bounds, Trier, Verdict, Verdicts
 
-__all__ = ["Grammar", "GrammarKind", "Grammars", "ReasoningTags"]
+__all__ = ["Grammar", "GrammarKind", "Grammars"]
 
 _MAX_WAITING = 1024
 # How long the thread may be at work on others' grammars before one that waits is rejected.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits
 
+from tandem.values import ReasoningTags
 from verifier.structured.json_schema.reader import (
     ReadSchema,
     located,
@@ -48,17 +49,6 @@ class GrammarKind(enum.Enum):
     REGEX = "regex"
     CHOICES = "choices"
     LARK = "lark"
-
-
-class ReasoningTags(NamedTuple):
-    """Around the reasoning that may come before a grammar's text.
-
-    Attributes:
-        begin: "": the prompt has begun it; else the output may have none.
-    """
-
-    begin: str
-    end: str
 
 
 class Source(NamedTuple):
@@ -139,7 +129,10 @@ def _behind_reasoning(text: str, reasoning: ReasoningTags, tags: Mapping[str, in
     if text.lstrip().startswith("{"):
         parts = json.loads(text)["grammars"]
     parts[0]["name"] = "answer"
-    begin, end = (f"<[{tags[tag]}]>" if tag in tags else json.dumps(tag) for tag in reasoning)
+    begin, end = (
+        f"<[{tags[tag]}]>" if tag in tags else json.dumps(tag)
+        for tag in (reasoning.begin, reasoning.end)
+    )
     if reasoning.end in tags:
         # Where the end is a token, its text must not come otherwise: who reads the output would
         # take it for the end.

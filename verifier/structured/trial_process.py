@@ -20,13 +20,8 @@ from typing import Any, TypedDict
 
 from llguidance import LLMatcher, LLTokenizer
 
-from verifier.structured.library_grammar import (
-    LIMITS,
-    GrammarKind,
-    ReasoningTags,
-    Source,
-    library_grammar,
-)
+from tandem.values import ReasoningTags
+from verifier.structured.library_grammar import LIMITS, GrammarKind, Source, library_grammar
 
 # The library descends a frame for each rule that leads to another one, and a grammar within the
 # limits of the wire may be a chain of thousands. Memory is used as far as the stack grows.
@@ -116,7 +111,7 @@ def _try_all(begin: Begin) -> None:
 def _try(tokenizer: LLTokenizer | None, tags: dict[str, int], request: Request) -> Answer:
     try:
         tagged = request["reasoning"]
-        reasoning = None if tagged is None else ReasoningTags(*tagged)
+        reasoning = None if tagged is None else ReasoningTags(begin=tagged[0], end=tagged[1])
         source = Source(GrammarKind(request["kind"]), request["text"], reasoning)
         grammar = library_grammar(source, tags)
         if tokenizer is not None:

@@ -165,7 +165,8 @@ class Trier:
             self._end()
         try:
             self.start()
-            reasoning = None if source.reasoning is None else list(source.reasoning)
+            tags = source.reasoning
+            reasoning = None if tags is None else [tags.begin, tags.end]
             request: Request = {
                 "kind": source.kind.value,
                 "text": source.text,

@@ -7,13 +7,15 @@ A step is one message, its layout. Nothing is sent between steps.
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 
 import torch
 
 from servicekit.config import ConfigError
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
+from verifier.batch.target_model import StepHandle, StepResult, TargetModel
+from verifier.sampling.rejection_sampler import JudgedSequence
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch
@@ -130,13 +132,13 @@ class ParallelModel:
         self._connections = connections
         self._watch = watch
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
         """All ranks begin; rank 0 alone samples, since each has the logits whole."""
         payload = encode(layout).tobytes()
         for connection in self._connections:
             connection.send(Kind.STEP, payload)
         with _explaining(self._watch):
-            return _ParallelStep(self._own.launch(layout, sampling), self._watch)
+            return _ParallelStep(self._own.launch(layout, sequences), self._watch)
 
 
 class _ParallelStep:

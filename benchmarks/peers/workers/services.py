@@ -23,7 +23,7 @@ def start(options: Options) -> Generate:
         )
     )
     runner = stack.enter_context(asyncio.Runner())
-    client = AsyncTandemClient(services.gateway, retry=None)
+    client = AsyncTandemClient(services.gateway.address, retry=None)
     stack.callback(lambda: runner.run(client.close()))
 
     async def generate_all(

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.tokens import CompletionLogprob
 from gateway.api.openai.usage import UsageTotal
-from gateway.messages.response import FinishReason
-
-_FINISH_REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CANCELLED: "cancelled",
-}
-
+from tandem.values import FinishReason
 
 #: What an answer may hold that stays in memory to its end.
 MAX_ANSWER_BYTES = 32 << 20
@@ -375,7 +368,7 @@ def _whole_call(begin: ToolCallDelta, arguments: str) -> dict[str, Any]:
 def _quoted_reason(reason: FinishReason, has_calls: bool = False) -> str:
     if has_calls and reason is FinishReason.STOP:
         return '"tool_calls"'
-    return f'"{_FINISH_REASONS[reason]}"'
+    return f'"{reason}"'
 
 
 def _token_ids(part: Part) -> str:

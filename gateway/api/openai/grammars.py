@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from gateway.api.openai.errors import ApiError
-from gateway.api.wire import encoded_grammar, max_grammar_bytes
-from gateway.messages.request import EncodedGrammar
+from gateway.api.wire import GRAMMAR_LIMITS
+from tandem.values import StructuredOutput
 
 # Of a schema: what holds schemas by names that are the client's, and what holds no schema.
 MAPS_OF_SCHEMAS = frozenset(
@@ -19,7 +19,7 @@ def written(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def of_schema(schema: Any, *, param: str) -> EncodedGrammar:
+def of_schema(schema: Any, *, param: str) -> StructuredOutput:
     """That of a JSON schema.
 
     Args:
@@ -30,17 +30,17 @@ def of_schema(schema: Any, *, param: str) -> EncodedGrammar:
     """
     text = written(schema)
     _check("json_schema", text, param)
-    return encoded_grammar(json_schema=text)
+    return StructuredOutput(json_schema=text)
 
 
-def of_lark(text: str, *, param: str) -> EncodedGrammar:
+def of_lark(text: str, *, param: str) -> StructuredOutput:
     """That of a Lark grammar; as above."""
     _check("lark", text, param)
-    return encoded_grammar(lark=text)
+    return StructuredOutput(lark=text)
 
 
 def _check(field: str, text: str, param: str) -> None:
-    num_bytes, limit = len(text.encode()), max_grammar_bytes(field)
+    num_bytes, limit = len(text.encode()), GRAMMAR_LIMITS.max_bytes(field)
     if num_bytes > limit:
         message = f"{param}: a grammar of {num_bytes} bytes is over the limit of {limit}"
         raise ApiError(400, message, param=param, code="invalid_value")

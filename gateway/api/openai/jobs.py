@@ -14,10 +14,11 @@ from gateway.api.openai.errors import ApiError
 from gateway.api.openai.responses import conversion
 from gateway.api.openai.responses.answer import ResponseAnswer
 from gateway.api.openai.responses.schema import ResponsesRequest
-from gateway.messages.request import EncodedGrammar, GenerateRequest
+from gateway.messages.request import GenerateRequest
 from gateway.text.model_text import ModelText
-from gateway.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from gateway.text.sampling_defaults import NO_DEFAULTS
 from servicekit import logs
+from tandem.values import SamplingDefaults, StructuredOutput
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ def _defaults(text: ModelText | None) -> SamplingDefaults:
 
 def _param_of_grammar(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
-    forced_call: EncodedGrammar | None,
+    forced_call: StructuredOutput | None,
 ) -> str:
     """Which parameter asks for the output's grammar."""
     if forced_call is not None:

@@ -4,13 +4,14 @@ Owns its form and the texts of rejected drafts. Which these are is known only fr
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gateway.api import wire
-from gateway.messages.response import Chunk, EncodedStep, Source, Step
+from gateway.messages.response import Chunk, EncodedStep, Step
 from gateway.text.detokenizer import Detokenizer
+from tandem.values import DraftSource
 
-_SOURCES: Mapping[int, str] = {Source.SEQUENCE: "own", Source.POOL: "pool"}
+_SOURCES = {None: None, DraftSource.SEQUENCE: "own", DraftSource.POOL: "pool"}
 
 
 class SpeculationReport:
@@ -57,7 +58,7 @@ class SpeculationReport:
             "num_draft_tokens": chunk.num_draft_tokens,
             "tokens": tokens,
             "match_length": last.matched_ngram_length if drafted else None,
-            "source": _SOURCES.get(last.source),
+            "source": _SOURCES[last.source],
         }
         if rejected is not None:
             report["rejected"] = rejected

@@ -5,6 +5,7 @@ acceptable beyond the schema is decided where gRPC's requests are checked: `gate
 """
 
 import codecs
+import dataclasses
 import typing
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,20 +15,9 @@ import pydantic
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from gateway.api.wire import encoded_grammar
-from gateway.messages.request import (
-    Algorithm,
-    Conversation,
-    EncodedGrammar,
-    GenerateRequest,
-    Keep,
-    Overlap,
-    SamplingParams,
-    SpeculationParams,
-    Tie,
-)
-from gateway.requests.drafting_policy import Preset
-from gateway.text.sampling_defaults import SamplingDefaults
+from gateway.api.openai.parameters import values_of
+from gateway.messages.request import Conversation, GenerateRequest
+from tandem.values import SamplingDefaults, SamplingParams, SpeculationParams, StructuredOutput
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -40,10 +30,6 @@ _NUMBERS_PER_STRING = 10
 # Describing an error takes longer than finding it. Of more than so many, no parameter is named.
 _MAX_DESCRIBED_ERRORS = 1024
 
-# Of the model's own logits: those of the distribution that is sampled from would all be 0 or
-# infinite where the temperature is 0. The wire's number.
-_LOGPROBS_MODE_RAW = 2
-
 # By pydantic's name of an error: its code, and a message that is plainer than pydantic's.
 _FORM_OF_ERROR = {
     "missing": ("missing_required_parameter", "it is required"),
@@ -51,7 +37,6 @@ _FORM_OF_ERROR = {
 }
 
 _R = TypeVar("_R", bound=pydantic.BaseModel)
-_T = TypeVar("_T")
 
 
 def check_size(body: bytes) -> None:
@@ -125,7 +110,7 @@ def chat_request(
     conversation: Conversation,
     *,
     defaults: SamplingDefaults,
-    grammar: EncodedGrammar | None,
+    grammar: StructuredOutput | None,
     trace: bool,
     report_tokens: bool,
 ) -> GenerateRequest:
@@ -168,7 +153,7 @@ def _request(
     num_prompt_logprobs: int | None,
     trace: bool,
     report_tokens: bool,
-    grammar: EncodedGrammar | None = None,
+    grammar: StructuredOutput | None = None,
 ) -> GenerateRequest:
     return GenerateRequest(
         model_id=parsed.model,
@@ -176,20 +161,12 @@ def _request(
         prompt_token_ids=None if isinstance(prompt, str | Conversation) else prompt,
         conversation=prompt if isinstance(prompt, Conversation) else None,
         sampling=SamplingParams(
-            temperature=_or(defaults.temperature, parsed.temperature),
-            top_k=max(_or(defaults.top_k, parsed.top_k), 0),
-            top_p=_or(defaults.top_p, parsed.top_p),
-            min_p=_or(defaults.min_p, parsed.min_p),
-            repetition_penalty=_or(defaults.repetition_penalty, parsed.repetition_penalty),
-            frequency_penalty=parsed.frequency_penalty or 0.0,
-            presence_penalty=parsed.presence_penalty or 0.0,
-            logit_bias=parsed.logit_bias or {},
-            # OpenAI's seeds may be negative.
-            seed=None if parsed.seed is None else parsed.seed % 2**64,
-            min_new_tokens=parsed.min_tokens or 0,
+            **(dataclasses.asdict(defaults) | values_of(SamplingParams, parsed)),
             logprobs=num_logprobs,
             prompt_logprobs=num_prompt_logprobs,
-            logprobs_mode=0 if num_logprobs is None else _LOGPROBS_MODE_RAW,
+            # Those of the distribution that is sampled from would all be 0 or infinite where the
+            # temperature is 0.
+            logprobs_mode=None if num_logprobs is None else "raw",
             structured_output=grammar or _grammar(parsed),
         ),
         max_new_tokens=max_new_tokens,
@@ -197,7 +174,7 @@ def _request(
         stop_token_ids=parsed.stop_token_ids or (),
         ignore_eos=bool(parsed.ignore_eos),
         num_choices=parsed.n,
-        speculation=_speculation(parsed.speculation or schema.Speculation()),
+        speculation=SpeculationParams(**values_of(SpeculationParams, parsed.speculation)),
         affinity_key=parsed.prompt_cache_key or parsed.user or "",
         priority=parsed.priority or 0,
         trace=trace,
@@ -205,13 +182,9 @@ def _request(
     )
 
 
-def _or(default: _T, named: _T | None) -> _T:
-    return default if named is None else named
-
-
 def _grammar(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
-) -> EncodedGrammar | None:
+) -> StructuredOutput | None:
     """What the output follows.
 
     Raises:
@@ -229,36 +202,14 @@ def _grammar(
             )
         if structured.json_schema is not None:
             return grammars.of_schema(structured.json_schema, param="structured_outputs")
-        return encoded_grammar(
+        return StructuredOutput(
             regex=structured.regex, choices=structured.choice, lark=structured.grammar
         )
     if isinstance(answer_format, schema.JsonObjectFormat):
-        return encoded_grammar(json_schema='{"type": "object"}')
+        return StructuredOutput(json_schema='{"type": "object"}')
     if isinstance(answer_format, schema.JsonSchemaFormat):
         return grammars.of_schema(answer_format.json_schema.schema_, param="response_format")
     return None
-
-
-def _speculation(given: schema.Speculation) -> SpeculationParams:
-    return SpeculationParams(
-        enabled=given.enabled,
-        num_speculative_tokens=given.num_speculative_tokens,
-        prompt_lookup_min=given.prompt_lookup_min,
-        prompt_lookup_max=given.prompt_lookup_max,
-        overlap=Overlap[(given.overlap or "default").upper()],
-        tie=Tie[(given.tie or "default").upper()],
-        tokens_per_match=given.tokens_per_match,
-        algorithm=Algorithm[(given.algorithm or "default").upper()],
-        chained=given.chained,
-        pool=given.pool or "",
-        pool_min_ngram=given.pool_min_ngram,
-        preset=Preset[(given.preset or "default").replace("-", "_").upper()],
-        hint_tokens=given.hint_tokens,
-        tree_width=given.tree_width or 0,
-        pool_keep=Keep[(given.pool_keep or "default").upper()],
-        pool_feed_tokens=given.pool_feed_tokens or 0,
-        pool_keep_cancelled=bool(given.pool_keep_cancelled),
-    )
 
 
 def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> ApiError:

@@ -6,14 +6,17 @@ otherwise. Unknown fields are refused, too.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway.messages.sizes import MAX_UINT32
-from gateway.requests.validation import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_NGRAM, MAX_PENALTY
+from gateway.api.openai.parameters import at_most, fields_of
+from gateway.api.wire import SAMPLING_LIMITS, SPECULATION_LIMITS
+from gateway.requests.validation import MAX_CHOICES
+from tandem.declared import MAX_UINT32
+from tandem.values import SamplingParams, SpeculationParams
 
 #: The most prompts of one request for completions.
 MAX_PROMPTS = 128
@@ -35,20 +38,9 @@ NotRead = Annotated[Any, Field(description="Not looked at.")]
 TAG = "#"
 
 
-def _at_most(max_bytes: int) -> pydantic.AfterValidator:
-    """Of text, .proto files limit bytes, not characters."""
-
-    def check(text: str) -> str:
-        if len(text.encode()) > max_bytes:
-            raise PydanticCustomError("too_long", f"at most {max_bytes} bytes of UTF-8")
-        return text
-
-    return pydantic.AfterValidator(check)
-
-
 _Uint32 = Annotated[int, Field(ge=0, le=MAX_UINT32)]
-_ShortText = Annotated[str, Field(max_length=256), _at_most(256)]
-_StopText = Annotated[str, Field(min_length=1, max_length=256), _at_most(256)]
+_ShortText = Annotated[str, Field(max_length=256), at_most(256)]
+_StopText = Annotated[str, Field(min_length=1, max_length=256), at_most(256)]
 
 
 def text_or_list(value: Any) -> str | None:
@@ -147,60 +139,22 @@ class PromptCacheOptions(RequestPart):
     comparison_response_id: Annotated[None, UNSUPPORTED] = None
 
 
-class Speculation(RequestPart):
+if TYPE_CHECKING:
+    _SpeculationParameters = RequestPart
+    _SamplingParameters = RequestPart
+else:
+    _SpeculationParameters = pydantic.create_model(
+        "SpeculationParameters",
+        __base__=RequestPart,
+        **fields_of(SpeculationParams, SPECULATION_LIMITS),
+    )
+    _SamplingParameters = pydantic.create_model(
+        "SamplingParameters", __base__=RequestPart, **fields_of(SamplingParams, SAMPLING_LIMITS)
+    )
+
+
+class Speculation(_SpeculationParameters):
     """Tandem's extension: how drafts are made for this request. See docs/drafting.md."""
-
-    enabled: bool | None = None
-    """Whether drafts are used at all; they are by default."""
-
-    num_speculative_tokens: _Uint32 | None = None
-    """Most drafts verified per step."""
-
-    prompt_lookup_min: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
-    """Shortest n-gram matched."""
-
-    prompt_lookup_max: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
-    """Longest n-gram matched."""
-
-    overlap: Literal["disjoint", "allowed"] | None = None
-    """Whether a match may overlap the n-gram at the end."""
-
-    tie: Literal["earliest", "latest", "longest"] | None = None
-    """Which of several matches is continued."""
-
-    tokens_per_match: _Uint32 | None = None
-    """With the tie `longest`: drafts verified per token of match length."""
-
-    algorithm: Literal["index", "kmp"] | None = None
-    """How matches are found; the drafts are the same."""
-
-    chained: bool | None = None
-    """Whether a draft continues past the end of the known text by matching again."""
-
-    pool: Annotated[str, Field(max_length=128), _at_most(128)] | None = None
-    """The tenant's pool to draft from, and to feed."""
-
-    pool_min_ngram: _Uint32 | None = None
-    """With the tie earliest or latest: the pool is searched when the request's own match is shorter
-    than this; 0: only when there is none. With longest it is always searched."""
-
-    preset: Literal["tandem", "vllm-kmp", "vllm", "transformers"] | None = None
-    """The known drafter that is reproduced."""
-
-    hint_tokens: _Uint32 | None = None
-    """Most draft tokens requested from the drafter at a time."""
-
-    tree_width: _Uint32 | None = None
-    """Branching drafts are refused: at most 1."""
-
-    pool_keep: Literal["nothing", "output", "all"] | None = None
-    """Which part of the text the pool gets."""
-
-    pool_feed_tokens: _Uint32 | None = None
-    """How often the pool gets text while the request runs, in tokens; 0: at its end only."""
-
-    pool_keep_cancelled: bool | None = None
-    """Whether the pool gets the text of a cancelled request."""
 
     report: bool | None = None
     """Whether each chunk of a stream says which of its tokens were drafted."""
@@ -258,7 +212,7 @@ class JsonSchemaFormat(RequestPart):
     json_schema: NamedSchema
 
 
-class CommonRequest(RequestPart):
+class CommonRequest(_SamplingParameters):
     """What all requests that generate have in common."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
@@ -266,27 +220,6 @@ class CommonRequest(RequestPart):
 
     stream: bool | None = None
     """Whether the answer comes in chunks, as server-sent events."""
-
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """0 is greedy. By default what the model recommends, as `/v1/models` says; else 1."""
-
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-
-    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
-
-    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
-
-    logit_bias: (
-        Annotated[
-            dict[_Uint32, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
-            Field(max_length=1024),
-        ]
-        | None
-    ) = None
-    """By token id: what is added to its logit."""
-
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    """The same seed repeats the output; random by default."""
 
     stop: _Stop | None = None
     """The output ends before the first of these texts."""
@@ -298,19 +231,6 @@ class CommonRequest(RequestPart):
     """Counts instead of `user`."""
 
     # Extensions, with the names that other servers use.
-
-    top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
-    """Extension: sample from the k most likely tokens; 0 or -1: from all."""
-
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Extension: sample from tokens at least so likely, relative to the likeliest."""
-
-    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    """Extension: over prompt and output; 1: off."""
-
-    min_tokens: _Uint32 | None = None
-    """Extension: no stop token within so many tokens; a stop string that is complete within them is
-    text."""
 
     stop_token_ids: Annotated[list[_Uint32], Field(fail_fast=True, max_length=64)] | None = None
     """Extension: the output ends with any of these tokens."""

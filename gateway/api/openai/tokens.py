@@ -13,6 +13,7 @@ from gateway.api import wire
 from gateway.messages.response import EncodedLogprob
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.tokenizer import Tokenizer
+from tandem.values import TokenLogprob
 
 # JSON has no infinity; OpenAI's API writes the first of these for impossible tokens.
 _MIN_LOGPROB, _MAX_LOGPROB = -9999.0, 9999.0
@@ -62,8 +63,8 @@ class TokenTexts:
     def chat_logprob(self, encoded: EncodedLogprob) -> str:
         """An element of the `content` of chat completions' logprobs."""
         logprob = wire.logprob_from_encoded(encoded)
-        top = ",".join([self._chat_entry(token_id, value) + "}" for token_id, value in logprob.top])
-        return f'{self._chat_entry(logprob.token_id, logprob.logprob)},"top_logprobs":[{top}]}}'
+        top = ",".join([self._chat_entry(each) + "}" for each in logprob.top])
+        return f'{self._chat_entry(logprob)},"top_logprobs":[{top}]}}'
 
     def completion_logprob(self, encoded: EncodedLogprob, offset: int) -> CompletionLogprob:
         """The entries of one token.
@@ -76,8 +77,8 @@ class TokenTexts:
         # Several tokens may have one text: the token itself counts, then the likeliest. It may be
         # none of these.
         shown: dict[str, float] = {}
-        for token_id, value in logprob.top:
-            shown.setdefault(self.text(token_id), value)
+        for each in logprob.top:
+            shown.setdefault(self.text(each.token_id), each.logprob)
         shown[self.text(logprob.token_id)] = logprob.logprob
         top = ",".join([f"{text}:{_number(value)}" for text, value in shown.items()])
         return CompletionLogprob(
@@ -91,9 +92,9 @@ class TokenTexts:
         """The entries of a prompt's first token, which has no logprob."""
         return CompletionLogprob(self.text(token_id), "null", "null", "0")
 
-    def _chat_entry(self, token_id: int, logprob: float) -> str:
-        text, token_bytes = self._shown(token_id)
-        return f'{{"token":{text},"bytes":{token_bytes},"logprob":{_number(logprob)}'
+    def _chat_entry(self, entry: TokenLogprob) -> str:
+        text, token_bytes = self._shown(entry.token_id)
+        return f'{{"token":{text},"bytes":{token_bytes},"logprob":{_number(entry.logprob)}'
 
     def _show(self, token_id: int) -> tuple[str, str]:
         """The token's text, and the list of its bytes."""

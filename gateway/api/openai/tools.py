@@ -8,9 +8,9 @@ from typing import Any
 
 from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
-from gateway.messages.request import EncodedGrammar
 from gateway.text.model_text import ModelText
 from gateway.text.tool_call_form import TAGS, ToolCallForm
+from tandem.values import StructuredOutput
 
 # Of the parameters in a grammar: it is written in the event loop's thread.
 _MAX_SIZE = 1 << 18
@@ -25,7 +25,7 @@ def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool
 
 def forced_call(
     parsed: schema.ChatCompletionRequest, text: ModelText | None
-) -> EncodedGrammar | None:
+) -> StructuredOutput | None:
     """The grammar of an output that is one call; None: there need not be one.
 
     Args:

@@ -7,7 +7,8 @@ first choice found it, since the others find what that one computed.
 import itertools
 from typing import Any
 
-from gateway.messages.response import Finished, Usage
+from gateway.messages.response import Finished
+from tandem.values import Usage
 
 
 class UsageTotal:

@@ -8,16 +8,10 @@ import pytest
 from gateway.api.openai import answer_schema
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.usage import UsageTotal
-from gateway.messages.response import (
-    Chunk,
-    Finished,
-    FinishReason,
-    MatchAcceptance,
-    Step,
-    Usage,
-)
+from gateway.messages.response import Chunk, Finished, Step
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
+from tandem.values import DraftSource, FinishReason, MatchAcceptance, Usage
 from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -158,8 +152,8 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
         num_accepted_tokens=3,
         num_steps=2,
         steps=[
-            Step(2, 1, 1, 9, 1, token_texts=token_texts[:2]),
-            Step(len(token_ids) - 2, 4, 2, 3, 2, token_texts=token_texts[2:]),
+            Step(2, 1, 1, 9, DraftSource.SEQUENCE, token_texts=token_texts[:2]),
+            Step(len(token_ids) - 2, 4, 2, 3, DraftSource.POOL, token_texts=token_texts[2:]),
         ],
     )
     report = answer_schema.ChunkSpeculation.model_validate_json(
@@ -191,14 +185,14 @@ def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_on
             num_accepted_tokens=num_accepted,
             accepted_per_position=positions,
             resumes=1,
-            by_match_length=[
+            by_match_length=(
                 MatchAcceptance(
                     matched_ngram_length=match_length,
                     num_drafts=2,
                     num_draft_tokens=6,
                     num_accepted_tokens=num_accepted,
-                )
-            ],
+                ),
+            ),
             num_sequence_drafts=1,
             num_pool_drafts=1,
         )

@@ -17,8 +17,7 @@ from gateway.api.openai.responses import answer as response_answer
 from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
-from gateway.messages.request import SamplingParams
-from gateway.messages.response import FinishReason
+from tandem.values import FinishReason, SamplingParams
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.text import sampling_defaults
-from gateway.text.sampling_defaults import NO_DEFAULTS, GenerationConfigError, SamplingDefaults
+from gateway.text.sampling_defaults import NO_DEFAULTS, GenerationConfigError
 from servicekit.config import ConfigError
 from tandem.v1 import gateway_pb2, sampling_pb2
+from tandem.values import SamplingDefaults
 from tests.gateway.openai.clients import get, official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier

@@ -30,7 +30,7 @@ SUBJECTS = [
     ("gemma2", "float32"),
     ("phi3_partial", "bfloat16"),
     ("qwen3", "bfloat16", "fp8"),
-    ("llama_biases", "bfloat16", "int8"),
+    ("llama_biases", "bfloat16"),
 ]
 
 

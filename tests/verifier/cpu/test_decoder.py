@@ -23,9 +23,8 @@ KINDS = [
     ("float32", "none"),
     ("bfloat16", "none"),
     ("float16", "none"),
-    ("bfloat16", "int8"),
     ("bfloat16", "fp8"),
-    *cases([], [("float32", "int8"), ("float16", "fp8")]),
+    *cases([], [("float32", "fp8"), ("float16", "fp8")]),
 ]
 
 

@@ -11,9 +11,9 @@ SUBJECTS = [
     "bundled:bfloat16:none:1",
     "gemma3_linear:float16:none:2",
     "phi3_partial:bfloat16:none:2",
-    "llama_biases:bfloat16:int8:1",
+    "llama_biases:bfloat16:fp8:1",
     "qwen3_moe_step:float32:none:3",
-    "qwen3_moe:bfloat16:int8:2",
+    "qwen3_moe:bfloat16:fp8:2",
     "mixtral:bfloat16:fp8:1",
 ]
 

@@ -29,8 +29,6 @@ def some_weights(weight_type: WeightType, draw: np.random.Generator) -> Array:
             return (floats.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         case WeightType.FLOAT16:
             return floats.astype(np.float16).view(np.int16)
-        case WeightType.INT8:
-            return draw.integers(-128, 128, size=shape, dtype=np.int8)
         case WeightType.FP8:
             codes = draw.integers(256, size=shape, dtype=np.uint8)
             return np.where(codes & 0x7F == 0x7F, np.uint8(0), codes)

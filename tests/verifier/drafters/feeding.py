@@ -3,6 +3,7 @@
 from typing import Any
 
 from tandem.v1 import drafter_pb2
+from tandem.values import DraftSource, Keep
 from tests.verifier.sequences import make_sequence
 from verifier.drafters.batches import (
     Delta,
@@ -11,8 +12,8 @@ from verifier.drafters.batches import (
     ProposalStatus,
 )
 from verifier.drafters.feed import DraftFeed
-from verifier.drafts.draft_buffer import Hint, Source
-from verifier.drafts.drafted_by import DraftedBy, Keep
+from verifier.drafts.draft_buffer import Hint
+from verifier.drafts.drafted_by import DraftedBy
 from verifier.scheduling.sequence import Sequence
 
 ADDRESS = "drafter:1"
@@ -78,7 +79,7 @@ def answer(
         delta.base_length + len(delta.token_ids),
         list(draft),
         2 if draft else 0,
-        Source.SEQUENCE if draft else Source.UNSPECIFIED,
+        DraftSource.SEQUENCE if draft else None,
         status,
         known,
         "why" if status is ProposalStatus.INVALID else "",
@@ -111,7 +112,7 @@ def hint_of(
         list(token_ids),
         2 if token_ids else 0,
         is_indexing,
-        Source.SEQUENCE if token_ids else Source.UNSPECIFIED,
+        DraftSource.SEQUENCE if token_ids else None,
     )
 
 

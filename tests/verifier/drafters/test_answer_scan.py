@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.v1 import drafter_pb2 as pb
+from tandem.values import DraftSource
 from tests.volume import examples
 from verifier.drafters import wire
 from verifier.drafters.answer_scan import MALFORMED, NUM_COLUMNS, scan_answer
@@ -18,7 +19,6 @@ from verifier.drafters.batches import (
     Proposal,
     ProposalStatus,
 )
-from verifier.drafts.draft_buffer import Source
 
 VOCAB_SIZE = 300
 _START_GROUP = 3
@@ -68,7 +68,7 @@ def varint(value: int) -> bytes:
 def parsed(data: bytes) -> tuple[int, list[Proposal]]:
     """What protobuf makes of it."""
     response = pb.ProposeResponse.FromString(data)
-    sources = {int(each): each for each in Source}
+    sources = {pb.SOURCE_SEQUENCE: DraftSource.SEQUENCE, pb.SOURCE_POOL: DraftSource.POOL}
     statuses = {int(each): each for each in ProposalStatus}
     return response.batch_id, [
         Proposal(
@@ -76,7 +76,7 @@ def parsed(data: bytes) -> tuple[int, list[Proposal]]:
             each.base_length,
             list(itertools.takewhile(lambda token: token < VOCAB_SIZE, each.token_ids)),
             each.matched_ngram_length,
-            sources.get(each.source, Source.UNSPECIFIED),
+            sources.get(each.source),
             statuses.get(each.status, ProposalStatus.UNSPECIFIED),
             each.known_length,
             each.message,

@@ -5,6 +5,7 @@ import operator
 import pytest
 
 from tandem.v1 import drafter_pb2 as pb
+from tandem.values import DraftWait, Keep
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_direct
 from tests.verifier.drafters.feeding import drafted_by
@@ -15,10 +16,8 @@ from verifier.drafters.drafters import FedDrafter
 from verifier.drafters.messages import DrafterFault, DrafterState
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
-from verifier.drafts.drafted_by import Keep
 from verifier.engine.messages import Decided, DrafterStatus
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait
 
 pytestmark = pytest.mark.stand_in
 
@@ -519,7 +518,7 @@ class TestOwnFaults:
 def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
     direct = start_direct(start_engine)
     link = direct.connect()
-    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST, chained=True)
+    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST)
     sequence_id = direct.session.open([1, 2, 3], drafted_by=policy, prompt_length=2)
     request = link.receive()
     [delta] = request.sequences
@@ -529,7 +528,7 @@ def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
 
 
 class TestEndedTexts:
-    @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.UNSPECIFIED])
+    @pytest.mark.parametrize("keep", [Keep.OUTPUT, None])
     @pytest.mark.parametrize("how", ["end", "close"])
     def test_a_text_that_waits_for_its_drafter_keeps_its_tokens_alone(
         self, start_engine: StartEngine, keep: Keep, how: str
@@ -559,7 +558,7 @@ class TestEndedTexts:
     def test_a_text_whose_session_is_over_awaits_no_close(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)
         direct.connect()
-        direct.session.wait_end(direct.open([1, 2, 3], pool_id="p", keep=Keep.UNSPECIFIED))
+        direct.session.wait_end(direct.open([1, 2, 3], pool_id="p", keep=None))
         direct.running.sync()
         held = direct.running.engine._drafters._held
         assert len(list(held)) == 1

@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from tandem.v1 import drafter_pb2 as pb
+from tandem.values import Keep
 from tests.verifier.drafters.fake_link import FakeLink, FakeLinks
 from tests.verifier.drafters.feeding import drafted_by, fed_sequence
 from tests.verifier.drafters.scripted_drafter import appended
@@ -19,7 +20,6 @@ from verifier.drafters.messages import (
     DrafterMessage,
     DrafterState,
 )
-from verifier.drafts.drafted_by import Keep
 from verifier.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.usefixtures("releases_at_once")
@@ -370,7 +370,7 @@ class TestKeeping:
 
     def ended(self, world: World, name: str = "s", session_id: int = 1) -> FakeLink:
         """A sequence that ended by itself, and whose Close says what is kept."""
-        sequence = world.sequence(name, pool_id="p", keep=Keep.UNSPECIFIED, session_id=session_id)
+        sequence = world.sequence(name, pool_id="p", keep=None, session_id=session_id)
         link = world.links[A] if world.links[A].epoch else world.up()
         world.settle(link)
         world.drafters.end(sequence, by_itself=True)
@@ -404,7 +404,7 @@ class TestKeeping:
         elif how == "session lost":
             world.drafters.detach(1)
         else:
-            other = world.sequence("t", pool_id="p", keep=Keep.UNSPECIFIED)
+            other = world.sequence("t", pool_id="p", keep=None)
             world.drafters.end(other, by_itself=True)
         world.drafters.close_ended(1, "s", Keep.ALL)
         world.settle(link)
@@ -440,7 +440,7 @@ class TestKeeping:
     def test_a_text_that_ends_before_its_drafter_is_connected_is_kept(
         self, world: World, how: str
     ) -> None:
-        keep = Keep.UNSPECIFIED if how == "decide" else Keep.OUTPUT
+        keep = None if how == "decide" else Keep.OUTPUT
         sequence = world.sequence("s", pool_id="p", keep=keep)
         if how == "close":
             world.drafters.close(sequence, Keep.OUTPUT, 0)
@@ -464,7 +464,7 @@ class TestKeeping:
         assert link.is_closed, "nothing needs it"
 
     @pytest.mark.parametrize("unit", ["", "_TOKENS"])
-    @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.UNSPECIFIED])
+    @pytest.mark.parametrize("keep", [Keep.OUTPUT, None])
     def test_no_more_than_so_much_waits_for_all_drafters_together(
         self, world: World, unit: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -506,9 +506,7 @@ class TestKeeping:
         for index in range(4):
             self.ended(world, f"modest{index}", session_id=1)
         for index in range(20):
-            sequence = world.sequence(
-                f"greedy{index}", pool_id="p", keep=Keep.UNSPECIFIED, session_id=2
-            )
+            sequence = world.sequence(f"greedy{index}", pool_id="p", keep=None, session_id=2)
             world.drafters.end(sequence, by_itself=True)
             world.pass_s(0.0)
         assert held(world) == ["modest2", "modest3", "greedy18", "greedy19"]
@@ -548,7 +546,7 @@ class TestKeeping:
         self, world: World
     ) -> None:
         link = self.ended(world)
-        again = world.sequence("s", B, pool_id="p", keep=Keep.UNSPECIFIED)
+        again = world.sequence("s", B, pool_id="p", keep=None)
         world.drafters.end(again, by_itself=True)
         world.settle(link)
         assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
@@ -578,7 +576,7 @@ class TestFaults:
         )
         [(_, hint)] = world.answers[-1].hints
         assert hint.token_ids == [99]
-        assert hint.source == 0
+        assert hint.source is None
 
     def test_a_refused_sequence_gets_no_drafts_and_is_sent_no_more(self, world: World) -> None:
         sequence = world.sequence()
@@ -660,7 +658,7 @@ class TestFaults:
 class TestIdsUsedAgain:
     def test_what_waits_for_a_close_is_never_anothers_text(self, world: World) -> None:
         """The drafter forgets an ended sequence that waits for its Close; its id is used again."""
-        first = world.sequence("s", pool_id="p", keep=Keep.UNSPECIFIED)
+        first = world.sequence("s", pool_id="p", keep=None)
         link = world.up()
         world.settle(link)
         world.drafters.end(first, by_itself=True)

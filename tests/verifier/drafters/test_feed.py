@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.v1 import drafter_pb2
+from tandem.values import Keep
 from tests.verifier.drafters.feeding import (
     answer,
     check_invariants,
@@ -26,7 +27,6 @@ from verifier.drafters.batches import (
     Release,
 )
 from verifier.drafters.feed import DraftFeed
-from verifier.drafts.drafted_by import Keep
 
 pytestmark = pytest.mark.usefixtures("releases_at_once")
 
@@ -373,7 +373,7 @@ class TestEnds:
 
     @pytest.mark.parametrize(
         ("policy", "keep"),
-        [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, Keep.UNSPECIFIED)],
+        [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, None)],
         ids=["no pool", "nothing", "unspecified"],
     )
     def test_without_a_pool_or_a_wish_nothing_is_kept(
@@ -397,11 +397,7 @@ class TestEnds:
         batch, _ = exchange(feed)
         assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.ALL, 4)])
         message = drafter_pb2.ProposeRequest.FromString(wire.request(batch)).releases[0]
-        assert (message.keep, message.feed_id, message.length) == (
-            drafter_pb2.KEEP_ALL,
-            "sequence",
-            4,
-        )
+        assert (message.keep, message.length) == (drafter_pb2.KEEP_ALL, 4)
         assert feed.is_idle
 
     def test_tokens_after_the_kept_length_are_not_sent_any_more(self) -> None:
@@ -463,12 +459,6 @@ class TestEnds:
             sent += [token_id for delta in batch.deltas for token_id in delta.token_ids]
         assert sent == sequence.token_ids
         assert batch.releases == [Release("sequence", Keep.ALL, 0)]
-
-    def test_how_a_pool_is_fed_meanwhile_is_the_drafters_to_read(self) -> None:
-        feed = feed_of(fed_sequence(), **POOL, pool_keep=drafter_pb2.KEEP_ALL, pool_feed_tokens=64)
-        request = drafter_pb2.ProposeRequest.FromString(wire.request(next_batch(feed)))
-        params = request.sequences[0].params
-        assert (params.pool_keep, params.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 64)
 
 
 class TestPace:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandem.v1 import drafter_pb2
+from tandem.values import Keep
 from tests.verifier.drafters.feeding import (
     answer,
     check_invariants,
@@ -27,7 +28,6 @@ from verifier.drafters.batches import (
     Release,
 )
 from verifier.drafters.feed import DraftFeed
-from verifier.drafts.drafted_by import Keep
 from verifier.scheduling.sequence import Sequence
 
 

@@ -1,5 +1,6 @@
 """Releases, and prompts whose hints are of no use, go with messages that are sent anyway."""
 
+from tandem.values import Keep
 from tests.verifier.drafters.feeding import (
     drafted_by,
     exchange,
@@ -10,7 +11,6 @@ from tests.verifier.drafters.feeding import (
 )
 from verifier.drafters.feed import RELEASE_DELAY_S, DraftFeed
 from verifier.drafts.draft_wait import HintRecord
-from verifier.drafts.drafted_by import Keep
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.scheduling.sequence import Sequence
 

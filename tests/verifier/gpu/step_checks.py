@@ -9,12 +9,12 @@ computed in plain torch.
 import contextlib
 import functools
 import gc
-import itertools
 import re
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import TritonBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import FloatArray, StepHandle, StepResult, StepSampling
+from verifier.batch.target_model import FloatArray, StepHandle, StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import Decided, Rejected
@@ -59,15 +59,14 @@ from verifier.gpu.weights import GpuWeights
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
+from verifier.sampling.rejection_sampler import JudgedSequence, Verdict
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.scheduling.sequence import ScoringMethod
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 5, 24, 16, 128
+MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 6, 24, 16, 128
 TEXT = some_tokens(60, 97)
 NUM_NEW_TOKENS = interpreted_cases(9, 14)
 
@@ -97,13 +96,13 @@ def decoder_of(
     num_blocks: int,
     backend: AttentionBackend | None = None,
     graphs: Graphs | None = None,
-    rule: AcceptanceRule | None = None,
+    samples_on_device: bool = False,
 ) -> GpuDecoder:
-    """`rule`: of its sampler; None: the host samples."""
+    """`samples_on_device`: else the host samples."""
     if backend is None:
         backend = TritonBackend(device=DEVICE) if DEVICE.type == "cuda" else TablesBackend(1e30)
     sampler = None
-    if rule is not None:
+    if samples_on_device:
         sampler = StepSampler(
             DeviceSampler(
                 device=DEVICE,
@@ -111,7 +110,6 @@ def decoder_of(
                 max_num_seqs=MAX_SEQS,
                 max_num_drafts=MAX_DRAFTS,
                 max_num_rows=MAX_TOKENS,
-                rule=rule,
             )
         )
     return GpuDecoder(
@@ -142,10 +140,10 @@ class Twins:
         self.computes_at_launch = own.computes_at_launch
         self.own = own
         self.host = host
-        self.num_merged = 0
+        self.num_reported = 0
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        handles = [each.launch(layout, sampling) for each in (self.own, self.host)]
+    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
+        handles = [each.launch(layout, sequences) for each in (self.own, self.host)]
         assert isinstance(handles[0], DeviceStep)
         return _TwinStep(self, layout, handles)
 
@@ -174,7 +172,7 @@ class _TwinStep:
             assert (ours is None) == (theirs is None)
             if ours is not None and theirs is not None:
                 np.testing.assert_array_equal(ours, theirs)
-        self._twins.num_merged += len(own.verdict.logprobs)
+        self._twins.num_reported += len(own.verdict.logprobs)
         return own
 
 
@@ -207,10 +205,8 @@ class Running:
 @contextlib.contextmanager
 def running(
     name: str,
-    rule: AcceptanceRule = AcceptanceRule.MATCH,
     *,
     num_blocks: int = 40,
-    verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
     weights: GpuWeights | None = None,
 ) -> Iterator[Running]:
     """An engine over twins, with graphs up to 16 tokens, of which some are captured late."""
@@ -221,9 +217,9 @@ def running(
             weights,
             num_blocks=num_blocks,
             graphs=Graphs(capture=capture(), limits=limits),
-            rule=each,
+            samples_on_device=each,
         )
-        for each in (rule, None)
+        for each in (True, False)
     )
     own.warm_up()
     host.warm_up()
@@ -244,8 +240,6 @@ def running(
             max_num_waiting=50,
             max_waiting_tokens=1 << 20,
             draft_timeout_s=PATIENCE_S,
-            acceptance_rule=rule,
-            verification=verification,
         ),
         drafters=Drafters(
             open_link=no_link,
@@ -344,20 +338,14 @@ def greedy_by_transformers(name: str, prompt: list[int], count: int) -> list[int
     return token_ids[len(prompt) :]
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    interpreted_cases(
-        [("qwen3", AcceptanceRule.MATCH), ("mistral", AcceptanceRule.RATIO)],
-        list(itertools.product(["qwen3", "mistral"], AcceptanceRule)),
-    ),
-)
-def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_sessions_get_the_tokens_of_the_host(name: str) -> None:
     """Each step of all of them: chunks, drafts, penalties, logprobs, scored prompts."""
     requests = requests_of(97)
-    with running(name, rule) as world:
+    with running(name) as world:
         plain, _ = serve(world.engine, requests)
         drafted, session = serve(world.engine, requests, spoiled(plain, 97))
-        assert world.twins.num_merged > 0
+        assert world.twins.num_reported > 0
         graphs = world.twins.own._graphs
         assert graphs is not None
         assert graphs.captured == [1, 2, 4, 8, 16]
@@ -365,12 +353,11 @@ def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) ->
     assert accepted > 0
     assert accepted < world.observer.num_drafts_scheduled
     assert plain[0] == greedy_by_transformers(name, requests[0]["token_ids"], NUM_NEW_TOKENS)
-    if rule is AcceptanceRule.MATCH:
-        assert drafted == plain
+    assert drafted == plain
 
 
 def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
-    """And by batch expansion. All begin with one block, and need three."""
+    """All begin with one block, and need three."""
     requests = [
         {**each, "token_ids": TEXT[nth : nth + 14], "max_new_tokens": 20}
         for nth, each in enumerate(requests_of(97)[1 : interpreted_cases(4, 6)])
@@ -378,8 +365,7 @@ def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
     with running("qwen3") as world:
         plain, _ = serve(world.engine, requests)
     num_blocks = len(requests) + 2
-    verification = ScoringMethod.BATCH_EXPANSION
-    with running("qwen3", num_blocks=num_blocks, verification=verification) as world:
+    with running("qwen3", num_blocks=num_blocks) as world:
         drafted, _ = serve(world.engine, requests, spoiled(plain, 97))
     assert world.scheduler.counts.num_preemptions > 0
     assert world.observer.num_drafts_scheduled > 0
@@ -444,9 +430,9 @@ def test_messages_are_sent_before_the_next_steps_masks_are_computed(
         order: list[str] = []
         launch, flush = world.twins.launch, world.engine._drafters.flush
 
-        def noted_launch(layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        def noted_launch(layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
             order.append("launch")
-            handle = launch(layout, sampling)
+            handle = launch(layout, sequences)
             order.append("launched")
             return handle
 
@@ -518,7 +504,7 @@ def judged(sampling: Sampling, adjustments: Adjustments | None = None) -> Judged
 
 
 def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
-    """By its grammar, by its parameters; on the host and on the device."""
+    """By its grammar, by its parameters, by its logprobs; on the host and on the device."""
     constrained = Sampling(is_constrained=True)
     raising = Adjustments(constrained, prompt_length=3, constraint=Raising())
     sequences = [
@@ -527,6 +513,7 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
         judged(Sampling(temperature=1.0, seed=2)),
         judged(Sampling(temperature=1.0, seed="x")),  # type: ignore[arg-type]
         judged(Sampling(logprobs=2)),
+        judged(Sampling(logprobs="x")),  # type: ignore[arg-type]
     ]
     layout = lay_out(
         [
@@ -541,25 +528,27 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
         ],
         block_size=BLOCK_SIZE,
     )
-    rule = AcceptanceRule.MATCH
-    own = decoder_of(weights_of("qwen3"), num_blocks=8, rule=rule)
+    own = decoder_of(weights_of("qwen3"), num_blocks=8, samples_on_device=True)
     host = decoder_of(weights_of("qwen3"), num_blocks=8)
     results = []
     for _ in range(2):
         for decoder in (own, host):
-            step = decoder.launch(layout, StepSampling(sequences=sequences, rule=rule))
+            step = decoder.launch(layout, sequences)
             step.wait()
             results.append(step.result())
     for result in results:
-        assert sorted(result.failures) == [1, 3]
-        assert_same(_without(result.verdict, [1, 3]), _without(results[1].verdict, [1, 3]))
+        failed = sorted(result.failures)
+        assert failed == [1, 3, 5]
+        assert_same(_without(result.verdict, failed), _without(results[1].verdict, failed))
     assert results[0].verdict.logprobs[4]
 
 
 def test_more_sequences_come_and_go_than_there_are_slots() -> None:
     """One step each; a preempted sequence comes back under another id."""
-    rule = AcceptanceRule.MATCH
-    own, host = (decoder_of(weights_of("qwen3"), num_blocks=8, rule=each) for each in (rule, None))
+    own, host = (
+        decoder_of(weights_of("qwen3"), num_blocks=8, samples_on_device=each)
+        for each in (True, False)
+    )
     twins = Twins(own, host)
     sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.4)
     for turn in range(interpreted_cases(2, 4) * MAX_SEQS):
@@ -583,7 +572,7 @@ def test_more_sequences_come_and_go_than_there_are_slots() -> None:
                 )
             )
         layout = lay_out(scheduled, block_size=BLOCK_SIZE)
-        step = twins.launch(layout, StepSampling(sequences=sequences, rule=rule))
+        step = twins.launch(layout, sequences)
         step.wait()
         step.result()
 

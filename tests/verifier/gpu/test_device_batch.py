@@ -3,18 +3,15 @@
 import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
 from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
 from tests.volume import examples
-from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.engine.step_batch import StepBatch
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.scheduling.scheduler import ScheduledSequence
-from verifier.scheduling.sequence import ScoringMethod
 
 CPU = torch.device("cpu")
 MAX_NUM_TABLES = 4
@@ -81,26 +78,17 @@ class WatchedWorld(ScheduledWorld):
         self.scheduler.schedule = watched  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("verification", ScoringMethod)
 @pytest.mark.parametrize("seed", range(examples(20)))
-def test_any_schedule_finds_its_own_tokens_and_blocks(
-    seed: int, verification: ScoringMethod
-) -> None:
+def test_any_schedule_finds_its_own_tokens_and_blocks(seed: int) -> None:
     """Sequences come and go, share prefixes, are preempted, and reject drafts."""
     chooser = random.Random(seed)
     max_num_tables = 4 + seed % 3
     batch = make_batch(max_num_tables=max_num_tables)
-    counts = {"steps": 0, "drafts": 0, "too many entries": 0}
+    counts = {"steps": 0, "drafts": 0}
 
     def watch(scheduled: list[ScheduledSequence]) -> None:
-        entries = StepBatch(scheduled, verification).entries
-        layout = expand(lay_out(entries, block_size=BLOCK_SIZE))
+        layout = lay_out(StepBatch(scheduled).entries, block_size=BLOCK_SIZE)
         num_padded = chooser.choice([None, layout.num_tokens, layout.num_tokens + 3, 64])
-        if not batch.fits(layout, num_padded):
-            counts["too many entries"] += 1
-            with pytest.raises(ValueError, match=f"{len(layout.seq_lens)} entries"):
-                batch.load(layout, num_padded_tokens=num_padded)
-            num_padded = None
         arrays = batch.load(layout, num_padded_tokens=num_padded)
         check(arrays, layout, num_padded, max_num_tables=max_num_tables)
         counts["steps"] += 1
@@ -118,8 +106,6 @@ def test_any_schedule_finds_its_own_tokens_and_blocks(
     world.run_to_end()
     assert counts["steps"] > 20
     assert counts["drafts"] > 0
-    if verification is ScoringMethod.SINGLE_PASS:
-        assert not counts["too many entries"]
     assert world.scheduler.counts.num_preemptions > 0
     assert world.scheduler.counts.num_prefix_cache_hits > 0
 
@@ -245,14 +231,11 @@ def test_a_step_beyond_the_limits_is_refused_and_changes_nothing() -> None:
     check(batch.load(known), known, None)
 
 
-def test_ids_follow_their_tables_through_expansion() -> None:
-    layout = lay_out(
-        [
-            tokens([7], [1], 5)._replace(draft_token_ids=[8, 9], num_expanded_tokens=2),
-            tokens([1], [2], 6),
-        ],
-        block_size=BLOCK_SIZE,
-    )
-    expanded = expand(layout)
-    np.testing.assert_array_equal(expanded.table_ids, [5, 5, 5, 6])
-    check(make_batch().load(expanded), expanded, None)
+def test_entries_of_one_table_share_its_row_and_may_be_too_many_for_padding() -> None:
+    batch = make_batch()
+    entries = [tokens([7], [1], 5, num_computed=place) for place in range(MAX_NUM_TABLES)]
+    layout, arrays = load(batch, *entries, tokens([1], [2], 6))
+    check(arrays, layout, None)
+    assert not batch.fits(layout, 8)
+    with pytest.raises(ValueError, match="5 tokens, 5 entries"):
+        batch.load(layout, num_padded_tokens=8)

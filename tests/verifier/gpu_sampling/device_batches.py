@@ -9,7 +9,7 @@ import torch
 
 from tests.verifier.sampling_cases import Case, rows_of
 from verifier.gpu.sampling.sampler import DeviceSampler, StagedSequence
-from verifier.sampling.rejection_sampler import AcceptanceRule, Verdict
+from verifier.sampling.rejection_sampler import Verdict
 
 # Triton's interpreter runs on the CPU; `tests/gpu` runs the same checks on a GPU.
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
@@ -25,11 +25,9 @@ def staged_of(case: Case, slot: int | None) -> StagedSequence:
     )
 
 
-def sampler_of(
-    vocab_size: int, rule: AcceptanceRule = AcceptanceRule.MATCH, max_num_seqs: int = 6
-) -> DeviceSampler:
+def sampler_of(vocab_size: int, max_num_seqs: int = 6) -> DeviceSampler:
     return DeviceSampler(
-        device=DEVICE, vocab_size=vocab_size, max_num_seqs=max_num_seqs, max_num_drafts=4, rule=rule
+        device=DEVICE, vocab_size=vocab_size, max_num_seqs=max_num_seqs, max_num_drafts=4
     )
 
 

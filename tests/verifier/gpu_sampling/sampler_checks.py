@@ -19,55 +19,52 @@ from tests.verifier.gpu_sampling.device_batches import (
 )
 from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, is_sampled_on_device
+from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-RULES = list(AcceptanceRule)
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "vocab_size", interpreted_cases([1, 33, 2048, 2300], [1, 2, 33, 300, 2048, 5003])
 )
-def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int, rule: AcceptanceRule) -> None:
-    draw = np.random.default_rng([vocab_size, RULES.index(rule)])
-    sampler = sampler_of(vocab_size, rule)
+def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int) -> None:
+    draw = np.random.default_rng(vocab_size)
+    sampler = sampler_of(vocab_size)
     num_accepted = 0
     for _ in range(interpreted_cases(3, 4)):
-        cases = [some_case(draw, vocab_size, 4, rule) for _ in range(draw.integers(1, 7))]
+        cases = [some_case(draw, vocab_size, 4) for _ in range(draw.integers(1, 7))]
         num_rows = sum(len(case.drafts) + 1 for case in cases)
         is_usable = draw.random(num_rows) < 0.95 if draw.random() < 0.5 else None
-        host = verified_by_host(cases, rule, is_usable)
+        host = verified_by_host(cases, is_usable)
         assert_equal(verified_by_device(sampler, cases, is_usable), host)
         num_accepted += int(host.num_accepted_tokens.sum())
     assert num_accepted > 0
 
 
 def test_more_rows_than_are_computed_at_a_time() -> None:
-    draw, rule = np.random.default_rng(5), AcceptanceRule.MATCH
-    cases = [some_case(draw, 40, 4, rule) for _ in range(30)]
+    draw = np.random.default_rng(5)
+    cases = [some_case(draw, 40, 4) for _ in range(30)]
     assert len(rows_of(cases)) > 64
-    sampler = sampler_of(40, rule, max_num_seqs=30)
-    assert_equal(verified_by_device(sampler, cases), verified_by_host(cases, rule))
+    sampler = sampler_of(40, max_num_seqs=30)
+    assert_equal(verified_by_device(sampler, cases), verified_by_host(cases))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_logits_are_widened(dtype: torch.dtype) -> None:
     draw = np.random.default_rng(8)
-    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(6)]
+    cases = [some_case(draw, 100, 4) for _ in range(6)]
     for case in cases:
         case.logits = case.logits.to(dtype).float()
     device = verified_by_device(sampler_of(100), cases, dtype=dtype)
-    assert_equal(device, verified_by_host(cases, AcceptanceRule.MATCH))
+    assert_equal(device, verified_by_host(cases))
 
 
 def test_logits_may_be_part_of_a_wider_tensor() -> None:
     draw = np.random.default_rng(9)
-    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(6)]
-    host = verified_by_host(cases, AcceptanceRule.MATCH)
+    cases = [some_case(draw, 100, 4) for _ in range(6)]
+    host = verified_by_host(cases)
     sampler = sampler_of(100)
     slots = [
         sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
@@ -81,11 +78,11 @@ def test_logits_may_be_part_of_a_wider_tensor() -> None:
     assert_equal(sampler.result(), host)
 
 
-def test_a_sequence_of_the_host_does_not_change_the_others() -> None:
+def test_a_sequence_without_a_slot_does_not_change_the_others() -> None:
     draw = np.random.default_rng(10)
-    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(5)]
+    cases = [some_case(draw, 100, 4) for _ in range(5)]
     sampler = sampler_of(100)
-    expected = verified_by_host(cases, AcceptanceRule.MATCH)
+    expected = verified_by_host(cases)
     slots = [
         sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
         for c in cases
@@ -108,16 +105,11 @@ def test_a_step_without_sequences() -> None:
     assert len(sampler.result().num_accepted_tokens) == 0
 
 
-def test_what_the_host_samples() -> None:
-    none: frozenset[int] = frozenset()
-    assert is_sampled_on_device(Sampling(temperature=1.0, top_k=3, prompt_logprobs=2), none)
-    assert is_sampled_on_device(Sampling(is_constrained=True), frozenset(range(MAX_STOP_TOKENS)))
+def test_more_biases_or_stop_tokens_than_fit_are_refused() -> None:
     biased = Sampling(logit_bias=tuple((i, 1.0) for i in range(MAX_BIASES + 1)))
-    for sampling, stops in [
-        (Sampling(logprobs=0), none),
-        (biased, none),
-        (Sampling(), frozenset(range(MAX_STOP_TOKENS + 1))),
-    ]:
-        assert not is_sampled_on_device(sampling, stops)
-        with pytest.raises(ValueError, match="the host samples"):
-            sampler_of(10).open(sampling, prompt_length=1, stop_token_ids=stops)
+    sampler = sampler_of(10, max_num_seqs=1)
+    for sampling, stops in ((biased, 0), (Sampling(), MAX_STOP_TOKENS + 1)):
+        with pytest.raises(ValueError, match="1024 and 2048 fit"):
+            sampler.open(sampling, prompt_length=1, stop_token_ids=frozenset(range(stops)))
+    # The slot is free still.
+    assert sampler.open(Sampling(logprobs=2), prompt_length=1) == 0

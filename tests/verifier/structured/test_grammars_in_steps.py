@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 from llguidance import LLMatcher
 
+from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, StartEngine, start_engine_with
 from tests.verifier.structured.watched_grammar import WatchedGrammar
@@ -13,7 +14,6 @@ from verifier.engine.messages import Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import InternalError, InvalidRequestError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait
 from verifier.structured.grammar_state import GrammarState
 from verifier.tensor_parallel.leader import ParallelModel
 from verifier.tensor_parallel.watch import Watch

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from tandem.values import ReasoningTags
 from verifier.errors import InvalidRequestError
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars, ReasoningTags
+from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json"
 END_TOKEN = 0
-OPEN, OPTIONAL = ReasoningTags("", "</think>"), ReasoningTags("<think>", "</think>")
+OPEN, OPTIONAL = ReasoningTags(end="</think>"), ReasoningTags(begin="<think>", end="</think>")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 ANSWERS = {
     GrammarKind.JSON_SCHEMA: (json.dumps(SCHEMA), '{"a": 12}'),

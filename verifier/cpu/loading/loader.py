@@ -34,7 +34,6 @@ from verifier.cpu.weights import (
 
 logger = get_logger(__name__)
 
-_QUANTIZATIONS = {"int8": WeightType.INT8, "fp8": WeightType.FP8}
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Bytes; a vector of 16 weights then never lies across two cache lines.
 _ALIGNMENT = 64
@@ -62,7 +61,7 @@ class DecoderDescription:
 
     def linear_type(self, dtype: str, quantization: str) -> WeightType:
         """The type of the layers' linear weights, for `--quantization` too."""
-        return _QUANTIZATIONS.get(quantization) or self.other_type(dtype)
+        return WeightType.FP8 if quantization == "fp8" else self.other_type(dtype)
 
 
 def describe_decoder(folder: Path) -> DecoderDescription:
@@ -135,7 +134,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
 
     Args:
         dtype: "auto", or a key of `DTYPES`: what weights are stored as.
-        quantization: "none", "int8" or "fp8", of the layers' linear weights.
+        quantization: "none" or "fp8", of the layers' linear weights.
 
     Raises:
         CheckpointError: the files are not what they were when they were described.
@@ -355,7 +354,7 @@ class _Loader:
 def _empty(shape: tuple[int, ...], num_outputs: int, weight_type: WeightType) -> Matrix:
     """A matrix of zeros; its pages take no memory until they are written."""
     scales = None
-    if weight_type in (WeightType.INT8, WeightType.FP8):
+    if weight_type is WeightType.FP8:
         scales = np.zeros((*shape[:-3], shape[-3] * LANES), dtype=np.float32)
     num_bytes = math.prod(shape) * np.dtype(weight_type.value).itemsize
     memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)

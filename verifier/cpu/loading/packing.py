@@ -20,16 +20,6 @@ _FP8_LARGEST = 448.0
 # A channel of zeros gets a scale, too.
 _FP8_SMALLEST_CHANNEL = 2.0**-80
 _FP8_SMALLEST_NORMAL = 2.0**-6
-# By byte; the two of NaN do not occur.
-_FP8_VALUES: FloatArray = np.array(
-    [
-        (1 - (byte >> 6 & 2))  # the sign
-        * (2.0 ** ((byte >> 3 & 15) - 7) * (8 + (byte & 7)) if byte & 0x78 else (byte & 7) / 64)
-        / 8
-        for byte in range(256)
-    ],
-    dtype=np.float32,
-)
 
 
 def pack_rows(
@@ -48,7 +38,7 @@ def pack_rows(
     Args:
         weight_type: what is stored in `blocks`.
         blocks: [at least num_rows / 16, at least K, 16], zero.
-        scales: [at least num_rows], for INT8 and FP8; set to the rows' factors.
+        scales: [at least num_rows], for FP8; set to the rows' factors.
         rounded_to: what weights are rounded to before they are quantised.
     """
     for start, rows in pieces(files, tensor, first_row, num_rows):
@@ -56,8 +46,7 @@ def pack_rows(
             bits = converted(rows, tensor.type, weight_type)
         else:
             values = widened(converted(rows, tensor.type, rounded_to), rounded_to)
-            quantise = _int8 if weight_type is WeightType.INT8 else _fp8
-            bits, scales[start : start + len(rows)] = quantise(values)
+            bits, scales[start : start + len(rows)] = to_fp8(values)
         # Kernels know no int16 and float32 apart from other types of that size.
         unsigned = np.dtype(f"u{bits.itemsize}")
         _pack(bits.view(unsigned), blocks[start // LANES :].view(unsigned))
@@ -101,27 +90,7 @@ def converted(bits: BitsArray, source: WeightType, target: WeightType) -> BitsAr
     return values
 
 
-def dequantised(rows: FloatArray, quantization: str) -> FloatArray:
-    """The values [N, K] that quantised weights stand for.
-
-    Args:
-        quantization: "int8" or "fp8".
-    """
-    if quantization == "int8":
-        bits, scale = _int8(rows)
-        return bits.astype(np.float32) * scale[:, None]
-    bits, scale = _fp8(rows)
-    return _FP8_VALUES[bits] * scale[:, None]
-
-
-def _int8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
-    """Nearest int8 weights, and a factor per row: its largest weight becomes 127."""
-    scale = np.abs(rows).max(axis=1) / np.float32(127)
-    divisor = np.where(scale > 0, scale, np.float32(1))
-    return np.rint(rows / divisor[:, None]).astype(np.int8), scale
-
-
-def _fp8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
+def to_fp8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
     """Nearest e4m3fn weights, and a factor per row: the smallest power of two at which its largest
     weight fits. Same values as `verifier.gpu.fp8`.
     """

@@ -5,8 +5,7 @@ steps are those of the host, in float64 with the host's bits of noise: adjust, w
 (`rows.py`, `cut.py`, `choice.py`). Sums are added up in another order, and the logarithm is another
 one, so tokens differ from the host's only where two candidates are within rounding.
 
-`compute` has no branch on what lies on the device and allocates nothing, so that a CUDA graph can
-replay it for the same numbers of rows and sequences.
+A step queues the same kernels whatever lies on the device, and allocates nothing.
 
 Shape legend as in `rejection_sampler.py`; N blocks of a row.
 """
@@ -22,7 +21,7 @@ import triton
 from verifier.gpu.sampling.kernels import choice, cut, jit, rows
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, Slots
 from verifier.sampling.parameters import Sampling
-from verifier.sampling.rejection_sampler import AcceptanceRule, Verdict
+from verifier.sampling.rejection_sampler import Verdict
 
 MaskArray = npt.NDArray[np.int32]
 
@@ -35,7 +34,7 @@ _CHUNK_ROWS = 64
 class StagedSequence:
     """What a sequence's rows are verified with in one step."""
 
-    # None: the host samples it, and the verdict on it here has no meaning.
+    # None: it could not be staged, and the verdict on it has no meaning.
     slot: int | None
     # All tokens of the sequence, drafts excluded.
     token_ids: SequenceOf[int]
@@ -59,7 +58,6 @@ class DeviceSampler:
         max_num_seqs: int,
         max_num_drafts: int,
         max_num_rows: int | None = None,
-        rule: AcceptanceRule = AcceptanceRule.MATCH,
     ) -> None:
         """Allocates, in bytes: 4 V (max_num_seqs + 1) for counts, V / 8 for each row's mask, and
         16 V for each of at most 64 rows.
@@ -74,8 +72,6 @@ class DeviceSampler:
         self._max_num_drafts = max_num_drafts
         self._max_num_rows = max_num_rows or max_num_seqs * (max_num_drafts + 1)
         self._slots = Slots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
-        self.rule = rule
-        self._is_ratio = rule is AcceptanceRule.RATIO
         self._num_blocks = triton.cdiv(vocab_size, _BLOCK)
         self._chunk_rows = min(self._max_num_rows, _CHUNK_ROWS)
         # The staged step: the drafts of each sequence, and all rows.
@@ -113,7 +109,7 @@ class DeviceSampler:
         """Returns the slot of a new sequence.
 
         Raises:
-            ValueError: the host samples it; see `is_sampled_on_device`.
+            ValueError: there are too many biases or stop tokens.
             IndexError: `max_num_seqs` are open.
         """
         return self._slots.open(
@@ -136,7 +132,7 @@ class DeviceSampler:
         steps, masks = self._steps.host, self._masks.host
         first_row = num_masks = 0
         for index, sequence in enumerate(sequences):
-            slot, num_masked = self._slots.of_host, 0
+            slot, num_masked = self._slots.of_none, 0
             if sequence.slot is not None:
                 slot = sequence.slot
                 num_masked = self._slots.take_in(slot, sequence.token_ids)
@@ -166,30 +162,14 @@ class DeviceSampler:
         logits: torch.Tensor,
         is_usable: torch.Tensor | None = None,
         num_failed: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Queues the staged step: `compute`, then the copy to the host. Waits for nothing.
-
-        Args, returns: as `compute`.
-            num_failed: scalar int64 on the device, which comes in the same copy; see `num_failed`.
-        """
-        verdicts = self.compute(logits, is_usable)
-        if num_failed is not None:
-            self._verdicts.device[0, 0].copy_(num_failed)
-        self.copy_verdicts()
-        return verdicts
-
-    def compute(self, logits: torch.Tensor, is_usable: torch.Tensor | None = None) -> torch.Tensor:
-        """Queues the kernels of the staged step; what a CUDA graph may capture.
+    ) -> None:
+        """Queues the staged step, and the copy of its verdicts to the host. Waits for nothing.
 
         Args:
             logits: [R or more, V] float32, bfloat16 or float16, on the device; rows contiguous.
             is_usable: [R or more] bool, on the device; False: the row must not be used. None: all
                 may be.
-
-        Returns:
-            [B, K + 3] int64 on the device, valid until the next call: each sequence's accepted
-            drafts and one more token, then -1; how many are accepted; whether the row after them is
-            usable.
+            num_failed: scalar int64 on the device, which comes in the same copy; see `num_failed`.
         """
         num_rows, num_sequences = self._num_rows, len(self._num_drafts)
         assert logits.shape[0] >= num_rows, f"{logits.shape} for {num_rows} rows"
@@ -198,6 +178,8 @@ class DeviceSampler:
         usable = self._all_usable if is_usable is None else is_usable
         for first_row in range(0, num_rows, self._chunk_rows):
             self._compute_rows(logits, first_row, min(self._chunk_rows, num_rows - first_row))
+        # Of each sequence: accepted drafts and one more token, then -1; how many are accepted;
+        # whether the row after them is usable.
         verdicts = self._verdicts.device[1 : 1 + num_sequences]
         if num_sequences:
             choice.decide[(num_sequences,)](
@@ -217,13 +199,9 @@ class DeviceSampler:
                 PADDED=triton.next_power_of_2(self._num_blocks),
                 **jit.NO_FUSION,
             )
-        return verdicts
-
-    def copy_verdicts(self) -> None:
-        """Queues the copy of the last computed verdicts to the host; for callers that replay
-        `compute`.
-        """
-        self._verdicts.to_host(1 + len(self._num_drafts))
+        if num_failed is not None:
+            self._verdicts.device[0, 0].copy_(num_failed)
+        self._verdicts.to_host(1 + num_sequences)
         if self._is_copied is not None:
             self._is_copied.record(torch.cuda.current_stream(self._device))
 
@@ -304,8 +282,7 @@ class DeviceSampler:
             num_warps=16,
             **padded,
         )
-        choose = choice.ratio_rows[(num_rows,)] if self._is_ratio else choice.race_rows[grid]
-        choose(
+        choice.race_rows[grid](
             *of_step,
             slots.integers,
             slots.numbers,

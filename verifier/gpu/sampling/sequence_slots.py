@@ -11,19 +11,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from verifier.gpu.sampling.sampler import DeviceSampler, StagedSequence
-from verifier.gpu.sampling.slots import is_sampled_on_device
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
-
-
-class Staged(NamedTuple):
-    """Who samples what of the staged step, by index among its sequences."""
-
-    # The sequences that the host samples, in order.
-    by_host: list[int]
-    # Sequences that could not be staged: ignore their verdicts.
-    failures: dict[int, Exception]
 
 
 class _Held(NamedTuple):
@@ -49,37 +39,37 @@ class SequenceSlots:
         # By table id, the last used at the end. Ids under zero: of one step only.
         self._held: OrderedDict[int, _Held] = OrderedDict()
 
-    def stage(self, sequences: SequenceOf[JudgedSequence], table_ids: SequenceOf[int]) -> Staged:
+    def stage(
+        self, sequences: SequenceOf[JudgedSequence], table_ids: SequenceOf[int]
+    ) -> dict[int, Exception]:
         """Stages a step's sequences, each with its slot.
 
         Args:
             table_ids: of each sequence; 0: nothing is known of it.
+
+        Returns:
+            Of sequences that could not be staged, by their indices: ignore their verdicts.
         """
         for table_id in [each for each in self._held if each < 0]:
             self._sampler.close(self._held.pop(table_id).slot)
         for table_id in table_ids:
             if table_id in self._held:
                 self._held.move_to_end(table_id)
-        staged, result = [], Staged(by_host=[], failures={})
+        staged: list[StagedSequence] = []
+        failures: dict[int, Exception] = {}
         for index, (sequence, table_id) in enumerate(zip(sequences, table_ids, strict=True)):
             try:
-                mine = self._staged(sequence, table_id or -1 - index)
+                staged.append(self._staged(sequence, table_id or -1 - index))
             except Exception as error:
                 # One sequence's parameters, counts or grammar.
-                result.failures[index] = error
-                mine = _for_host(sequence)
-            else:
-                if mine.slot is None:
-                    result.by_host.append(index)
-            staged.append(mine)
+                failures[index] = error
+                staged.append(_without_slot(sequence))
         self._sampler.stage(staged)
-        return result
+        return failures
 
     def _staged(self, sequence: JudgedSequence, table_id: int) -> StagedSequence:
         adjustments = sequence.history.adjustments
         stop_token_ids: frozenset[int] = adjustments.stop_token_ids if adjustments else frozenset()
-        if not is_sampled_on_device(sequence.sampling, stop_token_ids):
-            return _for_host(sequence)
         drafts = sequence.history.draft_token_ids
         constraint = None if adjustments is None else adjustments.constraint
         return StagedSequence(
@@ -118,7 +108,7 @@ class SequenceSlots:
         return slot
 
 
-def _for_host(sequence: JudgedSequence) -> StagedSequence:
+def _without_slot(sequence: JudgedSequence) -> StagedSequence:
     return StagedSequence(
         slot=None,
         token_ids=(),

@@ -1,9 +1,7 @@
 """The parameters of the open sequences, in tables on the device, one slot each."""
 
-import dataclasses
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,54 +12,9 @@ from verifier.gpu.sampling.token_counts import TokenCounts
 from verifier.sampling.logits_processing import distribution_parameters
 from verifier.sampling.parameters import Sampling
 
-# The most that a request may have (`sampling.proto`, `gateway.proto`), with the model's end tokens.
+# As many as a request may have (`sampling.proto`, `verifier.proto`), and the model's end tokens.
 MAX_BIASES = 1024
-MAX_STOP_TOKENS = 128
-
-# The fields of `Sampling` that the device's kernels apply: put into a slot, or staged with each
-# step. A sequence in which any other field has not its default goes to the host.
-DEVICE_FIELDS = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "frequency_penalty",
-        "presence_penalty",
-        "logit_bias",
-        "seed",
-        "min_new_tokens",
-        "is_constrained",
-    }
-)
-# They choose no token: `prompt_logprobs` is about rows that are not sampled, and without `logprobs`
-# nothing heeds `raw_logprobs`.
-_IRRELEVANT_FIELDS = frozenset({"prompt_logprobs", "raw_logprobs"})
-
-
-def host_fields(parameters: type[Sampling]) -> list[tuple[str, Any]]:
-    """The fields that only the host applies, with their defaults: all that are not named above."""
-    return [
-        (field.name, field.default)
-        for field in dataclasses.fields(parameters)
-        if field.name not in DEVICE_FIELDS | _IRRELEVANT_FIELDS
-    ]
-
-
-_HOST_FIELDS = host_fields(Sampling)
-
-
-def is_sampled_on_device(sampling: Sampling, stop_token_ids: frozenset[int]) -> bool:
-    """The rule of what the device samples; the rows of all other sequences go to the host.
-
-    Logprobs need whole rows there.
-    """
-    return (
-        all(getattr(sampling, name) == default for name, default in _HOST_FIELDS)
-        and len(sampling.logit_bias) <= MAX_BIASES
-        and len(stop_token_ids) <= MAX_STOP_TOKENS
-    )
+MAX_STOP_TOKENS = 2048
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +29,7 @@ class Slots:
 
     Attributes:
         integers, numbers: [max_num_seqs + 1, columns of `jit.py`] int64, float64. The last slot is
-            that of sequences that the host samples: here they get their likeliest tokens.
+            that of sequences that could not be staged: they get their likeliest tokens.
         bias_token_ids, biases: [max_num_seqs + 1, MAX_BIASES]. stop_token_ids: likewise; int64.
         counts: of the tokens of sequences with penalties.
     """
@@ -93,7 +46,7 @@ class Slots:
         self.biases = table(MAX_BIASES, torch.float64)
         self.stop_token_ids = table(MAX_STOP_TOKENS, torch.int64)
         self.counts = TokenCounts(num_slots=num_slots, vocab_size=vocab_size, device=device)
-        self.of_host = max_num_seqs
+        self.of_none = max_num_seqs
         self._open: list[_Open | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))[::-1]
 
@@ -103,11 +56,14 @@ class Slots:
         """Returns the slot of a new sequence.
 
         Raises:
-            ValueError: the device does not sample it; see `is_sampled_on_device`.
+            ValueError: there are too many biases or stop tokens.
             IndexError: all slots are taken.
         """
-        if not is_sampled_on_device(sampling, stop_token_ids):
-            raise ValueError(f"the host samples a sequence with {sampling}")
+        if len(sampling.logit_bias) > MAX_BIASES or len(stop_token_ids) > MAX_STOP_TOKENS:
+            raise ValueError(
+                f"{len(sampling.logit_bias)} biases and {len(stop_token_ids)} stop tokens, where "
+                f"{MAX_BIASES} and {MAX_STOP_TOKENS} fit"
+            )
         parameters = distribution_parameters(sampling)
         integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
         # No vocabulary is larger than that.

@@ -16,8 +16,7 @@ from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.responses.schema import FunctionChoice, ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
-from gateway.messages.request import SamplingParams
-from gateway.messages.response import FinishReason
+from tandem.values import FinishReason, SamplingParams
 
 _STATUS = {
     FinishReason.STOP: "completed",

@@ -30,7 +30,7 @@ from gateway.api.openai.schema import (
     text_or_list,
     text_or_named,
 )
-from gateway.messages.sizes import MAX_UINT32
+from tandem.declared import MAX_UINT32
 
 
 class InputText(RequestPart):

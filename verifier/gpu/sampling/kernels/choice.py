@@ -1,4 +1,4 @@
-"""The kernels after the cut: one token per row by either rule, and the verdict on each sequence.
+"""The kernels after the cut: one token per row, and the verdict on each sequence.
 
 Shape legend as in `rows.py`; B sequences, K the most drafts of one.
 """
@@ -19,11 +19,6 @@ from verifier.gpu.sampling.kernels.jit import (
 )
 from verifier.gpu.sampling.kernels.noise import uniform
 from verifier.gpu.sampling.kernels.rows import INFINITY, has_distribution, largest_of
-
-# `philox.Purpose`, which a test compares.
-MATCH = tl.constexpr(0)
-ACCEPT = tl.constexpr(1)
-EMIT = tl.constexpr(2)
 
 
 @jit
@@ -57,7 +52,7 @@ def race_rows(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rule `match`: the winner of each block, by probability over exponential noise.
+    """The winner of each block, by probability over exponential noise.
 
     Args:
         scores, token_ids_chosen: [R, N], written; -1: no token of the block can win.
@@ -77,87 +72,12 @@ def race_rows(
         probs = _probabilities(tl.load(places, mask=is_token, other=0.0), total)
         seed = tl.load(integers + slot * NUM_INTEGERS + SEED)
         position = tl.load(step + POSITION) + row - tl.load(step + FIRST_ROW)
-        noise = -tl.log(uniform(token_ids, position, MATCH, seed))
+        noise = -tl.log(uniform(token_ids, position, seed))
         own = tl.where(probs > 0.0, probs / noise, -1.0)
         best = tl.max(own, axis=0)
         winner = tl.min(tl.where(own == best, token_ids, VOCAB_SIZE), axis=0)
         tl.store(scores + row * NUM_BLOCKS + block, best)
         tl.store(token_ids_chosen + row * NUM_BLOCKS + block, winner)
-
-
-@jit
-def ratio_rows(
-    first_row,
-    row_sequences,
-    steps,
-    integers,
-    numbers,
-    tops,
-    weights,
-    sums,
-    scores,
-    token_ids_chosen,
-    VOCAB_SIZE: tl.constexpr,
-    STEP_WIDTH: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Rule `ratio`: the draft, if its uniform is below its probability, else another token by
-    inverse CDF. One program a row.
-
-    Args:
-        scores, token_ids_chosen: [R, N], of which the first block is written, and -1 to the others.
-    """
-    chunk_row = tl.program_id(0).to(tl.int64)
-    row = first_row + chunk_row
-    step = steps + tl.load(row_sequences + row) * STEP_WIDTH
-    slot = tl.load(step + SLOT)
-    temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE)
-    top = largest_of(tops, row, NUM_BLOCKS, PADDED)
-    if has_distribution(temperature, top):
-        total = _total(sums, row, NUM_BLOCKS, PADDED)
-        weights += chunk_row * VOCAB_SIZE
-        index = row - tl.load(step + FIRST_ROW)
-        position = tl.load(step + POSITION) + index
-        seed = tl.load(integers + slot * NUM_INTEGERS + SEED)
-        has_draft = index < tl.load(step + NUM_DRAFTS)
-        draft = tl.load(step + DRAFTS + index, mask=has_draft, other=-1)
-        is_token = (draft >= 0) & (draft < VOCAB_SIZE)
-        draft = tl.where(is_token, draft, -1).to(tl.int32)
-        draft_prob = _probabilities(tl.load(weights + draft, mask=is_token, other=0.0), total)
-        offsets = tl.arange(0, BLOCK)
-        zero = tl.zeros([1], tl.int32)
-        accept_uniform = tl.max(uniform(zero + draft, position, ACCEPT, seed), axis=0)
-        emit_uniform = tl.max(uniform(zero, position, EMIT, seed), axis=0)
-
-        mass, last = total * 0.0, draft * 0
-        for start in range(0, VOCAB_SIZE, BLOCK):
-            token_ids = start + offsets
-            is_other = (token_ids < VOCAB_SIZE) & (token_ids != draft)
-            weight = tl.load(weights + token_ids, mask=is_other, other=0.0)
-            probs = _probabilities(weight, total)
-            mass += tl.sum(probs, axis=0)
-            last = tl.maximum(last, tl.max(tl.where(probs > 0.0, token_ids, 0), axis=0))
-        threshold = emit_uniform * mass
-        cumulative, emitted = total * 0.0, draft * 0 + VOCAB_SIZE
-        for start in range(0, VOCAB_SIZE, BLOCK):
-            token_ids = start + offsets
-            is_other = (token_ids < VOCAB_SIZE) & (token_ids != draft)
-            weight = tl.load(weights + token_ids, mask=is_other, other=0.0)
-            probs = _probabilities(weight, total)
-            reached = (cumulative + tl.cumsum(probs, axis=0) > threshold) & (probs > 0.0)
-            found = tl.min(tl.where(reached, token_ids, VOCAB_SIZE), axis=0)
-            emitted = tl.minimum(emitted, found)
-            cumulative += tl.sum(probs, axis=0)
-        # Rounding may put the threshold at the mass itself.
-        emitted = tl.where(emitted < VOCAB_SIZE, emitted, last)
-        chosen = tl.where(accept_uniform < draft_prob, draft, emitted)
-        blocks = tl.arange(0, PADDED)
-        places = row * NUM_BLOCKS + blocks
-        score = tl.where(blocks == 0, 1.0, -1.0).to(tl.float64)
-        tl.store(scores + places, score, mask=blocks < NUM_BLOCKS)
-        tl.store(token_ids_chosen + places, chosen, mask=blocks < NUM_BLOCKS)
 
 
 @jit

@@ -16,16 +16,14 @@ _ROUNDER = tl.constexpr(6755399441055744.0)
 
 
 @jit
-def uniform(token_ids, position, purpose: tl.constexpr, seed):
+def uniform(token_ids, position, seed):
     """Uniform variates in (0, 1), float64.
 
     Args:
         token_ids: [n] int32. position, seed: int64; of the seed, the bits count.
     """
     zero = token_ids * 0
-    words_0, words_1, _, _ = tl.philox(
-        seed, token_ids, zero + position.to(tl.int32), zero + purpose, zero
-    )
+    words_0, words_1, _, _ = tl.philox(seed, token_ids, zero + position.to(tl.int32), zero, zero)
     bits = (words_0.to(tl.uint64) << 20) | (words_1.to(tl.uint64) >> 12)
     return (bits | _BITS_OF_1).to(tl.float64, bitcast=True) - 1.0 + 1.1102230246251565e-16
 
