@@ -13,6 +13,7 @@ import pydantic
 import pytest
 import structlog
 
+import servicekit.yaml_file
 from servicekit.config import (
     ChannelOptions,
     ConfigError,
@@ -275,6 +276,19 @@ def test_a_file_may_be_a_pipe() -> None:
     finally:
         os.close(reading)
         writer.join()
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(yaml_file: Path) -> None:
+    os.mkfifo(yaml_file)
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: is a pipe without content")
+
+
+def test_a_file_without_end_is_refused(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicekit.yaml_file, "_MAX_FILE_BYTES", 1 << 20)
+    yaml_file.symlink_to("/dev/zero")
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: has more than 1 MiB")
 
 
 def test_an_error_names_the_source_that_won() -> None:
