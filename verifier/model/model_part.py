@@ -82,7 +82,6 @@ def load_part(
         device=device,
         attention=choose_attention(
             config.attention_backend,
-            block_size=0,
             device=device,
             dtype=checkpoint.dtype,
             head_dim=checkpoint.kv_shape.head_dim,
