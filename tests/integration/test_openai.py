@@ -15,9 +15,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from gateway.api.openai import answer_schema
 from gateway.text.tokenizer import Tokenizer
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
+from tests.gateway.openai import answer_schema
 from tests.integration.prompts import HELD_OUT, rename_prompts
 from tests.integration.stack import (
     EVERY_DRAFT,

@@ -23,7 +23,6 @@ from verifier.sampling.rejection_sampler import (
     Verdict,
     accept_rows,
     verify,
-    verify_isolating_faults,
 )
 
 
@@ -133,7 +132,6 @@ def judge(
     first_positions: IntArray,
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
-    verify: Callable[..., Verdict] = verify,
 ) -> Verdict:
     """`verify` for sequences whose history does not matter."""
     ends = np.cumsum(num_draft_tokens)
@@ -537,14 +535,8 @@ def test_a_sequence_that_raises_costs_the_others_nothing(
     samplings = [dataclasses.replace(SAMPLINGS["random"], logprobs=2, seed=i) for i in range(3)]
     expected = judge_three(sampling=samplings)
     samplings[failing] = dataclasses.replace(samplings[failing], seed="a")  # type: ignore[arg-type]
-    failed: list[int] = []
-    verdict = judge_three(
-        sampling=samplings,
-        verify=functools.partial(
-            verify_isolating_faults, is_usable=None, fail=lambda i, _: failed.append(i)
-        ),
-    )
-    assert failed == [failing]
+    verdict = judge_three(sampling=samplings)
+    assert list(verdict.failures) == [failing]
     for i in {0, 1, 2} - {failing}:
         assert (verdict.output_token_ids[i] == expected.output_token_ids[i]).all()
         assert verdict.num_accepted_tokens[i] == expected.num_accepted_tokens[i]

@@ -3,7 +3,6 @@ other.
 """
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +28,8 @@ from verifier.build import LoadedModel
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import StepRecord
 from verifier.errors import ModelOutputError, OverloadedError
-from verifier.sampling import Sampling, rejection_sampler
-from verifier.sampling.logits_processing import FloatArray, target_probs
-from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
+from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import target_probs
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import (
@@ -292,33 +290,6 @@ def test_sequences_as_long_as_the_whole_pool_are_scored_also_when_cached(
         assert len(scores.positions) == 5
         session.wait_end(behind)
         call.close()
-
-
-def test_a_step_that_ends_a_scored_sequence_is_verified_once(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As the fallback for sequences that cannot be verified calls it: one by one.
-    num_sequences = []
-
-    def counted(logits: FloatArray, sequences: list[JudgedSequence], **fields: Any) -> Verdict:
-        num_sequences.append(len(sequences))
-        return verify(logits, sequences, **fields)
-
-    monkeypatch.setattr(rejection_sampler, "verify", counted)
-    running = start_engine()
-    session = running.attach()
-    sequence = DraftsToScore(token_ids=[1, 2, 3], draft_token_ids=[1, 2])
-    with running.held():
-        streams = [session.open([1, 2], max_new_tokens=4) for _ in range(2)]
-        call = ScoreCall(running.engine, [sequence], options())
-    call.result.result(PATIENCE_S)
-    call.close()
-    for stream in streams:
-        session.wait_end(stream)
-    running.sync()
-    steps = running.observer.steps
-    assert any(item.sequence.scoring for step in steps for item in step.scheduled)
-    assert num_sequences == [len(step.verdict.is_finite) for step in steps]
 
 
 class TestFailing:

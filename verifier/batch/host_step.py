@@ -15,7 +15,7 @@ from verifier.batch.target_model import (
     StepHandle,
     StepResult,
 )
-from verifier.sampling.rejection_sampler import JudgedSequence, verify_isolating_faults
+from verifier.sampling.rejection_sampler import JudgedSequence, verify
 
 
 @runtime_checkable
@@ -87,18 +87,15 @@ class HostStep:
             kv_is_finite = None
         if kv_is_finite is not None:
             is_usable = kv_is_finite[layout.logits_indices[: len(rows)]]
-        failures: dict[int, Exception] = {}
-        verdict = verify_isolating_faults(
+        verdict = verify(
             rows,
             sequences,
             draft_token_ids=layout.draft_token_ids,
             num_draft_tokens=layout.num_draft_tokens[: len(sequences)],
             is_usable=is_usable,
-            fail=failures.__setitem__,
         )
         return StepResult(
             verdict=verdict,
-            failures=failures,
             kv_is_finite=kv_is_finite,
             logits_of=lambda indices: logits[indices],
             hidden_states=hidden_states,

@@ -4,7 +4,7 @@ A step is launched, and its result is waited for later: a device computes meanwh
 does what needs no result. `host_step.py` is the step of a model whose logits come to the host.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
 
@@ -24,9 +24,6 @@ class StepResult(NamedTuple):
 
     # Which drafts of the sampled sequences are accepted, and what follows them.
     verdict: Verdict
-    # Exceptions of sequences that could not be verified, by index among the sampled ones. Ignore
-    # their part of the verdict.
-    failures: Mapping[int, Exception]
     # [T], whether the K/V of each token of the layout is finite. None: all is, or the model does
     # not check.
     kv_is_finite: BoolArray | None
@@ -51,7 +48,7 @@ class StepHandle(Protocol):
         ...
 
     def result(self) -> StepResult:
-        """The step's result. An exception that one sequence causes is among its failures."""
+        """The step's result. What one sequence raises is among the verdict's failures."""
         ...
 
 

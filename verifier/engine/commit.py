@@ -116,7 +116,7 @@ class Committer:
             for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
                 if batch.owners[entry].is_running:
                     self._table.reject(batch.owners[entry], ModelOutputError(NOT_FINITE_KV))
-        for index, error in {**result.failures, **batch.failures}.items():
+        for index, error in {**result.verdict.failures, **batch.failures}.items():
             sequence = batch.sampled[index].sequence
             if sequence.is_running:
                 self._faults.fail(sequence, Fault.VERIFY, error)

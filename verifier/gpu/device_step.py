@@ -81,15 +81,14 @@ class DeviceStep:
         if layout.wants_hidden_states:
             hidden_states = self._on_host(output.rows, layout.scored_logits_indices)
         return StepResult(
-            verdict=dataclasses.replace(verdict, logprobs=self._logprobs(verdict)),
-            failures=self._failures,
+            verdict=self._completed(verdict),
             kv_is_finite=kv_is_finite,
             logits_of=lambda indices: self._on_host(output.logits, indices),
             hidden_states=hidden_states,
         )
 
-    def _logprobs(self, verdict: Verdict) -> dict[int, list[TokenLogprob]]:
-        """Of the emitted tokens of the sequences that want them, computed on the host."""
+    def _completed(self, verdict: Verdict) -> Verdict:
+        """With the failures, and the logprobs of emitted tokens, computed on the host."""
         num_rows = self._layout.num_sampled_tokens[: len(self._sequences)]
         first_rows = np.cumsum(num_rows) - num_rows
         num_emitted = verdict.num_accepted_tokens + verdict.is_finite
@@ -101,7 +100,7 @@ class DeviceStep:
             and index not in self._failures
         ]
         if not wanted:
-            return {}
+            return dataclasses.replace(verdict, failures=self._failures)
         indices = [np.arange(num_emitted[index]) + first_rows[index] for index in wanted]
         rows = self._on_host(self._output.logits, np.concatenate(indices))
         logprobs: dict[int, list[TokenLogprob]] = {}
@@ -115,7 +114,7 @@ class DeviceStep:
             except Exception as error:
                 self._failures[index] = error
             start = end
-        return logprobs
+        return dataclasses.replace(verdict, logprobs=logprobs, failures=self._failures)
 
     def _on_host(self, tensor: torch.Tensor, indices: IntArray) -> FloatArray:
         """Rows of the tensor [n, ...] float32; waits for the device."""

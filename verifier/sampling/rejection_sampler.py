@@ -10,7 +10,6 @@ Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows
 K_i draft rows, then its bonus row. V vocabulary.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from servicekit.logs import get_logger
 from tandem.values import TokenLogprob
 from verifier.sampling.adjustments import AdjustmentArrays, add_draft, adjust
 from verifier.sampling.distribution import (
@@ -39,8 +37,6 @@ from verifier.sampling.logits_processing import (
 from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.race import win_race
-
-logger = get_logger(__name__)
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -71,6 +67,8 @@ class Verdict:
     is_finite: BoolArray
     # By index in the batch, of sequences that requested logprobs: one per emitted token.
     logprobs: dict[int, list[TokenLogprob]]
+    # By index in the batch, of sequences that could not be verified: ignore all else about them.
+    failures: dict[int, Exception]
 
 
 def verify(
@@ -83,7 +81,8 @@ def verify(
 ) -> Verdict:
     """Verifies all drafts of a step and samples one further token per sequence.
 
-    A sequence's rows after its first rejected draft have no effect, whatever they contain.
+    A sequence's rows after its first rejected draft have no effect, whatever they contain. One that
+    raises is among the failures, and the others get the tokens that they would get without it.
 
     Args:
         logits: [R, V].
@@ -95,111 +94,33 @@ def verify(
     # The lowest id of the likeliest ones.
     sampled = logits.argmax(axis=-1)
     is_usable = _finite_rows(logits, sampled, _ALL if is_usable is None else is_usable)
-    start = 0
-    # Sequences whose tokens' logprobs are reported, and their first rows.
-    reported: list[tuple[int, int]] = []
-    for i, (sequence, num_drafts) in enumerate(
-        zip(sequences, num_draft_tokens.tolist(), strict=True)
-    ):
-        sampling, end = sequence.sampling, start + num_drafts + 1
-        is_free = sampling.is_greedy and not sampling.adjusts_logits
-        if not is_free and not _are_sampled(sampled[start:end], sequence):
-            _sample_rows(
-                logits[start:end],
-                is_usable[start:end],
-                sequence.history.drafts,
-                sequence.history.adjustment_arrays,
-                distribution_parameters(sampling),
-                np.uint64(sampling.seed),
-                sequence.first_position,
-                sampled[start:end],
-            )
-        if sampling.logprobs is not None:
-            reported.append((i, start))
-        start = end
+    failures: dict[int, Exception] = {}
+    ends: list[int] = (num_draft_tokens + 1).cumsum().tolist()
+    starts = [0, *ends][: len(ends)]
+    for i, (sequence, start, end) in enumerate(zip(sequences, starts, ends, strict=True)):
+        try:
+            _sample(logits[start:end], is_usable[start:end], sequence, sampled[start:end])
+        except Exception as error:
+            failures[i] = error
     output_token_ids, num_accepted_tokens, last_is_usable = accept_rows(
         sampled, draft_token_ids, num_draft_tokens, is_usable
     )
     logprobs = {}
-    for i, start in reported:
+    for i, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
         num_emitted = num_accepted_tokens[i] + last_is_usable[i]
-        if num_emitted:
-            emitted = output_token_ids[i, :num_emitted]
-            logprobs[i] = emitted_logprobs(
-                logits[start : start + num_emitted], sequences[i], emitted
-            )
+        if sequence.sampling.logprobs is None or i in failures or not num_emitted:
+            continue
+        emitted = output_token_ids[i, :num_emitted]
+        try:
+            logprobs[i] = emitted_logprobs(logits[start : start + num_emitted], sequence, emitted)
+        except Exception as error:
+            failures[i] = error
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
         is_finite=last_is_usable,
         logprobs=logprobs,
-    )
-
-
-def verify_isolating_faults(
-    logits: FloatArray,
-    sequences: SequenceOf[JudgedSequence],
-    *,
-    draft_token_ids: IntArray,
-    num_draft_tokens: IntArray,
-    is_usable: BoolArray | None,
-    fail: Callable[[int, Exception], None],
-) -> Verdict:
-    """Calls `verify`; if that raises, verifies the sequences one by one, slowly, so that the
-    sequence that causes it is found and the others get the tokens that they would have got.
-
-    Args:
-        fail: called with the index of each sequence that cannot be verified; its part of the
-            verdict has no meaning.
-    """
-    try:
-        return verify(
-            logits,
-            sequences,
-            draft_token_ids=draft_token_ids,
-            num_draft_tokens=num_draft_tokens,
-            is_usable=is_usable,
-        )
-    except Exception as error:
-        of_all = error  # raised again below, for one sequence
-    num_sequences = len(sequences)
-    width = int(num_draft_tokens.max(initial=0)) + 1
-    output_token_ids = np.full((num_sequences, width), PADDING, dtype=np.int64)
-    num_accepted_tokens = np.zeros(num_sequences, dtype=np.int64)
-    is_finite = np.zeros(num_sequences, dtype=np.bool_)
-    logprobs = {}
-    is_found = False
-    first_row = first_draft = 0
-    for i, sequence in enumerate(sequences):
-        num_drafts = int(num_draft_tokens[i])
-        end_row, end_draft = first_row + num_drafts + 1, first_draft + num_drafts
-        try:
-            verdict = verify(
-                logits[first_row:end_row],
-                [sequence],
-                draft_token_ids=draft_token_ids[first_draft:end_draft],
-                num_draft_tokens=num_draft_tokens[i : i + 1],
-                is_usable=None if is_usable is None else is_usable[first_row:end_row],
-            )
-        except Exception as error:
-            is_found = True
-            fail(i, error)
-        else:
-            [token_ids] = verdict.output_token_ids
-            output_token_ids[i, : len(token_ids)] = token_ids
-            num_accepted_tokens[i] = verdict.num_accepted_tokens[0]
-            is_finite[i] = verdict.is_finite[0]
-            if 0 in verdict.logprobs:
-                logprobs[i] = verdict.logprobs[0]
-        first_row, first_draft = end_row, end_draft
-    if not is_found:
-        # A fault of the step, not of a sequence; as lengths that contradict each other.
-        logger.error("verify_failed_for_no_sequence", exc_info=of_all)
-    return Verdict(
-        output_token_ids=output_token_ids,
-        num_accepted_tokens=num_accepted_tokens,
-        is_finite=is_finite,
-        logprobs=logprobs,
+        failures=failures,
     )
 
 
@@ -276,6 +197,30 @@ def _accept_rows(
         row += count + 1
         draft += count
     return True
+
+
+def _sample(
+    logits: FloatArray, is_usable: BoolArray, sequence: JudgedSequence, sampled: IntArray
+) -> None:
+    """Replaces the likeliest tokens of one sequence's rows by what it samples.
+
+    Args:
+        logits: [K + 1, V]. is_usable: [K + 1]. sampled: [K + 1].
+    """
+    sampling = sequence.sampling
+    is_free = sampling.is_greedy and not sampling.adjusts_logits
+    if is_free or _are_sampled(sampled, sequence):
+        return
+    _sample_rows(
+        logits,
+        is_usable,
+        sequence.history.drafts,
+        sequence.history.adjustment_arrays,
+        distribution_parameters(sampling),
+        np.uint64(sampling.seed),
+        sequence.first_position,
+        sampled,
+    )
 
 
 def _are_sampled(likeliest: IntArray, sequence: JudgedSequence) -> bool:

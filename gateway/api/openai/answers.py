@@ -1,7 +1,6 @@
 """How answers are written: whole ones and chunks, for completions and chat completions.
 
 Owns the JSON of choices, which is written without a model of it: a stream writes a chunk per step.
-`answer_schema.py` describes it.
 """
 
 import json

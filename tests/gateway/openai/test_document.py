@@ -9,13 +9,14 @@ import pydantic
 import pytest
 from hypothesis import strategies as st
 
-from gateway.api.openai import answer_schema, requests, schema
+from gateway.api.openai import requests, schema
 from gateway.api.openai.document import openapi_json
 from gateway.api.openai.errors import ApiError
-from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.api.openai.responses.schema import ResponsesRequest
+from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import get, post
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.openai.response_schema import Response, ResponseEvent
 from tests.gateway.scripted_verifier import ScriptedVerifier
 from tests.volume import examples
 

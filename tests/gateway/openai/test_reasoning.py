@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from gateway.api.openai import answer_schema
-from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
+from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.openai.response_schema import Response, ResponseEvent
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in

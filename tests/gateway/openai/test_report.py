@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai import answer_schema
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.usage import UsageTotal
 from gateway.messages.response import Chunk, Finished, Step
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tandem.values import DraftSource, FinishReason, MatchAcceptance, Usage
+from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier

@@ -14,12 +14,12 @@ from openai.types.responses import ResponseStreamEvent
 
 from gateway.api.openai.answers import Part
 from gateway.api.openai.responses import answer as response_answer
-from gateway.api.openai.responses.answer_schema import Response, ResponseEvent
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.api.openai.usage import UsageTotal
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.openai.response_schema import Response, ResponseEvent
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai import answer_schema, grammars
+from gateway.api.openai import grammars
 from tandem.v1 import sampling_pb2
+from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway

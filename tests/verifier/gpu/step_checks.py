@@ -160,8 +160,8 @@ class _TwinStep:
 
     def result(self) -> StepResult:
         own, host = (each.result() for each in self._handles)
-        assert own.failures.keys() == host.failures.keys()
-        failed = list(host.failures)
+        assert own.verdict.failures.keys() == host.verdict.failures.keys()
+        failed = list(host.verdict.failures)
         assert_same(_without(own.verdict, failed), _without(host.verdict, failed))
         assert (own.kv_is_finite is None) == (host.kv_is_finite is None)
         if own.kv_is_finite is not None and host.kv_is_finite is not None:
@@ -184,6 +184,7 @@ def _without(verdict: Verdict, failed: list[int]) -> Verdict:
         num_accepted_tokens=verdict.num_accepted_tokens[left],
         is_finite=verdict.is_finite[left],
         logprobs={i: each for i, each in verdict.logprobs.items() if i not in failed},
+        failures={},
     )
 
 
@@ -537,7 +538,7 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
             step.wait()
             results.append(step.result())
     for result in results:
-        failed = sorted(result.failures)
+        failed = sorted(result.verdict.failures)
         assert failed == [1, 3, 5]
         assert_same(_without(result.verdict, failed), _without(results[1].verdict, failed))
     assert results[0].verdict.logprobs[4]

@@ -224,6 +224,7 @@ class DeviceSampler:
             num_accepted_tokens=verdicts[:, -2],
             is_finite=verdicts[:, -1] != 0,
             logprobs={},
+            failures={},
         )
 
     def _compute_rows(self, logits: torch.Tensor, first_row: int, num_rows: int) -> None:

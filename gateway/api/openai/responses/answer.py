@@ -1,8 +1,7 @@
 """How a response is written: its items, and the events of a stream that tell of them.
 
-Owns the JSON of both, which is written without a model of it, as in `answers.py`;
-`answer_schema.py` describes it. An answer keeps its items to the end: the last event of a stream
-repeats all of them.
+Owns the JSON of both, which is written without a model of it, as in `answers.py`. An answer keeps
+its items to the end: the last event of a stream repeats all of them.
 """
 
 import json

@@ -1,7 +1,5 @@
-"""The form of answers, for `/openapi.json` and for tests.
-
-Answers are written without these models (`answers.py`): a stream writes a chunk per step. Tests
-check real answers against them.
+"""The form of answers, that real ones are checked against: `answers.py` writes them without models,
+since a stream has a chunk per step.
 """
 
 from typing import Literal

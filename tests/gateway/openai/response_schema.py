@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from gateway.api.openai.answer_schema import (
+from tests.gateway.openai.answer_schema import (
     AnswerPart,
     CompletionTokensDetails,
     ErrorBody,
