@@ -209,8 +209,8 @@ def _print_ratios(costs: Sequence[ProposalCost]) -> None:
         )
 
     index, short, kmp = (
-        of("index, earliest", LENGTHS[-1]),
-        of("index, earliest", LENGTHS[0]),
+        of("index, longest", LENGTHS[-1]),
+        of("index, longest", LENGTHS[0]),
         of("KMP, earliest", LENGTHS[-1]),
     )
     print(

@@ -92,8 +92,6 @@ class MemoryCheck:
 
 
 POLICIES = {
-    "index, earliest": NgramParams(),
-    "index, latest": NgramParams(tie=Tie.LATEST),
     "index, longest": NgramParams(tie=Tie.LONGEST, tokens_per_match=2),
     "KMP, earliest": NgramParams(algorithm=Algorithm.KMP),
 }

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
+from drafter.ngram.draft import MAX_MATCH_LENGTH
 from drafter.ngram.index import DONE
-from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.ngram.table import (
     EARLIEST,
     LENGTH,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.budgets import POOL_NGRAMS_PER_PIECE, POOL_TOKENS_PER_PIECE
-from drafter.ngram.match import MAX_MATCH_LENGTH
+from drafter.ngram.draft import MAX_MATCH_LENGTH
 from drafter.pool_index.memory import PoolMemory
 from drafter.pool_index.records import (
     POOL_RECORD_BYTES,

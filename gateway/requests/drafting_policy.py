@@ -129,6 +129,7 @@ POLICIES: Mapping[Preset, DraftingPolicy] = {
         max_ngram=2,
         overlap=Overlap.ALLOWED,
         tie=Tie.EARLIEST,
+        algorithm=Algorithm.KMP,
         num_speculative_tokens=10,
     ),
 }

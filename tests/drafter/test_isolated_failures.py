@@ -23,7 +23,7 @@ from drafter.ngram.index import MUST_GROW
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import delta
+from tests.drafter.deltas import INDEXED, delta
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
@@ -33,7 +33,11 @@ def step(base_length: int, num_tokens: int, *names: str) -> pb.ProposeRequest:
     return pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(
-                sequence_id=name, base_length=base_length, token_ids=tokens, max_draft_tokens=2
+                sequence_id=name,
+                base_length=base_length,
+                token_ids=tokens,
+                max_draft_tokens=2,
+                params=None if base_length else INDEXED,
             )
             for name in names
         ]
@@ -362,7 +366,9 @@ async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
     store = local.drafter.store
     fail_to_index_bad(store, monkeypatch)
     await local.exchange(
-        pb.ProposeRequest(sequences=[delta(name, 0, range(num_tokens), 0) for name in names])
+        pb.ProposeRequest(
+            sequences=[delta(name, 0, range(num_tokens), 0, params=INDEXED) for name in names]
+        )
     )
     assert len(local.batch.slots_with(kind)) == 3
     await local.settle()
