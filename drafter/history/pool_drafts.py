@@ -38,7 +38,6 @@ class PoolDrafts:
         self.store.feed(
             params.pool_id,
             history.token_ids[start : length or history.length],
-            feed_id="",
             ngram_mask=params.ngram_mask,
         )
         self._on_work()

@@ -192,11 +192,11 @@ async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
     texts = [np.arange(10, dtype=np.uint32)] * 2
     with monkeypatch.context() as failing:
         failing.setattr(pools, "work", lambda: 1 // 0)
-        pools.feed("p", texts[0], feed_id="", ngram_mask=2)
+        pools.feed("p", texts[0], ngram_mask=2)
         await running.drafter.pool_keeper.settle()
     assert pools.num_pools == pools.num_texts == 0
     assert_failed_once(running, "pools_failed", "pools")
-    pools.feed("p", texts[1], feed_id="", ngram_mask=2)
+    pools.feed("p", texts[1], ngram_mask=2)
     await running.drafter.pool_keeper.settle()
     assert pools.num_tokens == 10
 
@@ -226,7 +226,7 @@ def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> Non
     try:
         for i in range(3000):
             token_ids = np.arange(4, dtype=np.uint32)
-            store.feed(f"{i}", token_ids, feed_id="", ngram_mask=2)
+            store.feed(f"{i}", token_ids, ngram_mask=2)
             if i % 40 == 39:
                 store.finish()
                 now_s += 6
