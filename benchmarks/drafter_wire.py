@@ -180,7 +180,11 @@ class Steps(Iterator[bytes]):
         """A prompt for each sequence, a few per message."""
         for start in range(0, len(self._ids), 16):
             sequences = [
-                pb.SequenceDelta(sequence_id=id_, token_ids=self._text(PROMPT_TOKENS))
+                pb.SequenceDelta(
+                    sequence_id=id_,
+                    token_ids=self._text(PROMPT_TOKENS),
+                    params=pb.NgramParams(tie=pb.TIE_LONGEST),
+                )
                 for id_ in self._ids[start : start + 16]
             ]
             yield pb.ProposeRequest(sequences=sequences).SerializeToString()
