@@ -34,6 +34,7 @@ from benchmarks.machine import processor
 from benchmarks.report import table
 from benchmarks.shapes import QWEN3_0_6B, TINY, Shape, first_layers, write_checkpoint
 from servicekit.kernels.memory import address_of
+from servicekit.logs import configure_logs
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.decoder import CpuDecoder
@@ -340,4 +341,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # stdout is the tables'.
+    configure_logs("warning", "benchmark")
     main()

@@ -92,10 +92,10 @@ async def main(argv: Sequence[str] | None = None) -> None:
     async with contextlib.AsyncExitStack() as stack:
 
         async def client_of(*more: str) -> AsyncTandemClient:
-            services = stack.enter_context(
+            gateway = stack.enter_context(
                 running_stack(model=model, verifier_flags=[*flags, *more])
             )
-            client = AsyncTandemClient(services.gateway.address, retry=None)
+            client = AsyncTandemClient(gateway.address, retry=None)
             return await stack.enter_async_context(client)
 
         strict = await client_of("--numerics", "strict", "--no-prefix-cache")

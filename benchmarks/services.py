@@ -40,15 +40,6 @@ class Service:
         return self.process.pid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """The running services; of several verifiers the first."""
-
-    drafter: Service
-    verifier: Service
-    gateway: Service
-
-
 @contextlib.contextmanager
 def running_stack(
     *,
@@ -57,8 +48,8 @@ def running_stack(
     verifier_module: str = "verifier",
     num_verifiers: int = 1,
     serves_text: bool = True,
-) -> Iterator[Stack]:
-    """One drafter, one gateway, and verifiers, of which `Stack` has the first; stopped on exit.
+) -> Iterator[Service]:
+    """One drafter, verifiers, and one gateway, which it yields; stopped on exit.
 
     Args:
         verifier_module: runs as the verifiers.
@@ -82,14 +73,13 @@ def running_stack(
             )
             for _ in range(num_verifiers)
         ]
-        gateway = start(
+        yield start(
             "gateway",
             *("--http-listen", "127.0.0.1:0"),
             *(("--tokenizer", str(model)) if serves_text else ()),
             *("--drafters", drafter.address),
             *("--verifiers", ",".join(each.address for each in verifiers)),
         )
-        yield Stack(drafter=drafter, verifier=verifiers[0], gateway=gateway)
 
 
 @contextlib.contextmanager

@@ -29,9 +29,9 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
             verifier_module="benchmarks.gpu.forced_verifier",
             verifier_flags=[*(word for pair in words for word in pair), "--no-prefix-cache"],
             serves_text=False,
-        ) as stack,
+        ) as gateway,
     ):
-        async with AsyncTandemClient(stack.gateway.address, retry=None) as client:
+        async with AsyncTandemClient(gateway.address, retry=None) as client:
             for speculate in (True, False):
                 speculation = SpeculationParams(enabled=speculate)
                 services = through_services(client, tasks, streams, speculation=speculation)

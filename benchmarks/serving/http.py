@@ -26,7 +26,7 @@ MAX_TTFT_MS = 5.0
 
 
 async def measure(setting: Setting) -> AsyncIterator[Measure]:
-    stack, client = await setting.stack()
+    gateway, client = await setting.stack()
     for streams in setting.streams:
         tasks = setting.renames(streams)
         # The turns' median times to the first token.
@@ -38,7 +38,7 @@ async def measure(setting: Setting) -> AsyncIterator[Measure]:
         ) -> float:
             async with contextlib.AsyncExitStack() as exits:
                 connections = [
-                    await exits.enter_async_context(_connected(stack.gateway.http))
+                    await exits.enter_async_context(_connected(gateway.http))
                     for _ in range(streams)
                 ]
                 workers = [_HttpStream(each, setting.model.name) for each in connections]

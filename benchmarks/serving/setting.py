@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.services import Stack, running_stack
+from benchmarks.services import Service, running_stack
 from benchmarks.turns import say
 from benchmarks.workloads import Task, random_tasks, rename_tasks
 from tandem.client import AsyncTandemClient
@@ -64,13 +64,13 @@ class Setting:
     amount: Amount
     # Stacks and clients; closed by whoever made the setting.
     exits: contextlib.AsyncExitStack
-    _running: dict[int, tuple[Stack, AsyncTandemClient]] = field(default_factory=dict)
+    _running: dict[int, tuple[Service, AsyncTandemClient]] = field(default_factory=dict)
 
-    async def stack(self, *, num_verifiers: int = 1) -> tuple[Stack, AsyncTandemClient]:
-        """The services with so many verifiers, and a client of theirs."""
+    async def stack(self, *, num_verifiers: int = 1) -> tuple[Service, AsyncTandemClient]:
+        """The gateway of the services with so many verifiers, and a client of it."""
         if num_verifiers not in self._running:
             say(f"starts the services, verifiers: {num_verifiers}")
-            stack = self.exits.enter_context(
+            gateway = self.exits.enter_context(
                 running_stack(
                     model=self.model,
                     num_verifiers=num_verifiers,
@@ -81,9 +81,9 @@ class Setting:
                 )
             )
             client = await self.exits.enter_async_context(
-                AsyncTandemClient(stack.gateway.address, retry=None)
+                AsyncTandemClient(gateway.address, retry=None)
             )
-            self._running[num_verifiers] = stack, client
+            self._running[num_verifiers] = gateway, client
         return self._running[num_verifiers]
 
     def renames(self, streams: int) -> list[Task]:

@@ -8,19 +8,17 @@ While FILE exists, the model's next step does not end.
 import argparse
 import dataclasses
 import sys
+import threading
 import time
-from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
 from servicekit.process import end
+from tests.integration.pausable_model import PausableModel
 from verifier import __main__ as verifier
-from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import StepHandle, StepResult, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.sampling.rejection_sampler import JudgedSequence
 
 if TYPE_CHECKING:
     # It loads torch, which takes longer than all else that a verifier begins with.
@@ -29,34 +27,18 @@ if TYPE_CHECKING:
 _POLL_INTERVAL_S = 0.01
 
 
-class StallingModel:
-    """Implements `TargetModel` by another one."""
+class _Absence(threading.Event):
+    """Is set while a file is not there."""
 
-    def __init__(self, model: TargetModel, stall_file: Path) -> None:
-        self.vocab_size = model.vocab_size
-        self.row_tile = model.row_tile
-        self.computes_at_launch = model.computes_at_launch
-        self._model = model
-        self._stall_file = stall_file
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
 
-    def launch(self, layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
-        return _StallingStep(self._model.launch(layout, sequences), self._stall_file)
-
-
-class _StallingStep:
-    """Implements `StepHandle` by another one."""
-
-    def __init__(self, handle: StepHandle, stall_file: Path) -> None:
-        self._handle = handle
-        self._stall_file = stall_file
-
-    def wait(self) -> None:
-        while self._stall_file.exists():
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is None
+        while self._file.exists():
             time.sleep(_POLL_INTERVAL_S)
-        self._handle.wait()
-
-    def result(self) -> StepResult:
-        return self._handle.result()
+        return True
 
 
 def main() -> int:
@@ -66,7 +48,8 @@ def main() -> int:
 
     def load(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
         loaded = load_model(config, leader)
-        model = StallingModel(loaded.model, arguments.stall_file)
+        model = PausableModel(loaded.model)
+        model.may_run = _Absence(arguments.stall_file)
         return dataclasses.replace(loaded, model=model)
 
     with (

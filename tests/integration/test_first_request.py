@@ -11,8 +11,8 @@ PROMPT = (
 
 def test_the_first_request_has_drafts_accepted() -> None:
     with (
-        running_stack(model=MODEL, verifier_flags=["--speculation-depth", "limits"]) as stack,
-        TandemClient(stack.gateway.address) as client,
+        running_stack(model=MODEL, verifier_flags=["--speculation-depth", "limits"]) as gateway,
+        TandemClient(gateway.address) as client,
     ):
         # Long enough for a slow machine, whose first drafts may come late.
         request = GenerationRequest(prompt=PROMPT, max_new_tokens=400, ignore_eos=True)

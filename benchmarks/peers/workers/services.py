@@ -13,7 +13,7 @@ from tandem.client import AsyncTandemClient, GenerationRequest, SpeculationParam
 def start(options: Options) -> Generate:
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    services = stack.enter_context(
+    gateway = stack.enter_context(
         running_stack(
             model=options.model,
             verifier_flags=[
@@ -23,7 +23,7 @@ def start(options: Options) -> Generate:
         )
     )
     runner = stack.enter_context(asyncio.Runner())
-    client = AsyncTandemClient(services.gateway.address, retry=None)
+    client = AsyncTandemClient(gateway.address, retry=None)
     stack.callback(lambda: runner.run(client.close()))
 
     async def generate_all(

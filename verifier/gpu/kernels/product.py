@@ -45,7 +45,7 @@ class ProductTile:
 
 # A decode waits for the weight: its tile has few rows, long pieces of each output's weights, and
 # many loads under way (stages). Two stages or more of a tile fit in the smallest shared memory. The
-# bounds are an H100's: python -m benchmarks.gpu --rows products.
+# bounds are an H100's.
 _HALF_TILES = (
     ProductTile(
         up_to=16, rows=16, outputs=64, inputs=128, num_warps=4, num_stages=4, num_roomy_stages=6
