@@ -29,8 +29,9 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
+from verifier.checkpoint.digests import digest_of
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.checkpoint import (
     check_architecture,
     checkpoint_of,
@@ -39,7 +40,6 @@ from verifier.model.checkpoint import (
     replaced_weights,
     uses_experts,
 )
-from verifier.model.digests import digest_of
 from verifier.model.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]

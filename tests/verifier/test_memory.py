@@ -19,8 +19,8 @@ from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model import kv_room, model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,

@@ -28,10 +28,11 @@ import numpy as np
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.batch.target_model import TargetModel
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.weight_types import FloatArray, WeightType
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.processor import TILES
-from verifier.cpu.weights import DecoderWeights, FloatArray, WeightType
+from verifier.cpu.weights import DecoderWeights
 
 NUM_TOKENS = 48
 WINDOW_TOKENS = 16
@@ -282,7 +283,7 @@ class ParityCheck:
 def sources_digest(*rooms: str) -> str:
     """A digest of the sources of this room, of what compiles them, and of other rooms."""
     digest = hashlib.sha256()
-    others = (_ROOT / "verifier" / room for room in rooms)
+    others = (_ROOT / "verifier" / room for room in ("checkpoint", *rooms))
     for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels", *others):
         for path in sorted(folder.rglob("*.py")):
             source = path.read_bytes()

@@ -21,12 +21,12 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
-from verifier.cpu.loading.folder_checks import check_files
-from verifier.cpu.loading.inert_keys import GENERATION_KEYS
-from verifier.cpu.loading.model_config import DTYPES as WEIGHT_TYPES
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.loading.tensor_files import TensorFiles
-from verifier.model.digests import begin_digest
+from verifier.checkpoint.digests import begin_digest
+from verifier.checkpoint.folder_checks import check_files
+from verifier.checkpoint.inert_keys import GENERATION_KEYS
+from verifier.checkpoint.model_config import DTYPES as WEIGHT_TYPES
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from servicekit.cores import available_cores
-from verifier.cpu.loading.loader import describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
 from verifier.model import support
 from verifier.model.memory import free_memory_bytes

@@ -13,7 +13,7 @@ import torch
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttentionBackend
 from verifier.batch.target_model import FloatArray
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.cpu.parity import (
     WINDOW_TOKENS,
     check_difference,

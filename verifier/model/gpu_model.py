@@ -15,16 +15,16 @@ from verifier.attention.selection import (
     lack_of_triton,
     make_backend,
 )
+from verifier.checkpoint.description import DecoderDescription, describe_decoder
+from verifier.checkpoint.digests import begin_digest
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.loader import DecoderDescription, describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
-from verifier.model.digests import begin_digest
 from verifier.model.gpu_check import check_decoder, reference_on
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.kv_room import room_for_kv_blocks

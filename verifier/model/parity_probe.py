@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from servicekit.logs import get_logger
 from verifier.batch.target_model import FloatArray, TargetModel
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.cpu.parity import (
     WINDOW_TOKENS,
     check_difference,

@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.cpu.parity import WINDOW_TOKENS, probe_text
 from verifier.model.checkpoint import DTYPES, read_config
 from verifier.model.parity_probe import shortened_windows

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
-from verifier.cpu.loading.loader import describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.model.checkpoint import read_checked_config
 
 JSON_NAMES = (

@@ -25,10 +25,11 @@ from transformers import (
 
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
-from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.loading.packing import to_fp8
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.weights import WeightType
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.weight_types import WeightType
+from verifier.cpu.loading import load_weights
+from verifier.cpu.packing import to_fp8
 from verifier.model.checkpoint import load_checkpoint
 from verifier.model.fp8_weights import quantise_linear_layers
 

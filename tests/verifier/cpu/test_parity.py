@@ -19,11 +19,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu import parity
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights, FloatArray
+from verifier.cpu.weights import DecoderWeights
 from verifier.model.parity_reference import reference, rounding_distance
 
 

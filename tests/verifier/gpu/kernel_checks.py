@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verifier.attention.overlapping_kernels import can_overlap
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.plain import PlainOperations
 

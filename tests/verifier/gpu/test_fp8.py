@@ -15,7 +15,7 @@ from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import SCATTERED, TEXT, folder_of, transformers_logits
 from tests.verifier.gpu.test_gpu_model import config_for
 from verifier.attention.sdpa import SdpaBackend
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
 from verifier.gpu import fp8
 from verifier.gpu.fp8 import (

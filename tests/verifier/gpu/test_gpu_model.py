@@ -23,8 +23,8 @@ from verifier.attention import selection
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.build import load_model
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
 from verifier.gpu.decoder import GpuDecoder, Graphs
 from verifier.gpu.device_batch import DeviceArrays

@@ -23,7 +23,7 @@ from tests.verifier.test_triton_compilation import (
     compile_for,
     compiled,
 )
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu import experts, fp8
 from verifier.sampling import Sampling
 

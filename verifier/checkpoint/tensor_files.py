@@ -9,6 +9,7 @@ are not trusted: every length, offset, type and shape is checked before anything
 import json
 import math
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +19,8 @@ import numpy.typing as npt
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.weights import BitsArray, WeightType
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,6 +43,7 @@ _WEIGHT_TYPES = {
 }
 _FLOAT_TYPES = ("F64", *_WEIGHT_TYPES)
 _PAGE = mmap.PAGESIZE
+_PIECE_BYTES = 8 << 20
 
 logger = get_logger(__name__)
 
@@ -279,3 +281,15 @@ def _stored(name: str, entry: Any, path: Path, *, data_start: int) -> StoredTens
         end=data_start + end,
         file=path,
     )
+
+
+def pieces(
+    files: TensorFiles, tensor: StoredTensor, first_row: int, num_rows: int
+) -> Iterator[tuple[int, BitsArray]]:
+    """Rows of a tensor [N, K] in pieces [rows, K], each with its offset, a multiple of 16."""
+    row_bytes = max(1, (tensor.end - tensor.start) // max(1, tensor.shape[0]))
+    step = max(1, _PIECE_BYTES // row_bytes // LANES) * LANES
+    for start in range(0, num_rows, step):
+        count = min(step, num_rows - start)
+        yield start, files.rows(tensor, first_row + start, count)
+        files.forget(tensor, first_row + start, count)

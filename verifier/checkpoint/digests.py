@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 
 
 def digest_of(folder: Path) -> str:

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from verifier.cpu.loading.families import (
+from verifier.checkpoint.families import (
     COMMON_DEFAULTS,
     FAMILIES,
     Family,
     Ropes,
     Windows,
 )
-from verifier.cpu.loading.inert_keys import is_inert
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.loading.rope import rotary
-from verifier.cpu.weights import LANES, Activation, Rotary, WeightType
+from verifier.checkpoint.inert_keys import is_inert
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.rope import rotary
+from verifier.checkpoint.weight_types import LANES, Activation, Rotary, WeightType
 
 DTYPES = {
     "float32": WeightType.FLOAT32,

@@ -4,16 +4,12 @@ A weight is read from its file in pieces of some rows, and each piece's pages le
 memory after it, so loading takes the memory of the packed model and one piece.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu.loading.tensor_files import StoredTensor, TensorFiles
-from verifier.cpu.weights import LANES, BitsArray, FloatArray, WeightType
-
-_PIECE_BYTES = 8 << 20
+from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
+from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
 
 # FP8 is e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448.
 _FP8_LARGEST = 448.0
@@ -50,18 +46,6 @@ def pack_rows(
         # Kernels know no int16 and float32 apart from other types of that size.
         unsigned = np.dtype(f"u{bits.itemsize}")
         _pack(bits.view(unsigned), blocks[start // LANES :].view(unsigned))
-
-
-def pieces(
-    files: TensorFiles, tensor: StoredTensor, first_row: int, num_rows: int
-) -> Iterator[tuple[int, BitsArray]]:
-    """Rows of a tensor [N, K] in pieces [rows, K], each with its offset, a multiple of 16."""
-    row_bytes = max(1, (tensor.end - tensor.start) // max(1, tensor.shape[0]))
-    step = max(1, _PIECE_BYTES // row_bytes // LANES) * LANES
-    for start in range(0, num_rows, step):
-        count = min(step, num_rows - start)
-        yield start, files.rows(tensor, first_row + start, count)
-        files.forget(tensor, first_row + start, count)
 
 
 def widened(bits: BitsArray, weight_type: WeightType) -> FloatArray:

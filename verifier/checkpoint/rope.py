@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from verifier.cpu.loading.refusals import NotServedError
-from verifier.cpu.weights import FloatArray, Rotary
+from verifier.checkpoint.refusals import NotServedError
+from verifier.checkpoint.weight_types import FloatArray, Rotary
 
 # Keys of each type that decide something; any other one is refused.
 _KEYS = {

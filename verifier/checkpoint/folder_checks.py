@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError
 
 _JSON = (
     "config.json",
