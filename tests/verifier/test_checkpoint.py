@@ -42,6 +42,8 @@ from verifier.model.checkpoint import (
 )
 from verifier.model.transformers_model import TransformersModel
 
+SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
+
 SaveModel = Callable[..., Path]
 # Older families have other names.
 OLD_SMALL: dict[str, Any] = {
@@ -396,7 +398,7 @@ class TestParityProbe:
         dtype: str,
         quantization: str,
     ) -> None:
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(**changed))
+        monkeypatch.setattr(SDPA_BACKEND, broken_backend(**changed))
         folder = save_model(SMALL_CONFIGS[name]())
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(folder, dtype=dtype, quantization=quantization))
@@ -408,7 +410,7 @@ class TestParityProbe:
     ) -> None:
         """The bundled model: its rounding in bfloat16 is large."""
         broken = broken_backend(scaling=factor * 32**-0.5)
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken)
+        monkeypatch.setattr(SDPA_BACKEND, broken)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
@@ -431,7 +433,7 @@ class TestParityProbe:
 
         monkeypatch.setattr("verifier.model.parity_probe.computed_in", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
+        monkeypatch.setattr(SDPA_BACKEND, broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):
             load_model(config_for(MODEL_FOLDER, dtype="bfloat16"))
 

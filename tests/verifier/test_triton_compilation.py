@@ -126,7 +126,7 @@ def attend(
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
     from verifier.attention.backend import device_tables
-    from verifier.attention.triton_paged import (
+    from verifier.gpu.attention.triton_paged import (
         Splitting,
         paged_attention,
         tiles_of_step,
@@ -231,7 +231,7 @@ def test_no_later_step_waits_for_the_compiler(
     from triton import knobs
     from triton.runtime import driver
 
-    from verifier.attention.triton_paged import TritonBackend
+    from verifier.gpu.attention.triton_paged import TritonBackend
 
     different: set[tuple[str, str]] = set()
 

@@ -17,7 +17,8 @@ from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend, DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.triton_paged import (
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.gpu.attention.triton_paged import (
     LARGE_TILES,
     SMALL_STEP_TOKENS,
     Splitting,
@@ -25,7 +26,6 @@ from verifier.attention.triton_paged import (
     paged_attention,
     write,
 )
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
 # Each program reads all splits of its rows; and each one split only. Splits far shorter than the

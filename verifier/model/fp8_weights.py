@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from verifier.attention.selection import lack_of_triton
+from verifier.gpu.attention.selection import lack_of_triton
 from verifier.gpu.fp8 import (
     TORCH_ROW_OPERATIONS,
     RowOperations,

@@ -9,16 +9,16 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttendsToTables, AttentionBackend
-from verifier.attention.selection import (
+from verifier.checkpoint.description import DecoderDescription, describe_decoder
+from verifier.checkpoint.digests import begin_digest
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.config import VerifierConfig
+from verifier.gpu.attention.selection import (
     AttentionChoice,
     choose_attention,
     lack_of_triton,
     make_backend,
 )
-from verifier.checkpoint.description import DecoderDescription, describe_decoder
-from verifier.checkpoint.digests import begin_digest
-from verifier.checkpoint.refusals import CheckpointError, NotServedError
-from verifier.config import VerifierConfig
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits

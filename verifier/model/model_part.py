@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
 from verifier.attention.kv_cache import KVCache
-from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
+from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
 from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers

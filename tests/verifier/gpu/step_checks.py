@@ -43,13 +43,13 @@ from tests.verifier.structured.watched_grammar import WatchedGrammar
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.triton_paged import TritonBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import FloatArray, StepHandle, StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import Decided, Rejected
 from verifier.engine.observation import Observers
+from verifier.gpu.attention.triton_paged import TritonBackend
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.device_step import DeviceStep, StepSampler

@@ -19,13 +19,13 @@ from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.scoring_engine import score, stacked, started
-from verifier.attention import selection
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.build import load_model
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
 from verifier.cpu.parity import paged_logits
+from verifier.gpu.attention import selection
 from verifier.gpu.decoder import GpuDecoder, Graphs
 from verifier.gpu.device_batch import DeviceArrays
 from verifier.gpu.graph_pool import GraphLimits

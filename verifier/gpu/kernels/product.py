@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import prefetch, wait_for_kernel_before
+from verifier.gpu.kernels.overlapping_kernels import prefetch, wait_for_kernel_before
 
 # Bytes of a multiprocessor that GPUs from Ampere on have, of which a program gets all but a KiB:
 # every one, and those for data centers.

@@ -20,7 +20,7 @@ that share a key head, so that these read K/V once. Exponents are of base 2.
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import wait_for_kernel_before
+from verifier.gpu.kernels.overlapping_kernels import wait_for_kernel_before
 
 
 @triton.jit

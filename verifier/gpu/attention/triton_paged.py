@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from verifier.attention import triton_kernels
 from verifier.attention.backend import DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache
-from verifier.attention.overlapping_kernels import can_overlap, overlap_options
 from verifier.batch.batch_layout import BatchLayout
+from verifier.gpu.attention import triton_kernels
+from verifier.gpu.kernels.overlapping_kernels import can_overlap, overlap_options
 
 ENOUGH_PROGRAMS = 512
 """So many programs keep a GPU busy; only with fewer, several programs share a sequence's K/V."""
