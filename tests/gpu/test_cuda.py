@@ -18,7 +18,7 @@ from verifier.gpu.attention.selection import (
     make_backend,
 )
 from verifier.gpu.fp8 import FP8, widened
-from verifier.model.checkpoint import reference_logits
+from verifier.transformers_model.checkpoint import reference_logits
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"

@@ -20,7 +20,6 @@ from transformers import (
     StableLmConfig,
 )
 
-import verifier.model.checkpoint
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
@@ -32,7 +31,8 @@ from verifier.build import load_model
 from verifier.checkpoint.digests import digest_of
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.model.checkpoint import (
+from verifier.transformers_model import checkpoint as checkpoint_module
+from verifier.transformers_model.checkpoint import (
     check_architecture,
     checkpoint_of,
     choose_dtype,
@@ -40,7 +40,7 @@ from verifier.model.checkpoint import (
     replaced_weights,
     uses_experts,
 )
-from verifier.model.transformers_model import TransformersModel
+from verifier.transformers_model.paged_model import TransformersModel
 
 SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
 
@@ -431,7 +431,7 @@ class TestParityProbe:
         def fail(model: PreTrainedModel, dtype: torch.dtype, **_: object) -> None:
             raise RuntimeError(f"expected bfloat16, not {dtype}")
 
-        monkeypatch.setattr("verifier.model.parity_probe.computed_in", fail)
+        monkeypatch.setattr("verifier.parity.transformers_check.computed_in", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
         monkeypatch.setattr(SDPA_BACKEND, broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):
@@ -487,8 +487,8 @@ def test_dtype_is_the_checkpoints_if_the_processor_supports_it_natively(
     native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
-    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_float16", lambda: "float16" in native)
+    monkeypatch.setattr(checkpoint_module, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(checkpoint_module, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen

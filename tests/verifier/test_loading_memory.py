@@ -64,7 +64,7 @@ from verifier.config import VerifierConfig
 from verifier.checkpoint.description import describe_decoder
 from verifier.cpu.loading import load_weights
 from verifier.gpu import loading
-from verifier.model.checkpoint import load_checkpoint
+from verifier.transformers_model.checkpoint import load_checkpoint
 from verifier.model.model_part import load_part
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")

@@ -31,8 +31,8 @@ from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_part
 from verifier.model.ready_model import choose_max_model_len
-from verifier.model.transformers_model import TransformersModel
 from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.transformers_model.paged_model import TransformersModel
 
 MIB = 1 << 20
 GPU = torch.device("cuda")

@@ -26,7 +26,7 @@ from verifier.gpu.attention.triton_paged import (
     paged_attention,
     write,
 )
-from verifier.model.checkpoint import reference_logits
+from verifier.transformers_model.checkpoint import reference_logits
 
 # Each program reads all splits of its rows; and each one split only. Splits far shorter than the
 # sequences here, unlike the default: from 32 tokens for the first two to 128.

@@ -25,10 +25,10 @@ from verifier.gpu.graph_pool import CudaCapture, GraphLimits
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
-from verifier.model.gpu_check import check_decoder, reference_on
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.parity.gpu_check import check_decoder, reference_on
 
 if TYPE_CHECKING:
     from verifier.gpu.device_step import StepSampler
@@ -81,7 +81,7 @@ def load_on_gpu(
     """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch,
     which is not strict.
 
-    transformers computes its logits first; see `gpu_check.py`.
+    transformers computes its logits first; see `parity/gpu_check.py`.
 
     Raises:
         CheckpointError: the check against transformers failed, or could not be made.

@@ -23,10 +23,10 @@ from verifier.config import VerifierConfig
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.loading import load_weights
 from verifier.cpu.numerics_digest import numerics_digest
-from verifier.cpu.parity import ParityCheck, Subject
 from verifier.cpu.processor import TILES, unsupported_reason
 from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.parity.cpu_check import ParityCheck, Subject
 from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)

@@ -30,8 +30,8 @@ from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.loading import load_weights
 from verifier.cpu.packing import to_fp8
-from verifier.model.checkpoint import load_checkpoint
-from verifier.model.fp8_weights import quantise_linear_layers
+from verifier.transformers_model.checkpoint import load_checkpoint
+from verifier.transformers_model.fp8_weights import quantise_linear_layers
 
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
 SMALL: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""The check that the decoder computes what transformers computes: once per model and version.
+"""The check of the decoder for CPUs against transformers: once per model and version.
 
 A child process computes the reference, so that torch and transformers never enter this one
-(`verifier.model.parity_reference`). The decoder computes the same text, in several chunkings. A
+(`verifier.parity.reference`). The decoder computes the same text, in several chunkings. A
 verdict is kept in the user's cache folder, beside what else is cached there; without one, or where
 it cannot be written, the check runs at every start. Failures are not kept.
 """
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
-import itertools
 import json
 import secrets
 import shutil
@@ -26,17 +25,20 @@ from typing import Any, Self
 import numpy as np
 
 from servicekit.logs import get_logger
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.target_model import TargetModel
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.weight_types import FloatArray, WeightType
 from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.numerics_digest import sources_digest
 from verifier.cpu.processor import TILES
 from verifier.cpu.weights import DecoderWeights
-
-NUM_TOKENS = 48
-WINDOW_TOKENS = 16
-"""Sliding windows are longer than a short text, so both sides shorten them for the check."""
+from verifier.parity.comparison import (
+    NUM_TOKENS,
+    WINDOW_TOKENS,
+    check_difference,
+    check_rounding,
+    paged_logits,
+    probe_text,
+)
 
 _BLOCK_SIZE = 16
 # Largest difference of any logit, relative to the largest logit. Both sides differ by the order of
@@ -46,92 +48,10 @@ _TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FL
 # Largest distance from the float32 logits, relative to that of transformers in the same dtype.
 # Correct models had up to 0.1.
 _ROUNDING_TOLERANCE = 1.0
-# What rounding costs transformers counts as at least this share of the largest logit.
-_SMALLEST_ROUNDING = 1e-5
-_REFUSAL = "the model is not computed as transformers computes it: logits"
 _TIMEOUT_S = 900.0
 _ROOT = Path(__file__).parents[2]
 
 logger = get_logger(__name__)
-
-
-def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
-    """The text."""
-    return [(37 * i + 11) % vocab_size for i in range(min(NUM_TOKENS, max_model_len))]
-
-
-def paged_logits(
-    model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
-) -> FloatArray:
-    """All logits [T, V] of a text, computed in pieces, empty ones left out; writes to the first
-    blocks.
-    """
-    rows: list[FloatArray] = []
-    for start, end in itertools.pairwise([0, *cuts, len(text)]):
-        if start == end:
-            continue
-        layout = lay_out(
-            [
-                ScheduledTokens(
-                    token_ids=text[start:end],
-                    draft_token_ids=[],
-                    num_computed_tokens=start,
-                    block_table=list(range(-(-end // block_size))),
-                    is_sampled=False,
-                    scored_offsets=range(end - start),
-                )
-            ],
-            block_size=block_size,
-        )
-        step = model.launch(layout, [])
-        step.wait()
-        rows.append(step.result().logits_of(layout.scored_logits_indices))
-    return np.concatenate(rows)
-
-
-def check_difference(logits: FloatArray, expected: FloatArray, tolerance: float) -> None:
-    """Compares logits [T, V] with transformers'.
-
-    Args:
-        tolerance: the largest difference of any logit, relative to the largest logit.
-
-    Raises:
-        CheckpointError: they differ by more.
-    """
-    if logits.shape != expected.shape:
-        raise CheckpointError(f"{_REFUSAL} have shape {logits.shape}, not {expected.shape}")
-    largest = float(np.abs(expected).max())
-    difference = float(np.abs(logits.astype(np.float64) - expected).max())
-    # Comparisons with NaN are false.
-    if not difference <= tolerance * max(1.0, largest):
-        raise CheckpointError(f"{_REFUSAL} differ by {difference:.3g} (largest {largest:.3g})")
-
-
-def check_rounding(
-    logits: FloatArray, exact: FloatArray, rounding: float, tolerance: float
-) -> None:
-    """Compares the distance of logits [T, V] from those in float32 with that of transformers.
-
-    Args:
-        rounding: the distance that transformers has in the model's dtype.
-        tolerance: the largest distance, relative to `rounding`.
-
-    Raises:
-        CheckpointError: it is larger.
-    """
-    distance = distance_of(logits, exact)
-    smallest = _SMALLEST_ROUNDING * float(np.abs(exact).max())
-    if not distance <= tolerance * max(rounding, smallest):
-        raise CheckpointError(
-            f"{_REFUSAL} are {distance:.3g} away from those in float32, where rounding is "
-            f"{rounding:.3g}"
-        )
-
-
-def distance_of(logits: FloatArray, exact: FloatArray) -> float:
-    """The median over rows [T, V] of the root mean square difference from the exact row."""
-    apart = logits.astype(np.float64) - exact
-    return float(np.median(np.sqrt((apart**2).mean(axis=1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +67,8 @@ class Subject:
     max_position_embeddings: int
 
     def key(self) -> str:
-        parts = (self.model_digest, self.dtype, self.quantization, TILES.name, sources_digest())
+        sources = sources_digest("checkpoint", "cpu", "parity")
+        parts = (self.model_digest, self.dtype, self.quantization, TILES.name, sources)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -186,7 +107,7 @@ class ParityCheck:
             # Full or read-only.
             raise CheckpointError(f"{subject.folder} was not checked yet: {error}") from error
         command = [
-            sys.executable, "-m", "verifier.model.parity_reference",
+            sys.executable, "-m", "verifier.parity.reference",
             str(subject.folder.resolve()), str(self._output / "reference.npz"),
             "--dtype", subject.dtype, "--quantization", subject.quantization,
             "--threads", str(num_threads), "--end-with-stdin",
@@ -278,17 +199,6 @@ class ParityCheck:
             self._child.wait()
         assert self._child.stdin is not None
         self._child.stdin.close()
-
-
-def sources_digest(*rooms: str) -> str:
-    """A digest of the sources of this room, of what compiles them, and of other rooms."""
-    digest = hashlib.sha256()
-    others = (_ROOT / "verifier" / room for room in ("checkpoint", *rooms))
-    for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels", *others):
-        for path in sorted(folder.rglob("*.py")):
-            source = path.read_bytes()
-            digest.update(f"{path.relative_to(folder)} {len(source)}\n".encode() + source)
-    return digest.hexdigest()
 
 
 def _with_short_windows(weights: DecoderWeights) -> DecoderWeights:

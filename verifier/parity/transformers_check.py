@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from servicekit.logs import get_logger
 from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.checkpoint.refusals import CheckpointError
-from verifier.cpu.parity import (
+from verifier.parity.comparison import (
     WINDOW_TOKENS,
     check_difference,
     check_rounding,
@@ -32,9 +32,9 @@ from verifier.cpu.parity import (
     paged_logits,
     probe_text,
 )
-from verifier.model.checkpoint import Checkpoint, reference_logits
-from verifier.model.fp8_weights import rounds_rows
-from verifier.model.quantised_values import computed_in
+from verifier.parity.quantised_values import computed_in
+from verifier.transformers_model.checkpoint import Checkpoint, reference_logits
+from verifier.transformers_model.fp8_weights import rounds_rows
 
 # Largest difference of any logit between two computations, relative to the largest logit. Wide,
 # since a mixture of experts may route a token differently.

@@ -1,4 +1,4 @@
-"""`python -m verifier.model.parity_reference FOLDER OUTPUT`: logits by transformers, as a file.
+"""`python -m verifier.parity.reference FOLDER OUTPUT`: logits by transformers, as a file.
 
 Runs as a child of the verifier; for the decoder for GPUs within it, on the GPU. The reference is
 computed in float32, with the values that the weights have in their dtype and after quantisation. In
@@ -24,10 +24,10 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verifier.checkpoint.refusals import CheckpointError
-from verifier.cpu.parity import WINDOW_TOKENS, probe_text
-from verifier.model.checkpoint import DTYPES, read_config
-from verifier.model.parity_probe import shortened_windows
-from verifier.model.quantised_values import computed_in
+from verifier.parity.comparison import WINDOW_TOKENS, probe_text
+from verifier.parity.quantised_values import computed_in
+from verifier.parity.transformers_check import shortened_windows
+from verifier.transformers_model.checkpoint import DTYPES, read_config
 
 _CPU = torch.device("cpu")
 

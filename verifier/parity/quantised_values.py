@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from verifier.gpu.fp8 import quantised
-from verifier.model.checkpoint import replaced_weights
-from verifier.model.fp8_weights import Fp8Linear
+from verifier.transformers_model.checkpoint import replaced_weights
+from verifier.transformers_model.fp8_weights import Fp8Linear
 
 
 @contextlib.contextmanager

@@ -14,20 +14,20 @@ from servicekit.logs import get_logger
 from verifier.attention.backend import AttentionBackend
 from verifier.batch.target_model import FloatArray
 from verifier.checkpoint.refusals import CheckpointError
-from verifier.cpu.parity import (
+from verifier.gpu.current_device import current_device
+from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.device_batch import BatchLimits
+from verifier.gpu.fp8 import widening
+from verifier.gpu.weights import GpuWeights
+from verifier.parity.comparison import (
     WINDOW_TOKENS,
     check_difference,
     check_rounding,
     paged_logits,
     probe_text,
 )
-from verifier.gpu.current_device import current_device
-from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
-from verifier.gpu.device_batch import BatchLimits
-from verifier.gpu.fp8 import widening
-from verifier.gpu.weights import GpuWeights
-from verifier.model.parity_probe import ROUNDING_TOLERANCE, TOLERANCES
-from verifier.model.parity_reference import fp8_reference, reference
+from verifier.parity.reference import fp8_reference, reference
+from verifier.parity.transformers_check import ROUNDING_TOLERANCE, TOLERANCES
 
 logger = get_logger(__name__)
 

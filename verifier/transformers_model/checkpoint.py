@@ -1,8 +1,8 @@
 """Loads a checkpoint folder: which models are served, their digests, and reference logits.
 
 Weights come from safetensors files only: no code in a checkpoint is executed. Architectures that
-would be computed wrongly are refused by name. `parity_probe.py` finds unknown peculiarities before
-the model is served.
+would be computed wrongly are refused by name. `parity/transformers_check.py` finds unknown
+peculiarities before the model is served.
 
 Weights are mapped, not read, until they are used, so that a file larger than memory can be loaded.
 On a CPU, weights of the checkpoint's own dtype stay mapped. For another device, each tensor is
@@ -27,8 +27,8 @@ from verifier.checkpoint.inert_keys import GENERATION_KEYS
 from verifier.checkpoint.model_config import DTYPES as WEIGHT_TYPES
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
-from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
-from verifier.model.transformers_model import ATTENTION_NAME, register_attention
+from verifier.transformers_model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
+from verifier.transformers_model.paged_model import ATTENTION_NAME, register_attention
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Models with sinks that their configuration does not show; any other fails the parity probe.
