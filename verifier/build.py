@@ -21,7 +21,7 @@ from verifier.model.own_model import find_own, load_own
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.service.wire import ServedModel
+from verifier.service.served_model import ServedModel
 from verifier.warm_up import warm_up_engine
 
 if TYPE_CHECKING:
