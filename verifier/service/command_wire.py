@@ -20,7 +20,8 @@ from verifier.scheduling.sequence import OpenSequence
 from verifier.service.named_drafters import NamedDrafters
 from verifier.service.sampling_checks import check_in_vocabulary, check_sampling
 from verifier.service.served_model import ServedModel
-from verifier.structured.grammars import Grammar, GrammarKind
+from verifier.structured.grammar import Grammar
+from verifier.structured.library_grammar import GrammarKind
 
 # Limits of a session's messages: the number of commands, and the fields of each.
 SESSION_LIMITS = MessageLimits(verifier_pb2.SessionRequest.DESCRIPTOR, limits_pb2)

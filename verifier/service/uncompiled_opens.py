@@ -12,8 +12,9 @@ from servicekit.logs import get_logger
 from verifier.engine.messages import Event, Rejected, Update, cancelled
 from verifier.errors import InternalError, OverloadedError, UnsupportedFieldError
 from verifier.scheduling.sequence import OpenSequence
+from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import Grammar, Grammars
+from verifier.structured.grammars import Grammars
 
 logger = get_logger(__name__)
 

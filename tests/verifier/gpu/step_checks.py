@@ -62,7 +62,9 @@ from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import JudgedSequence, Verdict
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
