@@ -49,7 +49,7 @@ from verifier.drafters.drafters import Drafters
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import Decided, Rejected
 from verifier.engine.observation import Observers
-from verifier.gpu.attention.triton_paged import TritonBackend
+from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.device_step import DeviceStep, StepSampler

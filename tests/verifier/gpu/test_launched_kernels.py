@@ -91,7 +91,7 @@ def test_a_decoders_steps_compile(
     launched: Compiled,
     tmp_path: Path,
 ) -> None:
-    from verifier.gpu.attention.triton_paged import TritonBackend
+    from verifier.gpu.attention.triton_backend import TritonBackend
     from verifier.gpu.kernels.operations import TritonOperations
 
     save(tmp_path, name, torch.bfloat16)

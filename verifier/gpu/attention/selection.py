@@ -81,7 +81,7 @@ def make_backend(
         ConfigError: its package cannot be imported.
     """
     if choice.name == "triton":
-        from verifier.gpu.attention.triton_paged import TritonBackend
+        from verifier.gpu.attention.triton_backend import TritonBackend
 
         return TritonBackend(device=device, is_strict=is_strict)
     if choice.name == "flash_attn":
