@@ -31,15 +31,11 @@ from verifier.build import load_model
 from verifier.checkpoint.digests import digest_of
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.transformers_model import checkpoint as checkpoint_module
-from verifier.transformers_model.checkpoint import (
-    check_architecture,
-    checkpoint_of,
-    choose_dtype,
-    load_checkpoint,
-    replaced_weights,
-    uses_experts,
-)
+from verifier.parity.quantised_values import replaced_weights
+from verifier.transformers_model import dtypes
+from verifier.transformers_model.checkpoint import checkpoint_of, load_checkpoint
+from verifier.transformers_model.config import check_architecture, uses_experts
+from verifier.transformers_model.dtypes import choose_dtype
 from verifier.transformers_model.paged_model import TransformersModel
 
 SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
@@ -487,8 +483,8 @@ def test_dtype_is_the_checkpoints_if_the_processor_supports_it_natively(
     native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(checkpoint_module, "cpu_has_bfloat16", lambda: "bfloat16" in native)
-    monkeypatch.setattr(checkpoint_module, "cpu_has_float16", lambda: "float16" in native)
+    monkeypatch.setattr(dtypes, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(dtypes, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen

@@ -102,7 +102,7 @@ def _check_for_transformers(folder: Path) -> None:
     """
     try:
         # They take seconds and hundreds of megabytes, and may not be there.
-        from verifier.transformers_model.checkpoint import read_checked_config
+        from verifier.transformers_model.config import read_checked_config
     except ImportError:
         return
     read_checked_config(folder)

@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from verifier.gpu.fp8 import quantised
-from verifier.transformers_model.checkpoint import replaced_weights
 from verifier.transformers_model.fp8_weights import Fp8Linear
 
 
@@ -36,6 +35,40 @@ def computed_in(
     finally:
         for layer, own in layers.items():
             layer.rounds_rows = own
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def replaced_weights(
+    model: PreTrainedModel, value: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Within the context, the model computes with other weights: `value` of a module's own.
+
+    Each module's weights are replaced only while it runs: that takes the memory of one module, of
+    the largest embedding at most, instead of a second model's.
+    """
+    kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def replace(module: torch.nn.Module, _: Any) -> None:
+        with torch.inference_mode(mode=False):
+            for parameter in module.parameters(recurse=False):
+                kept[parameter] = parameter.data
+                parameter.data = value(module, parameter.data)
+
+    def restore(module: torch.nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter in kept:
+                parameter.data = kept.pop(parameter)
+
+    handles = []
+    try:
+        for module in cast(torch.nn.Module, model).modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                handles.append(module.register_forward_pre_hook(replace))
+                handles.append(module.register_forward_hook(restore, always_call=True))
+        yield
+    finally:
         for handle in handles:
             handle.remove()
 

@@ -27,7 +27,8 @@ from verifier.checkpoint.refusals import CheckpointError
 from verifier.parity.comparison import WINDOW_TOKENS, probe_text
 from verifier.parity.quantised_values import computed_in
 from verifier.parity.transformers_check import shortened_windows
-from verifier.transformers_model.checkpoint import DTYPES, read_config
+from verifier.transformers_model.config import read_config
+from verifier.transformers_model.dtypes import DTYPES
 
 _CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError
-from verifier.transformers_model.checkpoint import read_checked_config
+from verifier.transformers_model.config import read_checked_config
 
 JSON_NAMES = (
     "config.json",

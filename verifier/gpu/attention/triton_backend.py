@@ -1,4 +1,4 @@
-"""The attention backend of our own Triton kernels: for GPUs, with any power of two as block size."""
+"""The attention backend of our own Triton kernels: for GPUs; blocks are of any power of two."""
 
 import contextlib
 import dataclasses
