@@ -38,11 +38,11 @@ from servicekit.logs import configure_logs
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.weight_types import LANES, BitsArray
-from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend, scratch_bytes
+from verifier.cpu.kernels.products import multiply
+from verifier.cpu.kernels.tiles import TABLE_PADDING
 from verifier.cpu.loading import load_weights
-from verifier.cpu.products import multiply
-from verifier.cpu.tiles import TABLE_PADDING
 from verifier.cpu.weights import DecoderWeights
 
 PRODUCTS = ((256, 1536), (768, 256), (1024, 4096), (2048, 6144))

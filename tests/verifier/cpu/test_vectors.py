@@ -10,7 +10,7 @@ import pytest
 
 from servicekit.kernels.memory import address_of
 from verifier.checkpoint.weight_types import Activation
-from verifier.cpu import rows, vectors
+from verifier.cpu.kernels import rows, vectors
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu import vectors
-from verifier.cpu.processor import TILES
-from verifier.cpu.rows import store_f32
-from verifier.cpu.tiles import (
+from verifier.cpu.kernels import vectors
+from verifier.cpu.kernels.rows import store_f32
+from verifier.cpu.kernels.tiles import (
     narrow_score_tile,
     narrow_value_tile,
     wide_score_tile,
     wide_value_tile,
 )
+from verifier.cpu.processor import TILES
 
 _MAX_ROWS = TILES.max_rows
 _NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS + 1))

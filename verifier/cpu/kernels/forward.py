@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64, store_u8
-from verifier.cpu import rows
-from verifier.cpu.attention import MAX_TASK_ROWS, attend
-from verifier.cpu.experts import mix_experts
-from verifier.cpu.products import accumulate, cap, finish, multiply
-from verifier.cpu.threads import MARK_BYTES, arrive, arrive_last, take
+from verifier.cpu.kernels import rows
+from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend
+from verifier.cpu.kernels.experts import mix_experts
+from verifier.cpu.kernels.products import accumulate, cap, finish, multiply
+from verifier.cpu.kernels.threads import MARK_BYTES, arrive, arrive_last, take
 
 Records = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu.vectors import INT32, INT64, intrinsic, pointer
+from verifier.cpu.kernels.vectors import INT32, INT64, intrinsic, pointer
 
 # Items and arrivals on cache lines of their own.
 MARK_BYTES = 128

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu import vectors
+from verifier.cpu.kernels import vectors
+from verifier.cpu.kernels.tiles import narrow_tile, wide_tile
 from verifier.cpu.processor import TILES
-from verifier.cpu.tiles import narrow_tile, wide_tile
 
 _MAX_ROWS = TILES.max_rows
 _NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS + 1))

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64
-from verifier.cpu import rows, vectors
-from verifier.cpu.products import finish, multiply
-from verifier.cpu.threads import MARK_BYTES, arrive, take
+from verifier.cpu.kernels import rows, vectors
+from verifier.cpu.kernels.products import finish, multiply
+from verifier.cpu.kernels.threads import MARK_BYTES, arrive, take
 
 
 @kernel

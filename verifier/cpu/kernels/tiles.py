@@ -15,8 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from verifier.cpu.processor import TILES
-from verifier.cpu.vectors import (
+from verifier.cpu.kernels.vectors import (
     FLOAT,
     FLOATS,
     INT32,
@@ -29,6 +28,7 @@ from verifier.cpu.vectors import (
     intrinsic,
     pointer,
 )
+from verifier.cpu.processor import TILES
 
 # How far ahead of their use weights are requested, all blocks of a tile together. By trial: with a
 # third fewer or twice as many, products of 8 rows from memory were 5 to 10 % slower; without any,

@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba import types
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu import vectors
-from verifier.cpu.tiles import widened
-from verifier.cpu.vectors import FLOAT, INT32, VECTOR, intrinsic, pointer
+from verifier.cpu.kernels import vectors
+from verifier.cpu.kernels.tiles import widened
+from verifier.cpu.kernels.vectors import FLOAT, INT32, VECTOR, intrinsic, pointer
 
 _SILU = 0
 
