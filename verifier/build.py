@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import get_logger
 from verifier.batch.target_model import TargetModel
+from verifier.checkpoint.digests import tokenizer_digest_of
+from verifier.checkpoint.end_tokens import with_tokenizers_end_token
 from verifier.config import VerifierConfig
 from verifier.drafters.drafters import Drafters
 from verifier.drafters.messages import DrafterMessage, Link
 from verifier.drafts.depth_policy import DepthPolicy
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
-from verifier.model.digests import tokenizer_digest_of
-from verifier.model.end_tokens import with_tokenizers_end_token
 from verifier.model.own_model import find_own, load_own
 from verifier.sampling.scored_rows import MAX_LOGPROBS, max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.service.wire import ServedModel
+from verifier.service.served_model import ServedModel
 from verifier.warm_up import warm_up_engine
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from servicekit.server import Server
 from servicekit.tls import channel_credentials
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import SERVICE, VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.drafters.addresses import AdmittedDrafters
 from verifier.drafters.link import DrafterLink
 from verifier.drafters.messages import DrafterMessage, Link

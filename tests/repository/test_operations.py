@@ -17,8 +17,8 @@ from gateway.requests.drafting_policy import TANDEM
 from servicekit.config import list_options
 from tandem.cli.up import BUNDLED_MODEL
 from tests.repository.shown_commands import PAGES, REPOSITORY
+from verifier.checkpoint.model_config import read_model_config
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.model_config import read_model_config
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"

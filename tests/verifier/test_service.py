@@ -30,11 +30,11 @@ from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.errors import OverloadedError
-from verifier.model.checkpoint import reference_logits
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import target_probs
 from verifier.server import VerifierServer
-from verifier.service import wire
+from verifier.service import event_wire
+from verifier.transformers_model.checkpoint import reference_logits
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
 UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
@@ -101,7 +101,7 @@ class TestGreeting:
         self, bundled_model: LoadedModel, allow_trace: bool
     ) -> None:
         served = dataclasses.replace(bundled_model.served, allow_trace=allow_trace)
-        assert wire.welcome(served).events[0].welcome.allows_trace == allow_trace
+        assert event_wire.welcome(served).events[0].welcome.allows_trace == allow_trace
 
     @pytest.mark.parametrize(
         ("command", "field"),

@@ -15,8 +15,8 @@ from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.host_step import ComputesLogits
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.sampling.scored_rows import MAX_LOGPROBS, max_rows_per_step
 
 PROFILE_BLOCKS = 2

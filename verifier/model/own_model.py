@@ -14,18 +14,19 @@ from numba.misc.appdirs import AppDirs
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
+from verifier.checkpoint.description import DecoderDescription, describe_decoder
+from verifier.checkpoint.digests import digest_of
+from verifier.checkpoint.model_config import DTYPES
+from verifier.checkpoint.refusals import NotServedError
+from verifier.checkpoint.weight_types import WeightType
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
-from verifier.cpu.loading.loader import DecoderDescription, describe_decoder, load_weights
-from verifier.cpu.loading.model_config import DTYPES
-from verifier.cpu.loading.refusals import NotServedError
+from verifier.cpu.loading import load_weights
 from verifier.cpu.numerics_digest import numerics_digest
-from verifier.cpu.parity import ParityCheck, Subject
 from verifier.cpu.processor import TILES, unsupported_reason
-from verifier.cpu.weights import WeightType
-from verifier.model.digests import digest_of
 from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.parity.cpu_check import ParityCheck, Subject
 from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)
