@@ -178,6 +178,7 @@ def _set_structured(
     (name,) = given
     grammar = getattr(value, name)
     if name == "choices":
+        message.choices.SetInParent()
         set_field(message.choices, "values", grammar, path=f"{path}choices.")
     elif name == "json_schema" and not isinstance(grammar, str):
         try:

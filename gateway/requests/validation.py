@@ -8,7 +8,7 @@ prompt's tokens: a request that is wrong by itself is refused before any work is
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
 from gateway.messages.request import GenerateRequest
 from tandem.declared import FieldError, check_ranges
-from tandem.values import SamplingParams, SpeculationParams
+from tandem.values import SamplingParams, SpeculationParams, StructuredOutput
 
 MAX_CHOICES = 16
 MAX_PRIORITY = 2**31 - 1
@@ -50,6 +50,7 @@ def check_request(
         )
     _check_parameters(request.sampling, "sampling.")
     _check_parameters(request.speculation, "speculation.")
+    _check_grammar(request.sampling.structured_output)
     _check_pool(request.speculation)
 
 
@@ -82,6 +83,14 @@ def _check_parameters(params: SamplingParams | SpeculationParams, path: str) -> 
         check_ranges(params, path=path)
     except FieldError as error:
         raise InvalidRequestError(error.reason, field=error.field) from None
+
+
+def _check_grammar(output: StructuredOutput | None) -> None:
+    """Refuses one that is empty: verifiers check what is in one."""
+    if output is not None and (
+        output.json_schema is output.regex is output.choices is output.lark is None
+    ):
+        raise InvalidRequestError("names no grammar", field="sampling.structured_output")
 
 
 def _check_pool(speculation: SpeculationParams) -> None:

@@ -12,7 +12,7 @@ from gateway.messages.response import Model
 from gateway.requests.acceptance import RequestDefaults, accept, cache_salt, find_model, pool_id
 from gateway.requests.drafting_policy import TANDEM
 from gateway.requests.validation import check_request
-from tandem.values import Keep, SamplingParams, SpeculationParams, Tie
+from tandem.values import Keep, SamplingParams, SpeculationParams, StructuredOutput, Tie
 
 MODEL = Model(
     model_id="model",
@@ -71,6 +71,7 @@ INVALID = [
     ("stop_token_ids", request(stop_token_ids=[100])),
     ("n", request(num_choices=0)),
     ("n", request(num_choices=17)),
+    ("sampling.structured_output", sampling(structured_output=StructuredOutput())),
     ("sampling.temperature", sampling(temperature=-0.1)),
     ("sampling.temperature", sampling(temperature=NAN)),
     ("sampling.temperature", sampling(temperature=INFINITY)),
