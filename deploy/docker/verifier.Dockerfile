@@ -49,7 +49,8 @@ RUN test -z "${FLASH_ATTN_VERSION}" || { apt-get update \
         --no-cache-dir --constraint constraints.txt --no-build-isolation \
         "flash-attn==${FLASH_ATTN_VERSION}" \
     && installer/bin/pip --python /opt/tandem/bin/python uninstall --yes ninja wheel; }
-COPY tandem/__init__.py /opt/tandem/app/tandem/
+COPY tandem/__init__.py tandem/declared.py tandem/messages.py tandem/values.py \
+    /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY verifier /opt/tandem/app/verifier
