@@ -117,40 +117,6 @@ async def test_rows_that_a_kernel_answered_before_it_failed_keep_their_answers(
     assert running.log == []
 
 
-async def test_a_failure_of_a_text_that_is_gone_forgets_no_new_one_of_its_id() -> None:
-    local = LocalDrafter()
-    await local.append("a", 0, [1, 2])
-    gone = local.histories["a"]
-    local.drafter.store.release("a")
-    await local.append("a", 0, [3, 4])
-    local.engine._forget(gone)
-    assert local.histories["a"].token_ids.tolist() == [3, 4]
-
-
-async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_for_one(rows: Any, first: int, stop: int, *rest: Any) -> int:
-        if (rows[first:stop, TEXT_LENGTH] == 13).any():
-            raise MemoryError
-        return answer_rows(rows, first, stop, *rest)
-
-    running = await start_drafter()
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_for_one)
-    request = pb.ProposeRequest(
-        sequences=[
-            *step(0, 20, "a").sequences,
-            *step(0, 13, "bad").sequences,
-            *step(0, 20, "b").sequences,
-        ]
-    )
-    [a, bad, b] = (await exchange(running.open_stream(), request)).proposals
-    assert a.token_ids == b.token_ids == [6, 0]
-    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
-    assert_failed_once(running, "sequence_failed", "sequence")
-    running.drafter.store.check_integrity()
-
-
 async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
