@@ -15,7 +15,7 @@ import drafter.batch.indexer
 import drafter.service
 from drafter.batch.answer import answer_rows, index_texts
 from drafter.batch.append import append_rows
-from drafter.batch.scan import DRAFT, LONG_TAIL, OPEN, OUTCOME, SHORT_TAIL, TEXT_LENGTH, WHY_OPEN
+from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
 from drafter.history.history import History
 from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
@@ -24,7 +24,6 @@ from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import INDEXED, delta
-from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -321,29 +320,3 @@ async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
     [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
     assert list(bad.token_ids) == [9, 1, 2]
     running.drafter.store.check_integrity()
-
-
-@pytest.mark.parametrize(("num_tokens", "kind"), [(40, SHORT_TAIL), (4000, LONG_TAIL)])
-@pytest.mark.parametrize("names", [("bad", "a", "b"), ("a", "bad", "b"), ("a", "b", "bad")])
-async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], num_tokens: int, kind: int
-) -> None:
-    local = LocalDrafter()
-    store = local.drafter.store
-    fail_to_index_bad(store, monkeypatch)
-    await local.exchange(
-        pb.ProposeRequest(
-            sequences=[delta(name, 0, range(num_tokens), 0, params=INDEXED) for name in names]
-        )
-    )
-    assert len(local.batch.slots_with(kind)) == 3
-    await local.settle()
-    assert not local.engine.indexer.has_work
-    assert {n: h.num_unindexed <= 5 for n, h in local.histories.items()} == {"a": True, "b": True}
-    assert (
-        local.registry.get_sample_value(
-            "tandem_drafter_internal_errors_total", {"reason": "sequence"}
-        )
-        == 1
-    )
-    store.check_integrity()

@@ -127,20 +127,6 @@ def test_a_pool_may_change_while_its_texts_are_copied() -> None:
     assert list(unfinished) == []
 
 
-def test_texts_of_a_pool_that_is_gone_are_not_read_from_what_took_its_place() -> None:
-    limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
-    store = PoolStore(limits, clock=lambda: 0.0, seed=1)
-    for token_id in (1, 2):
-        store.feed("p", np.full(5, token_id, dtype=np.uint32), ngram_mask=2)
-    store.finish()
-    copied = store.texts_of("p")
-    assert next(copied).token_ids.tolist() == [1] * 5
-    store.forget_all()
-    store.feed("another", np.full(50, 3, dtype=np.uint32), ngram_mask=2)
-    store.finish()
-    assert list(copied) == []
-
-
 async def test_a_drafter_restores_the_pools_of_the_one_before(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
@@ -276,30 +262,6 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     assert third.drafter.pools.num_texts == 4, "both files of a pool are restored"
     await third.drafter.drain()
     assert len(snapshots_in(tmp_path)) == 2, "and are one again"
-
-
-async def test_where_restoring_fails_the_files_stay_as_they_are(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = await start_drafter(snapshot_dir=tmp_path)
-    for pool_id in "ab":
-        await keep_in_pool(first, [1, 2, 3], pool_id=pool_id)
-    await first.drafter.drain()
-    written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PoolStore, "restore", fail)
-        second = await start_drafter(snapshot_dir=tmp_path)
-    assert second.sample("tandem_drafter_internal_errors_total", reason="snapshot") == 1
-    await keep_in_pool(second, [1, 2, 4], pool_id="a")
-    await second.drafter.drain()
-    assert {path: path.read_bytes() for path in written} == written
-    third = await start_drafter(snapshot_dir=tmp_path)
-    assert third.drafter.pools.num_texts == 3
-    second.log.clear()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

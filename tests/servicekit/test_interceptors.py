@@ -183,16 +183,6 @@ async def test_a_handlers_own_abort_stands(start_server: Any, shape: str) -> Non
     assert running.log_entries == []
 
 
-async def test_a_code_that_is_set_and_not_raised_is_counted(start_server: Any) -> None:
-    async def act(context: Any) -> str:
-        context.set_code(grpc.StatusCode.DATA_LOSS)
-        return "lost"
-
-    running = await start_server(behaviour("unary_unary", act))
-    await failure("unary_unary", call(running, "unary_unary"))
-    assert running.num_requests("DATA_LOSS") == 1
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_cancelled_call_ends_its_handler_and_is_counted(
     start_server: Any, shape: str
@@ -308,27 +298,6 @@ async def test_a_call_past_its_deadline_is_counted_as_such(start_server: Any) ->
     await running.counted("DEADLINE_EXCEEDED")
 
 
-async def test_a_handler_that_answers_cancellation_with_an_error_is_logged(
-    start_server: Any,
-) -> None:
-    started = asyncio.Event()
-
-    async def act(_context: Any) -> str:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise ValueError("while cleaning up") from None
-        return "never"
-
-    running = await start_server(behaviour("unary_unary", act))
-    ongoing = call(running, "unary_unary")
-    await started.wait()
-    ongoing.cancel()
-    await running.counted("CANCELLED")
-    assert [entry["event"] for entry in running.log_entries] == ["rpc_failed"]
-
-
 async def test_an_unknown_method_is_counted_without_its_name(start_server: Any) -> None:
     running = await start_server()
     for name in ("Nope", "Nada"):
@@ -359,21 +328,6 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(
     assert running.log_entries == []
     assert caplog.records == []
     assert (await responses(shape, call(running, shape)))[-1] == "done"
-
-
-async def test_both_directions_of_a_stream_flow_at_once(start_server: Any) -> None:
-    async def echo(requests: Any, _context: Any) -> AsyncIterator[StringValue]:
-        async for request in requests:
-            yield text(request.value.upper())
-
-    running = await start_server({"stream_stream": echo})
-    ongoing = running.method("stream_stream")()
-    for value in ("a", "b", "c"):
-        await ongoing.write(text(value))
-        assert (await ongoing.read()).value == value.upper()
-    await ongoing.done_writing()
-    assert await ongoing.read() is grpc.aio.EOF
-    assert await ongoing.code() is grpc.StatusCode.OK
 
 
 async def test_every_call_is_timed(start_server: Any) -> None:

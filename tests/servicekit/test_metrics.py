@@ -145,15 +145,6 @@ def test_a_stopped_exporter_frees_its_port_and_stops_twice(server: MetricsServer
     again.stop()
 
 
-def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
-    server: MetricsServer,
-) -> None:
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20):
-        assert fetch(server)[0] == 200
-        server.stop()
-
-
 def test_a_process_without_descriptors_does_not_spin_and_answers_later(
     server: MetricsServer,
 ) -> None:

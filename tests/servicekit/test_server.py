@@ -68,27 +68,6 @@ async def test_nobody_can_share_the_port() -> None:
                 sharer.bind(("127.0.0.1", int(server.address.rpartition(":")[2])))
 
 
-async def test_a_name_with_an_address_of_another_machine_is_served_on_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both = [
-        *socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM),
-        *socket.getaddrinfo("192.0.2.1", 0, type=socket.SOCK_STREAM),
-    ]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: both)
-    async with started(listen="localhost:0") as server:
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def test_an_address_that_is_not_ours_is_an_error_that_names_the_flag() -> None:
-    server = make_server(listen="192.0.2.1:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on 192\.0\.2\.1:50051"):
-        await server.start()
-    server = make_server(listen="nowhere.invalid:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on nowhere\.invalid:50051"):
-        await server.start()
-
-
 @pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
 async def test_a_name_that_no_host_can_have_is_an_error_that_names_the_flag(key: str) -> None:
     listen: dict[str, Any] = {key: f"{'ä' * 60}.example:0"}
@@ -187,36 +166,6 @@ async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
         await running.method("unary_unary")(StringValue(value="x" * MAX_RECEIVE_BYTES))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await running.method("unary_unary")(StringValue(value="x"))).value == "1"
-
-
-async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) -> None:
-    num_started = 0
-    two_started, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait(_request: StringValue, _context: Any) -> StringValue:
-        nonlocal num_started
-        num_started += 1
-        if num_started == 2:
-            two_started.set()
-        await go_on.wait()
-        return StringValue(value=str(num_started))
-
-    running = await start_server(
-        {"unary_unary": wait}, options=ServerOptions(max_concurrent_streams=2)
-    )
-    # The client learns of the limit with the connection's settings.
-    await running.channel.channel_ready()
-    calls = [running.method("unary_unary")(StringValue()) for _ in range(3)]
-    async with asyncio.timeout(20):
-        await two_started.wait()
-        # This connection's calls do not delay another connection; by then a third call would run.
-        assert (
-            await check_health(running.server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        assert num_started == 2
-        go_on.set()
-        assert (await calls[2]).value == "3"
-        await asyncio.gather(*calls)
 
 
 async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: Any) -> None:

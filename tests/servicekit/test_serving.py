@@ -145,28 +145,6 @@ async def test_without_a_drain_calls_in_flight_get_the_timeout(serve: Any) -> No
         await task
 
 
-async def test_a_call_that_does_not_end_is_cancelled_at_the_timeout(serve: Any) -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def hang(_request: bytes, _context: Any) -> bytes:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return b""
-
-    server, task = await serve(behaviour=hang, drain_timeout_s=0.1)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
-        ongoing = call(channel)
-        await started.wait()
-        kill_self()
-        await task
-        await cancelled.wait()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ongoing
-
-
 @pytest.mark.parametrize("drain_delay_s", [0.0, 0.3])
 async def test_while_streams_finish_new_calls_of_open_channels_go_elsewhere(
     serve: Any, drain_delay_s: float
@@ -327,13 +305,6 @@ async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
 
 
 # Exit codes.
-
-
-def test_the_end_of_main_is_exit_code_0() -> None:
-    async def main() -> None:
-        pass
-
-    assert run(main) == 0
 
 
 def test_a_configuration_that_cannot_run_is_one_line_and_exit_code_2(

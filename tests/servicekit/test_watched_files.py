@@ -112,19 +112,6 @@ def test_what_cannot_be_read_keeps_the_last_value_and_is_told_once(tmp_path: Pat
     assert words.reports[2:] == ["read"]
 
 
-def test_an_error_that_nobody_foresaw_keeps_the_last_value_too(tmp_path: Path) -> None:
-    words = Words(tmp_path)
-    words.paths[1].write_bytes(b"\xff")
-    for _ in range(3):
-        words.watched.refresh()
-    assert words.watched.value == ("a", "b")
-    assert len(words.reports) == 1
-    assert words.reports[0].startswith("UnicodeDecodeError(")
-    words.write("c", "d")
-    words.watched.refresh()
-    assert words.watched.value == ("c", "d")
-
-
 def test_what_goes_on_failing_is_read_ever_more_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
