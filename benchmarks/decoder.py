@@ -36,12 +36,14 @@ from benchmarks.shapes import QWEN3_0_6B, TINY, Shape, first_layers, write_check
 from servicekit.kernels.memory import address_of
 from servicekit.logs import configure_logs
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.weight_types import LANES, BitsArray
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.products import multiply
-from verifier.cpu.tiles import TABLE_PADDING
-from verifier.cpu.weights import LANES, BitsArray, DecoderWeights
+from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend, scratch_bytes
+from verifier.cpu.kernels.products import multiply
+from verifier.cpu.kernels.tiles import TABLE_PADDING
+from verifier.cpu.loading import load_weights
+from verifier.cpu.weights import DecoderWeights
 
 PRODUCTS = ((256, 1536), (768, 256), (1024, 4096), (2048, 6144))
 NUM_ROWS = (1, 8, 32, 512)

@@ -1,4 +1,4 @@
-"""The flow of one verifier step: the heart of the gateway.
+"""The flow of one verifier step through the gateway.
 
     verifier --(events of one step)--> coordinator
         on_step    every sequence's new tokens are appended to its generation
@@ -8,7 +8,7 @@ A step of many sequences is appended at once, without text, counting, a task per
 `publish` runs later (`generation/delivery.py`), so that no client's text delays the next step.
 
 A verifier that dies, does not respond or shuts down loses no request: the generation holds prompt,
-output and seed, and another verifier goes on from there (`routing/resumption.py`).
+output and seed, and another verifier goes on from there (`routing/failover.py`).
 
 Drafting needs no message of the gateway: each Open names a drafter, and the verifier talks to it.
 The gateway chooses which one, moves sequences away from those that their verifier reports as slow
@@ -19,27 +19,16 @@ Everything here runs on the event loop and no method awaits, so every method see
 consistent state.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.errors import (
-    RETRY_AFTER_MS,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-    UnreadError,
-    VerifierError,
-    from_verifier,
-)
+from gateway.errors import InvalidRequestError, UnreadError, VerifierError, from_verifier
 from gateway.generation.delivery import Delivery
 from gateway.generation.generation import Generation, Resume
 from gateway.messages.verifier import (
     Decided,
-    DrafterState,
     DrafterStatus,
     Draining,
-    OpenCommand,
     Opened,
     PromptScored,
     Rejected,
@@ -50,11 +39,10 @@ from gateway.messages.verifier import (
 from gateway.metrics import GatewayMetrics
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.drafter_moves import DrafterMoves
+from gateway.routing.failover import Failover, verifier_gone
 from gateway.routing.fleet import Fleet
 from gateway.routing.live_sequences import LiveSequence, LiveSequences
-from gateway.routing.resumption import Displaced, Resumption
-from gateway.routing.retry_budget import RetryBudgets
-from gateway.routing.waiting_moves import WaitingMoves
+from gateway.routing.opening import Opening
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 from tandem.values import DraftWait, FinishReason
@@ -86,30 +74,27 @@ class Coordinator:
             on_availability: called when a verifier comes or goes.
         """
         self._fleet = fleet
-        self._draft_wait = draft_wait
-        self._max_resumes = max_resumes
         self._metrics = metrics
-        self._logger = logger
         self._on_availability = on_availability
-        self._sequences = LiveSequences(self._report_load)
-        self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
-        # What moves for room only must not use up the moves that a choice needs.
-        self._waiting_moves = WaitingMoves(
-            fleet=fleet,
-            sequences=self._sequences,
-            max_losses=(max_resumes - 1) // 2,
-            move=self._move,
-        )
+        sequences = self._sequences = LiveSequences(self._report_load)
+        self._opening = Opening(drafters=fleet.drafters, sequences=sequences, draft_wait=draft_wait)
+        self._moves = DrafterMoves(drafters=fleet.drafters, sequences=sequences)
         self._delivery = Delivery(
             self._publish,
             interval_s=stream_interval_s,
             num_streams=lambda: self._sequences.num_running,
         )
-        self._retries = RetryBudgets()
-        self._resumption = Resumption(
-            timeout_s=resume_timeout_s,
-            place=self._place,
-            fail=self._fail_displaced,
+        self._failover = Failover(
+            fleet=fleet,
+            sequences=sequences,
+            opening=self._opening,
+            delivery=self._delivery,
+            max_resumes=max_resumes,
+            resume_timeout_s=resume_timeout_s,
+            metrics=metrics,
+            logger=logger,
+            publish=self._publish,
+            fail=self._fail,
             on_load=self._report_load,
         )
 
@@ -140,7 +125,7 @@ class Coordinator:
             if event.finish_reason:
                 sequence.has_ended = True
                 self._sequences.forget(sequence)
-        self._waiting_moves.after_step()
+        self._failover.waiting_moves.after_step()
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
@@ -177,52 +162,8 @@ class Coordinator:
         """
         verifier = self._fleet.find_verifier(generations[0].request, num_choices=len(generations))
         for generation in generations:
-            self._retries.add_request(generation.request.model_id)
-            self._start(generation, verifier)
-
-    def _start(
-        self,
-        generation: Generation,
-        verifier: VerifierLink,
-        refused_by: frozenset[str] = frozenset(),
-        displaced: Displaced | None = None,
-        *,
-        was_queued: bool = False,
-    ) -> None:
-        sequence = LiveSequence(
-            generation=generation,
-            verifier=verifier,
-            numerics_digest=verifier.numerics_digest,
-            opened_length=len(generation.token_ids),
-            refused_by=refused_by,
-            displaced=displaced,
-            was_queued=was_queued,
-        )
-        self._sequences.add(sequence)
-        self._send_open(sequence)
-
-    def _send_open(self, sequence: LiveSequence) -> None:
-        generation = sequence.generation
-        verifier = sequence.verifier
-        assert verifier.welcome is not None, "it was chosen, so it is connected"
-        if generation.request.wants_drafts:
-            sequence.drafter = self._fleet.drafters.choose(verifier.name, sequence.drafter_key)
-            sequence.opened_drafter = sequence.drafter
-        verifier.open(
-            OpenCommand(
-                sequence_id=sequence.sequence_id,
-                token_ids=generation.token_ids,
-                request=generation.request,
-                sampling=generation.sampling,
-                seed=generation.seed,
-                num_speculative_tokens=min(
-                    generation.request.num_speculative_tokens,
-                    verifier.welcome.max_num_speculative_tokens,
-                ),
-                draft_wait=self._draft_wait,
-                drafter=sequence.drafter,
-            )
-        )
+            self._failover.retries.add_request(generation.request.model_id)
+            self._opening.start(generation, verifier)
 
     def close(self, generation: Generation) -> None:
         """The client is gone, or has all it gets: frees what the choice holds."""
@@ -248,7 +189,7 @@ class Coordinator:
             AssertionError: something is; it names it.
         """
         self._sequences.check_idle()
-        assert not self._resumption.num_waiting, "choices wait for a verifier"
+        assert not self._failover.resumption.num_waiting, "choices wait for a verifier"
         assert self._moves.is_idle, "sequences are still to be moved"
         assert self._delivery.is_idle, "clients are still to be served"
         self._fleet.check_idle()
@@ -286,7 +227,7 @@ class Coordinator:
             self._sequences.set_running(sequence)
         elif isinstance(event, Rejected):
             if event.field == "drafter_address" and sequence.drafter and not sequence.is_running:
-                self._open_elsewhere(sequence, event.message)
+                self._opening.with_other_drafter(sequence, event.message)
                 return
             sequence.has_ended = True
             error = from_verifier(
@@ -295,7 +236,7 @@ class Coordinator:
                 field=event.field,
                 retry_after_ms=event.retry_after_ms,
             )
-            self._on_rejection(sequence, error)
+            self._failover.on_rejection(sequence, error)
         elif isinstance(event, UnreadableEvent):
             raise VerifierError(f"an event of the verifier cannot be read: {event.reason}")
 
@@ -340,7 +281,7 @@ class Coordinator:
         """Every choice is over: its client gets what was decided, then the error."""
         for sequence in self._sequences.all():
             self._fail(sequence, error)
-        for generation in self._resumption.generations():
+        for generation in self._failover.resumption.generations():
             self._publish([generation])
             generation.fail(error)
 
@@ -360,7 +301,7 @@ class Coordinator:
         if (welcome := verifier.welcome) is not None:
             self._metrics.expect_model(welcome.model_id, welcome.max_num_speculative_tokens)
         self.on_verifiers_changed()
-        self._resumption.wake()
+        self._failover.resumption.wake()
 
     def on_verifier_down(self, verifier: VerifierLink) -> None:
         """VerifierListener: its sequences are gone with it; other verifiers go on with them."""
@@ -368,10 +309,10 @@ class Coordinator:
         reason = "verifier_draining" if verifier.is_draining else "verifier_gone"
         for sequence in self._sequences.of_verifier(verifier):
             try:
-                self._displace(sequence, reason)
+                self._failover.displace(sequence, reason)
             except Exception as error:
                 # Neither its client nor the others may wait for ever.
-                sequence.generation.fail(_gone())
+                sequence.generation.fail(verifier_gone())
                 verifier.ignored.record("internal_error", repr(error))
         self.on_verifiers_changed()
 
@@ -386,149 +327,11 @@ class Coordinator:
         self._fleet.report_connected()
         self._on_availability()
 
-    # Choices move to another verifier.
-
-    def _on_rejection(self, sequence: LiveSequence, error: RequestError) -> None:
-        """A verifier has no room for the sequence, shuts down or cannot run it, or the request is
-        at fault.
-        """
-        verifier, generation = sequence.verifier, sequence.generation
-        if isinstance(error, OverloadedError | UnavailableError):
-            # A verifier that names a field lacks room for what the field asks for, such as a
-            # grammar: it may have room for other requests.
-            if not error.field:
-                until_s = time.monotonic() + (error.retry_after_ms or RETRY_AFTER_MS) / 1000
-                verifier.load.full_until_s = until_s
-                if generation.goes_on:
-                    verifier.load.overfull_until_s = until_s
-            reason = "full" if isinstance(error, OverloadedError) else "draining"
-        elif sequence.was_queued or (
-            sequence.displaced is not None and generation.admitted_at_s is not None
-        ):
-            # Another one ran or would run it: this one is of another version, or configured
-            # otherwise.
-            verifier.ignored.record("rejected_command", error.message)
-            reason = "unable"
-        else:
-            self._fail(sequence, error)
-            return
-        if sequence.was_queued:
-            # It would have run elsewhere, and has as much time for that as if it were displaced.
-            displaced = sequence.displaced
-            self._sequences.drop(sequence)
-            self._resumption.add(
-                generation,
-                f"verifier_{reason}" if displaced is None else displaced.reason,
-                (sequence if displaced is None else displaced).refused_by | {verifier.name},
-            )
-            return
-        if sequence.displaced is not None:
-            # It was not taken: it waits on, as before, and has not moved.
-            self._sequences.drop(sequence)
-            sequence.displaced.refused_by |= {verifier.name}
-            self._resumption.put_back(sequence.displaced)
-            return
-        if generation.has_output:
-            self._displace(sequence, f"verifier_{reason}")
-            return
-        refused_by = sequence.refused_by | {verifier.name}
-        try:
-            other = self._fleet.find_verifier(
-                generation.request, num_choices=1, refused_by=refused_by
-            )
-        except UnavailableError:
-            self._fail(sequence, error)
-            return
-        if not self._retries.take(generation.request.model_id):
-            self._fail(sequence, error)
-            return
-        self._metrics.count_retry(reason)
-        self._sequences.drop(sequence)
-        generation.sequence_id = new_sequence_id()
-        self._start(generation, other, refused_by)
-
-    def _displace(self, sequence: LiveSequence, reason: str) -> None:
-        """The sequence's verifier no longer has it: another one goes on."""
-        generation = sequence.generation
-        # A rollout moves a long one often. Only what verifiers are lost with may be its own fault.
-        generation.num_losses += reason != "verifier_draining"
-        if generation.num_losses > self._max_resumes:
-            sequence.has_ended = True
-            self._fail(sequence, _gone())
-            return
-        self._sequences.drop(sequence)
-        self._delivery.discard(generation)
-        if len(generation.token_ids) > sequence.opened_length:
-            generation.numerics_digest = sequence.numerics_digest
-        self._resumption.add(generation, reason)
-
-    def _place(self, displaced: Displaced) -> bool:
-        """Opens a displaced choice at a verifier. Returns False if none can take it now."""
-        generation = displaced.generation
-        # What was decided may end in a stop string.
-        self._publish([generation])
-        if generation.is_over:
-            return True
-        verifier = self._find_taker(displaced)
-        if verifier is None:
-            # All were asked. By the next try, those that refused it may have room.
-            displaced.refused_by = frozenset()
-            return False
-        generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
-        self._logger.info(
-            "choice_resumed",
-            request_id=generation.request.request_id,
-            choice_index=generation.choice_index,
-            sequence_id=generation.sequence_id,
-            former_sequence_id=old_id,
-            verifier=verifier.name,
-            reason=displaced.reason,
-            num_tokens=len(generation.token_ids),
-        )
-        self._start(generation, verifier, displaced=displaced)
-        return True
-
-    def _find_taker(self, displaced: Displaced) -> VerifierLink | None:
-        generation = displaced.generation
-        try:
-            verifier = self._fleet.find_verifier(
-                generation.request,
-                num_choices=1,
-                refused_by=displaced.refused_by,
-                numerics_digest=generation.numerics_digest,
-            )
-        except UnavailableError:
-            return None
-        load = verifier.load
-        full_until_s = load.overfull_until_s if generation.goes_on else load.full_until_s
-        return None if full_until_s > time.monotonic() else verifier
-
-    def _move(self, sequence: LiveSequence, verifier: VerifierLink) -> None:
-        """Opens a choice at this verifier that waits at another one."""
-        generation = sequence.generation
-        self._metrics.count_retry("waiting")
-        self._sequences.withdraw(sequence)
-        generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
-        self._logger.info(
-            "choice_moved",
-            request_id=generation.request.request_id,
-            choice_index=generation.choice_index,
-            sequence_id=generation.sequence_id,
-            former_sequence_id=old_id,
-            verifier=verifier.name,
-            former_verifier=sequence.verifier.name,
-        )
-        self._start(generation, verifier, sequence.refused_by, sequence.displaced, was_queued=True)
-
-    def _fail_displaced(self, displaced: Displaced) -> None:
-        """No verifier took the choice in time; its client has what was decided."""
-        displaced.generation.fail(_gone())
-
     def _report_load(self) -> None:
         sequences = self._sequences
         self._metrics.set_load(
             num_running=sequences.num_running,
-            num_waiting=sequences.num_waiting + self._resumption.num_waiting,
+            num_waiting=sequences.num_waiting + self._failover.resumption.num_waiting,
         )
 
     # Drafters.
@@ -549,24 +352,3 @@ class Coordinator:
             self._fleet.report_connected()
             if drafters.has_unable(verifier.name):
                 self._moves.start(verifier)
-
-    def _open_elsewhere(self, sequence: LiveSequence, reason: str) -> None:
-        """The verifier may not talk to the sequence's drafter: opens it with another, or none."""
-        verifier = sequence.verifier
-        # It may have been moved meanwhile, to a drafter that nobody refused.
-        refused = sequence.opened_drafter
-        # Others may have been opened before it was known.
-        if self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED):
-            verifier.ignored.record("refused_drafter", reason)
-        sequence.drafter = ""
-        self._send_open(sequence)
-
-
-def _gone() -> UnavailableError:
-    """What a client gets whose choice no verifier goes on with; it may go on elsewhere."""
-    return UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS)
-
-
-def new_sequence_id() -> str:
-    """128 random bits: never used again, and nobody can guess them."""
-    return secrets.token_hex(16)

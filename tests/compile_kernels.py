@@ -19,8 +19,8 @@ def compile_verifier() -> None:
     import verifier.warm_up
     from servicekit.logs import configure_logs
     from verifier.build import load_model
+    from verifier.checkpoint.weight_types import WeightType
     from verifier.config import VerifierConfig
-    from verifier.cpu.weights import WeightType
 
     configure_logs("warning", "tests")
     for kind in (WeightType.FLOAT32, WeightType.BFLOAT16):

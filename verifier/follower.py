@@ -13,8 +13,8 @@ import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.model_part import assemble, choose_device, load_part, room_for_part
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError

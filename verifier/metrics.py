@@ -14,7 +14,7 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
 from verifier.engine.engine import Engine
 from verifier.engine.observation import PHASES, EngineObserver, Fault, StepRecord
-from verifier.structured.grammars import GrammarKind
+from verifier.structured.library_grammar import GrammarKind
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,

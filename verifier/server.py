@@ -17,8 +17,8 @@ from servicekit.server import Server
 from servicekit.tls import channel_credentials
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import SERVICE, VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.drafters.addresses import AdmittedDrafters
 from verifier.drafters.link import DrafterLink
 from verifier.drafters.messages import DrafterMessage, Link
@@ -40,6 +40,9 @@ SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_
 # A step is mostly short Python between long operations without the GIL. With the default of 5 ms
 # the event loop, and with it hints, would wait that long.
 _SWITCH_INTERVAL_S = 0.00005
+
+# Of events that a session leaves unread; it is ended beyond.
+_MAX_SESSION_EVENT_BYTES = 8 << 20
 
 # Longer than a step takes.
 _LAST_STEP_TIMEOUT_S = 10.0
@@ -95,9 +98,9 @@ class VerifierServer:
             self.server.watch_peer_certificate(config.peers)
         self.servicer = VerifierServicer(
             admits_drafter=self._admitted.admit,
-            max_session_event_bytes=config.max_session_event_bytes,
+            max_session_event_bytes=_MAX_SESSION_EVENT_BYTES,
             max_waiting_tokens=config.max_waiting_tokens,
-            allow_score=config.allow_score,
+            allow_score=config.score != "none",
             spans=spans,
         )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)

@@ -19,12 +19,13 @@ from numba import typeof
 from servicekit.kernels.jit import without_collections
 from servicekit.kernels.ship import compile_for_all_levels
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.model_config import DTYPES
+from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
-from verifier.cpu.forward import forward
-from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.loading.model_config import DTYPES
+from verifier.cpu.kernels.forward import forward
+from verifier.cpu.loading import load_weights
 from verifier.cpu.records import LAYER, MODEL, STEP
-from verifier.cpu.weights import WeightType
 from verifier.drafters import wire as drafters
 from verifier.drafts.depth_policy import DepthPolicy
 from verifier.sampling import warm_up as sampling

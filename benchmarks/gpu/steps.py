@@ -11,9 +11,9 @@ from benchmarks.shapes import first_layers
 from benchmarks.turns import Variant, blocking
 from verifier.attention.backend import AttendsToTables
 from verifier.attention.kv_cache import KVCache, KVShape
-from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import TargetModel
+from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.gpu.graph_pool import CudaCapture
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
@@ -129,7 +129,7 @@ async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
     config = bench.size.large.config()
     kv = _kv_shape(config, 1, bench.size.dtype)
     choice = choose_attention(
-        "auto", block_size=0, device=bench.device, dtype=bench.size.dtype, head_dim=kv.head_dim
+        "auto", device=bench.device, dtype=bench.size.dtype, head_dim=kv.head_dim
     )
     attend = _attending(bench, kv, int(config.num_attention_heads), choice, sequences)
     copy = bench.copying()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
-from gateway.coordinator import Coordinator, new_sequence_id
+from gateway.coordinator import Coordinator
 from gateway.errors import PreconditionError, UnavailableError, code_name, shutting_down
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
@@ -26,6 +26,7 @@ from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
+from gateway.routing.opening import new_sequence_id
 from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer_threads import TokenizerThreads

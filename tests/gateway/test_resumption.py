@@ -283,7 +283,7 @@ async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet
     call = fleet.running.call(1)
     await verifier.nth("open", 0)
     await verifier.stop()
-    resumption = fleet.running.gateway.coordinator._resumption
+    resumption = fleet.running.gateway.coordinator._failover.resumption
     await until(lambda: resumption.num_waiting == 1)
     call.cancel()
     await fleet.running.until_idle()
@@ -299,7 +299,7 @@ async def test_a_choice_that_waits_for_another_verifier_counts_as_waiting(
     verifier.send(verifier.opened(opened.sequence_id))
     await until(lambda: fleet.running.sample("tandem_num_requests_running") == 1)
     await verifier.stop()
-    resumption = fleet.running.gateway.coordinator._resumption
+    resumption = fleet.running.gateway.coordinator._failover.resumption
     await until(lambda: resumption.num_waiting == 1)
     assert fleet.running.sample("tandem_num_requests_running") == 0
     assert fleet.running.sample("tandem_num_requests_waiting") == 1
@@ -542,7 +542,7 @@ async def test_every_fifth_refused_request_goes_to_another_verifier_once_many_we
 ) -> None:
     """Where all are full, each offer only adds to the load."""
     fleet = await start_fleet(2)
-    fleet.running.gateway.coordinator._retries._num_left["scripted"] = -0.1
+    fleet.running.gateway.coordinator._failover.retries._num_left["scripted"] = -0.1
     for count in range(1, 7):
         call = fleet.running.call(1)
         full, opened = await fleet.owner(count)

@@ -203,7 +203,7 @@ async def test_none_goes_to_a_verifier_that_just_reports_that_others_wait(
 ) -> None:
     queue = await start_queue(4, num_waiting=0)
     other = await queue.another_comes()
-    moves = queue.running.gateway.coordinator._waiting_moves
+    moves = queue.running.gateway.coordinator._failover.waiting_moves
     loads = {each.name: each.load for each in queue.running.gateway.fleet.verifiers}
     queue.reports.clear()
     moves._next_search_s = math.inf
@@ -264,7 +264,7 @@ async def test_a_refusal_needs_no_retry_and_no_time_that_was_spent_waiting(
 ) -> None:
     queue = await start_queue(4, resume_timeout_s=1.0)
     coordinator = queue.running.gateway.coordinator
-    while coordinator._retries.take("scripted"):
+    while coordinator._failover.retries.take("scripted"):
         pass
     other = await queue.another_comes()
     opened = await other.nth("open", 0)

@@ -9,16 +9,16 @@ from transformers import PreTrainedModel
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
-from verifier.attention.selection import (
+from verifier.build import load_model
+from verifier.config import VerifierConfig
+from verifier.gpu.attention.selection import (
     GPU_BACKENDS,
     AttentionChoice,
     choose_attention,
     make_backend,
 )
-from verifier.build import load_model
-from verifier.config import VerifierConfig
 from verifier.gpu.fp8 import FP8, widened
-from verifier.model.checkpoint import reference_logits
+from verifier.transformers_model.checkpoint import reference_logits
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
@@ -29,7 +29,7 @@ GPU = torch.device("cuda")
 def lack_of(backend_name: str) -> str | None:
     """What this installation lacks for a backend; None: nothing."""
     try:
-        choose_attention(backend_name, block_size=0, device=GPU, dtype=torch.bfloat16, head_dim=32)
+        choose_attention(backend_name, device=GPU, dtype=torch.bfloat16, head_dim=32)
     except ConfigError as error:
         return str(error)
     return None

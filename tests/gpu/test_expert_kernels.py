@@ -13,11 +13,11 @@ from tests.verifier.gpu.expert_kernel_checks import *  # noqa: F403
 from tests.verifier.gpu.expert_kernel_checks import problem
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.paged_model import make_small_model, some_tokens
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu import fp8
 from verifier.gpu.kernels.mixture import mix
-from verifier.model.checkpoint import reference_logits
-from verifier.model.fp8_weights import quantise_linear_layers
+from verifier.transformers_model.checkpoint import reference_logits
+from verifier.transformers_model.fp8_weights import quantise_linear_layers
 
 GPU = torch.device("cuda")
 HAS_FP8 = torch.cuda.get_device_capability() >= (8, 9)

@@ -14,7 +14,7 @@ from tests.verifier.paged_model import some_tokens
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.engine.messages import Decided
-from verifier.model.parity_reference import cache_name
+from verifier.parity.reference import cache_name
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"

@@ -11,8 +11,8 @@ from tests.verifier.gpu.product_checks import *  # noqa: F403
 from tests.verifier.gpu.product_checks import DTYPES, STRICT, numbers
 from tests.verifier.gpu.strict_checks import *  # noqa: F403
 from verifier.build import LoadedModel, load_model
+from verifier.checkpoint.weight_types import Activation
 from verifier.config import VerifierConfig
-from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.product import ROOMY_SHARED_MEMORY
 from verifier.gpu.operations import Operations

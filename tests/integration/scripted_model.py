@@ -12,7 +12,7 @@ from verifier.batch.host_step import SampledOnHost
 from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.service.wire import ServedModel
+from verifier.service.served_model import ServedModel
 
 _BLOCK_SIZE = 16
 _NUM_KV_BLOCKS = 256

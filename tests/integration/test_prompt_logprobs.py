@@ -8,7 +8,7 @@ import torch
 from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
-from verifier.model.checkpoint import load_checkpoint, reference_logits
+from verifier.transformers_model.checkpoint import load_checkpoint, reference_logits
 
 # Prompts shorter and longer than a step.
 LENGTHS = [1, 40, 200, 530]

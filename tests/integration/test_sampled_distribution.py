@@ -25,7 +25,7 @@ from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.sampling.rejection_sampler import BoolArray, IntArray, accept_rows
 from verifier.server import VerifierServer
-from verifier.service.wire import ServedModel
+from verifier.service.served_model import ServedModel
 
 PROBS = np.array([0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02])
 NUM_SEQUENCES, MAX_TOKENS_EACH, NUM_DRAFTS = 48, 900, 3

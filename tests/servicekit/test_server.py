@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.channel import open_channel
-from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.config import ChannelOptions, ConfigError
 from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from servicekit.server import Server
 from tests.servicekit.factories import call, check_health, make_server
@@ -177,9 +177,7 @@ async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: An
             await go_on.wait()
             yield StringValue(value="end")
 
-    running = await start_server(
-        {"unary_stream": echo}, options=ServerOptions(max_connection_age_s=0.2)
-    )
+    running = await start_server({"unary_stream": echo}, max_connection_age_s=0.2)
     ask = running.method("unary_stream")
     async with asyncio.timeout(60):
         ongoing = ask(StringValue(value="wait"))

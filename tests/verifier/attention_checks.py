@@ -16,7 +16,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 from tests.verifier import triton_cases
 from tests.volume import cases
 from verifier.attention.backend import DeviceTables, device_tables
-from verifier.attention.triton_paged import FLOAT32_TILES, paged_attention
+from verifier.gpu.attention.tiles import FLOAT32_TILES
+from verifier.gpu.attention.triton_paged import paged_attention
 
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -21,8 +21,12 @@ from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.model.checkpoint import checkpoint_of, load_checkpoint, reference_logits
-from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
+from verifier.transformers_model.checkpoint import checkpoint_of, load_checkpoint, reference_logits
+from verifier.transformers_model.paged_model import (
+    ATTENTION_NAME,
+    TransformersModel,
+    register_attention,
+)
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

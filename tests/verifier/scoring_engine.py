@@ -14,10 +14,10 @@ from tests.verifier.running_engine import PATIENCE_S
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine
-from verifier.model.checkpoint import load_checkpoint, reference_logits
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
+from verifier.transformers_model.checkpoint import load_checkpoint, reference_logits
 
 StartScoring = Callable[..., Engine]
 

@@ -20,7 +20,6 @@ from transformers import (
     StableLmConfig,
 )
 
-import verifier.model.checkpoint
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
@@ -29,18 +28,17 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
+from verifier.checkpoint.digests import digest_of
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.checkpoint import (
-    check_architecture,
-    checkpoint_of,
-    choose_dtype,
-    load_checkpoint,
-    replaced_weights,
-    uses_experts,
-)
-from verifier.model.digests import digest_of
-from verifier.model.transformers_model import TransformersModel
+from verifier.parity.quantised_values import replaced_weights
+from verifier.transformers_model import dtypes
+from verifier.transformers_model.checkpoint import checkpoint_of, load_checkpoint
+from verifier.transformers_model.config import check_architecture, uses_experts
+from verifier.transformers_model.dtypes import choose_dtype
+from verifier.transformers_model.paged_model import TransformersModel
+
+SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
 
 SaveModel = Callable[..., Path]
 # Older families have other names.
@@ -396,7 +394,7 @@ class TestParityProbe:
         dtype: str,
         quantization: str,
     ) -> None:
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(**changed))
+        monkeypatch.setattr(SDPA_BACKEND, broken_backend(**changed))
         folder = save_model(SMALL_CONFIGS[name]())
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(folder, dtype=dtype, quantization=quantization))
@@ -408,7 +406,7 @@ class TestParityProbe:
     ) -> None:
         """The bundled model: its rounding in bfloat16 is large."""
         broken = broken_backend(scaling=factor * 32**-0.5)
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken)
+        monkeypatch.setattr(SDPA_BACKEND, broken)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
@@ -429,9 +427,9 @@ class TestParityProbe:
         def fail(model: PreTrainedModel, dtype: torch.dtype, **_: object) -> None:
             raise RuntimeError(f"expected bfloat16, not {dtype}")
 
-        monkeypatch.setattr("verifier.model.parity_probe.computed_in", fail)
+        monkeypatch.setattr("verifier.parity.transformers_check.computed_in", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
-        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
+        monkeypatch.setattr(SDPA_BACKEND, broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):
             load_model(config_for(MODEL_FOLDER, dtype="bfloat16"))
 
@@ -485,8 +483,8 @@ def test_dtype_is_the_checkpoints_if_the_processor_supports_it_natively(
     native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
-    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_float16", lambda: "float16" in native)
+    monkeypatch.setattr(dtypes, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(dtypes, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen

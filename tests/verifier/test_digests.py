@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.digests import begin_digest, digest_of, tokenizer_digest_of
+from verifier.checkpoint.digests import begin_digest, digest_of, tokenizer_digest_of
+from verifier.checkpoint.refusals import CheckpointError
 
 
 def test_the_index_of_shards_counts(tmp_path: Path) -> None:

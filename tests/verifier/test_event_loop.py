@@ -31,8 +31,8 @@ from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.server import VerifierServer
-from verifier.service import wire
-from verifier.service.wire import ServedModel
+from verifier.service import command_wire
+from verifier.service.served_model import ServedModel
 
 pytestmark = pytest.mark.stand_in
 
@@ -47,8 +47,8 @@ MAX_BYTES = 4 << 20
 
 # Tokens are copied by few calls.
 WEIGHTS: Weights = {
-    (wire, "hint"): lambda draft, served: len(draft.token_ids) // 8,
-    (wire, "open_sequence"): lambda opened, served, **_: len(opened.token_ids) // 8,
+    (command_wire, "hint"): lambda draft, served: len(draft.token_ids) // 8,
+    (command_wire, "open_sequence"): lambda opened, served, **_: len(opened.token_ids) // 8,
 }
 
 

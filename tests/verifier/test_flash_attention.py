@@ -10,7 +10,7 @@ from tests.verifier.paged_model import CPU, PagedModel, make_small_model, some_t
 from verifier.attention.backend import device_tables
 from verifier.attention.flash_attention import FlashAttentionBackend
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.model.checkpoint import reference_logits
+from verifier.transformers_model.checkpoint import reference_logits
 
 BLOCK_SIZE = 256
 BACKEND = FlashAttentionBackend(flash_attn_varlen_func, device=CPU)

@@ -61,18 +61,19 @@ from pathlib import Path
 import torch
 from tests.verifier.test_loading_memory import SecondOfTwo
 from verifier.config import VerifierConfig
-from verifier.cpu.loading import loader
+from verifier.checkpoint.description import describe_decoder
+from verifier.cpu.loading import load_weights
 from verifier.gpu import loading
-from verifier.model.checkpoint import load_checkpoint
+from verifier.transformers_model.checkpoint import load_checkpoint
 from verifier.model.model_part import load_part
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 
 def own_decoder(folder):
-    return loader.load_weights(loader.describe_decoder(folder), dtype="auto", quantization="none")
+    return load_weights(describe_decoder(folder), dtype="auto", quantization="none")
 
 def gpu_decoder(folder):
-    described = loader.describe_decoder(folder)
+    described = describe_decoder(folder)
     return loading.load_weights(described, dtype="float32", device=ELSEWHERE)
 
 def by_transformers(folder):

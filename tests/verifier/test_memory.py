@@ -15,12 +15,12 @@ from servicekit.config import ConfigError
 from tests.verifier.paged_model import make_small_model
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.gpu.attention.selection import AttentionChoice
 from verifier.model import kv_room, model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,
@@ -31,8 +31,8 @@ from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_part
 from verifier.model.ready_model import choose_max_model_len
-from verifier.model.transformers_model import TransformersModel
 from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.transformers_model.paged_model import TransformersModel
 
 MIB = 1 << 20
 GPU = torch.device("cuda")
@@ -190,9 +190,7 @@ def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
 
 
 def test_a_measured_step_has_no_more_logits_than_a_step_can_have() -> None:
-    config = config_with(
-        max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7, max_logprobs=20
-    )
+    config = config_with(max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7)
     one, many = largest_steps(config, longest=20_000, block_size=16, vocab_size=150_000)
     num_scored = max_rows_per_step(vocab_size=150_000, max_logprobs=20)
     assert (one.num_tokens, one.num_rows) == (8192, 4 * 8 + num_scored)

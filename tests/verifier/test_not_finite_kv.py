@@ -27,14 +27,14 @@ from tests.verifier.running_engine import (
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.parity import probe_text
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
-from verifier.model.transformers_model import TransformersModel
+from verifier.parity.comparison import probe_text
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
+from verifier.transformers_model.paged_model import TransformersModel
 
 VOCAB_SIZE = 2048
 BLOCK_SIZE = 16

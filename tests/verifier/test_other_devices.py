@@ -14,7 +14,7 @@ from tests.verifier.chunks import Chunk
 from tests.verifier.paged_model import DENSE_CONFIGS, PagedModel
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.flash_attention import FlashAttentionBackend
-from verifier.model.transformers_model import ATTENTION_NAME, register_attention
+from verifier.transformers_model.paged_model import ATTENTION_NAME, register_attention
 
 ELSEWHERE = torch.device("meta")
 

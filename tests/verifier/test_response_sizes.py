@@ -6,7 +6,7 @@ from servicekit.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import verifier_pb2
 from tandem.values import TokenLogprob
 from verifier.engine.messages import Decided, Event, PromptScored, StepStats
-from verifier.service import wire
+from verifier.service import event_wire
 
 STEP = StepStats(
     step_id=7,
@@ -39,8 +39,8 @@ def decided(index: int, num_tokens: int, num_tops: int) -> Event:
 
 
 def test_a_steps_events_come_in_one_message() -> None:
-    whole = wire.response([decided(i, 8, 0) for i in range(256)], STEP)
-    assert wire.split(whole) == [whole]
+    whole = event_wire.response([decided(i, 8, 0) for i in range(256)], STEP)
+    assert event_wire.split(whole) == [whole]
 
 
 @pytest.mark.parametrize("num_tops", [1, 20])
@@ -49,10 +49,12 @@ def test_many_logprobs_come_in_several_messages_and_all_in_order(num_tops: int) 
         sequence_id="long", base_length=1, logprobs=logprobs(100_000 // num_tops, num_tops)
     )
     events = [decided(i, 32, num_tops) for i in range(64)]
-    whole = wire.response([*events[:40], scored, *events[40:]], STEP)
+    whole = event_wire.response([*events[:40], scored, *events[40:]], STEP)
     assert num_tops == 1 or whole.ByteSize() > 2 << 20
-    parts = wire.split(whole)
-    assert all(part.ByteSize() <= wire.MAX_RESPONSE_BYTES < MAX_MESSAGE_BYTES for part in parts)
+    parts = event_wire.split(whole)
+    assert all(
+        part.ByteSize() <= event_wire.MAX_RESPONSE_BYTES < MAX_MESSAGE_BYTES for part in parts
+    )
     assert [part.HasField("step") for part in parts] == [True] + [False] * (len(parts) - 1)
     reported = [event for part in parts for event in part.events]
     assert [e.decided for e in reported if e.HasField("decided")] == [

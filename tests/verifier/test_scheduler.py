@@ -417,13 +417,14 @@ def test_admitting_many_at_once_does_not_count_the_blocks_of_all_for_each() -> N
     for i in range(100):
         scheduler.add(make_sequence(token_ids=[i]))
     counted: list[int] = []
-    num_blocks_for = scheduler.num_blocks_for
+    running = scheduler._running
+    num_blocks_for = running.num_blocks_for
 
     def counting(num_tokens: int) -> int:
         counted.append(num_tokens)
         return num_blocks_for(num_tokens)
 
-    scheduler.num_blocks_for = counting  # type: ignore[method-assign]
+    running.num_blocks_for = counting  # type: ignore[method-assign]
     assert len(scheduler.admit()) == 100
     assert len(counted) <= 3 * 100
 
@@ -447,7 +448,7 @@ def test_long_prompts_are_looked_up_in_several_steps_as_they_take_long() -> None
 def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
     """As which they travel; 0 is that of a table of which nothing is known."""
     scheduler = make_scheduler()
-    scheduler._last_table_id = 2**31 - 2
+    scheduler._running._last_table_id = 2**31 - 2
     for sequence in [make_sequence(4) for _ in range(2)]:
         scheduler.add(sequence)
     assert [sequence.table_id for sequence in scheduler.admit()] == [2**31 - 1, 1]

@@ -257,7 +257,7 @@ class TestPreemption:
             second = world.open([1] * 17, 8)
             world.step()
             world.step()
-            world.scheduler._preempt(second)
+            world.scheduler._running.preempt(second)
             total = 0
             while second.remaining:
                 total += sum(item.num_new_tokens for item in world.step())

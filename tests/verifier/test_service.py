@@ -30,11 +30,11 @@ from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.errors import OverloadedError
-from verifier.model.checkpoint import reference_logits
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import target_probs
 from verifier.server import VerifierServer
-from verifier.service import wire
+from verifier.service import event_wire
+from verifier.transformers_model.checkpoint import reference_logits
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
 UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
@@ -101,7 +101,7 @@ class TestGreeting:
         self, bundled_model: LoadedModel, allow_trace: bool
     ) -> None:
         served = dataclasses.replace(bundled_model.served, allow_trace=allow_trace)
-        assert wire.welcome(served).events[0].welcome.allows_trace == allow_trace
+        assert event_wire.welcome(served).events[0].welcome.allows_trace == allow_trace
 
     @pytest.mark.parametrize(
         ("command", "field"),
@@ -645,9 +645,13 @@ class TestSessions:
         await running.idle()
 
     async def test_a_session_that_does_not_read_is_ended_and_frees_its_blocks(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
+        self,
+        start_verifier: StartVerifier,
+        greedy_output: list[int],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        running = await start_verifier(max_session_event_bytes=1 << 20)
+        monkeypatch.setattr("verifier.server._MAX_SESSION_EVENT_BYTES", 1 << 20)
+        running = await start_verifier()
         session = await running.greeted_session()
         [its_server] = running.verifier.servicer._sessions
         other = await running.greeted_session()

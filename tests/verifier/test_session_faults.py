@@ -18,12 +18,12 @@ from tests.verifier.running_verifier import StartVerifier
 from verifier.engine.messages import DetachSession, Event, Open, Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import InternalError, OverloadedError
-from verifier.service import wire
+from verifier.service import command_wire, event_wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, WINDOW_COST
 from verifier.service.named_drafters import MAX_NEW_NAMES, NamedDrafters
 from verifier.service.sequence_spans import SequenceSpans
+from verifier.service.served_model import ServedModel
 from verifier.service.session import Session
-from verifier.service.wire import ServedModel
 from verifier.structured.grammars import Grammars
 
 HELLO = pb.SessionRequest(commands=[pb.Command(hello=pb.Hello(protocol_version=1))])
@@ -125,7 +125,7 @@ class TestOwnFaults:
     async def test_a_command_whose_handling_raises_is_rejected_alone(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole = wire.open_sequence, wire.hint
+        whole = command_wire.open_sequence, command_wire.hint
 
         def open_sequence(message: pb.Open, served: ServedModel, **options: Any) -> Any:
             if message.sequence_id == "bad":
@@ -137,8 +137,8 @@ class TestOwnFaults:
                 raise ZeroDivisionError
             return whole[1](message, served)
 
-        monkeypatch.setattr(wire, "open_sequence", open_sequence)
-        monkeypatch.setattr(wire, "hint", hint)
+        monkeypatch.setattr(command_wire, "open_sequence", open_sequence)
+        monkeypatch.setattr(command_wire, "hint", hint)
         running = start_engine()
         bad_draft = pb.Command(draft=pb.Draft(sequence_id="bad"))
         with capture_logs() as log:
@@ -151,14 +151,14 @@ class TestOwnFaults:
     async def test_an_event_that_cannot_be_written_ends_its_sequence_alone(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole = wire._write_event
+        whole = event_wire._write_event
 
         def write(message: pb.Event, event: Any) -> None:
             if event.sequence_id == "bad" and hasattr(event, "base_length"):
                 raise ZeroDivisionError
             whole(message, event)
 
-        monkeypatch.setattr(wire, "_write_event", write)
+        monkeypatch.setattr(event_wire, "_write_event", write)
         running = start_engine()
         with capture_logs():
             events = await events_of(
@@ -221,7 +221,7 @@ class TestOverload:
         async with asyncio.timeout(PATIENCE_S):
             await session.read(requests())
         assert [type(each) for each in submitted] == [DetachSession]
-        assert session.num_uncompiled == 0
+        assert len(session.uncompiled) == 0
         # The second of three, to see that it is over.
         assert num_read == min(2, len(messages))
         with pytest.raises(OverloadedError, match="events are unread"):
@@ -326,7 +326,7 @@ def test_a_law_is_passed_on_without_what_this_version_does_not_know(
     assert len(opened.ngram.SerializeToString()) > 1 << 20
     running = start_engine()
     drafters = NamedDrafters(lambda address: True)
-    sequence = wire.open_sequence(opened, served_by(running), drafters=drafters)
+    sequence = command_wire.open_sequence(opened, served_by(running), drafters=drafters)
     assert sequence.drafted_by is not None
     assert len(sequence.drafted_by.encoded_params) < 10
 
@@ -341,7 +341,7 @@ def test_one_new_drafter_too_many_costs_its_sequence_nothing_but_drafts(
     for index in range(MAX_NEW_NAMES):
         assert drafters.admit(f"drafter-{index}:1", field="")
     opened = make_open(draft_wait=draft_wait, drafter_address="new:1").open
-    sequence = wire.open_sequence(opened, served_by(running), drafters=drafters)
+    sequence = command_wire.open_sequence(opened, served_by(running), drafters=drafters)
     assert sequence.drafted_by is not None
     assert sequence.drafted_by.address == ""
     running.engine.submit(Open(session_id=session.session_id, sequence=sequence))
@@ -349,8 +349,8 @@ def test_one_new_drafter_too_many_costs_its_sequence_nothing_but_drafts(
     assert session.output("a") == continue_by(hashed, PROMPT, sequence.max_new_tokens)
     # An Update that names another leaves the drafter as it is, and makes no step wait.
     message = pb.Update(sequence_id="a", drafting=True, drafter_address="newer:1")
-    update = wire.update(message, session.session_id, drafters=drafters)
+    update = command_wire.update(message, session.session_id, drafters=drafters)
     assert (update.drafter_address, update.drafting) == (None, False)
     message.drafter_address = "drafter-0:1"
-    update = wire.update(message, session.session_id, drafters=drafters)
+    update = command_wire.update(message, session.session_id, drafters=drafters)
     assert (update.drafter_address, update.drafting) == ("drafter-0:1", True)

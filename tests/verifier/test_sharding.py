@@ -21,10 +21,10 @@ from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, SMALL, some_tokens
 from verifier.config import VerifierConfig
-from verifier.model import checkpoint
-from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers
 from verifier.model.model_part import load_part
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
+from verifier.transformers_model import checkpoint
+from verifier.transformers_model.fp8_weights import Fp8Linear, quantise_linear_layers
 
 HEADS = {"head_dim": 32}
 CONFIGS: dict[str, Callable[[], Any]] = {

@@ -14,7 +14,7 @@ from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import Decided, StepTraced
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import MAX_TRACED_TOKENS
-from verifier.service import wire
+from verifier.service import event_wire
 
 ALWAYS = DraftWait.ALWAYS
 TEXT = [
@@ -273,8 +273,8 @@ def test_the_largest_trace_fits_a_message() -> None:
         proposals=log.drain(),
     )
     assert len(step.proposals) == 64
-    message = wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)
-    assert message.ByteSize() < wire.MAX_RESPONSE_BYTES
+    message = event_wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)
+    assert message.ByteSize() < event_wire.MAX_RESPONSE_BYTES
     reported = message.events[0].step_traced.step
     for name in StepTrace.__dataclass_fields__:
         if name != "proposals":

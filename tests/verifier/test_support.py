@@ -12,8 +12,8 @@ import torch
 
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
-from verifier.attention.selection import choose_attention
 from verifier.config import VerifierConfig
+from verifier.gpu.attention.selection import choose_attention
 from verifier.model import support
 from verifier.model.describe import describe
 from verifier.model.support import (
@@ -56,7 +56,6 @@ def test_a_cpu_offers_what_is_said(feature: Feature) -> None:
     try:
         choose_attention(
             feature.value,
-            block_size=0,
             device=torch.device("cpu"),
             dtype=torch.bfloat16,
             head_dim=128,

@@ -21,7 +21,7 @@ from tests.verifier.paged_model import (
     some_tokens,
 )
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.model.checkpoint import reference_logits
+from verifier.transformers_model.checkpoint import reference_logits
 
 NAMES = ["bundled", *SMALL_CONFIGS]
 

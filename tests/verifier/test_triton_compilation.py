@@ -126,12 +126,8 @@ def attend(
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
     from verifier.attention.backend import device_tables
-    from verifier.attention.triton_paged import (
-        Splitting,
-        paged_attention,
-        tiles_of_step,
-        write,
-    )
+    from verifier.gpu.attention.tiles import Splitting, tiles_of_step
+    from verifier.gpu.attention.triton_paged import paged_attention, write
 
     layout = lay_out(
         [
@@ -231,7 +227,7 @@ def test_no_later_step_waits_for_the_compiler(
     from triton import knobs
     from triton.runtime import driver
 
-    from verifier.attention.triton_paged import TritonBackend
+    from verifier.gpu.attention.triton_backend import TritonBackend
 
     different: set[tuple[str, str]] = set()
 

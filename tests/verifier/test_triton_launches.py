@@ -37,7 +37,7 @@ class Launches:
 
 @pytest.fixture
 def attends(monkeypatch: pytest.MonkeyPatch) -> Launches:
-    from verifier.attention import triton_kernels
+    from verifier.gpu.attention import triton_kernels
 
     launches = Launches()
     monkeypatch.setattr(triton_kernels, "attend", launches)
@@ -54,7 +54,8 @@ def attend(
     device: torch.device = META,
 ) -> None:
     """A step of a graph: as many entries as tokens; of sizes that lengths do not change."""
-    from verifier.attention.triton_paged import Splitting, paged_attention, tiles_of_step
+    from verifier.gpu.attention.tiles import Splitting, tiles_of_step
+    from verifier.gpu.attention.triton_paged import paged_attention
 
     indices = torch.empty(num_tokens, dtype=torch.int32, device=device)
     num_kv_heads = 8 if num_heads == 32 else 2
@@ -119,7 +120,7 @@ def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends:
 
 def test_kernels_are_compiled_at_the_first_step_only(attends: Launches) -> None:
     """Of each kind of layer; a layer launches those of its own step alone."""
-    from verifier.attention.triton_paged import TritonBackend
+    from verifier.gpu.attention.triton_backend import TritonBackend
 
     backend = TritonBackend(device=META)
     queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
@@ -136,12 +137,7 @@ def test_kernels_are_compiled_at_the_first_step_only(attends: Launches) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_only_steps_of_few_tokens_have_small_tiles(dtype: torch.dtype, is_strict: bool) -> None:
     """And never under strict numerics."""
-    from verifier.attention.triton_paged import (
-        FLOAT32_TILES,
-        LARGE_TILES,
-        SMALL_TILES,
-        tiles_of_step,
-    )
+    from verifier.gpu.attention.tiles import FLOAT32_TILES, LARGE_TILES, SMALL_TILES, tiles_of_step
 
     for num_tokens, is_small in ((1, True), (8, True), (9, False), (512, False)):
         queries = torch.empty((32, num_tokens, 128), dtype=dtype, device=META)
@@ -174,7 +170,7 @@ def test_the_results_of_splits_take_no_more_than_the_workspace(attends: Launches
 
 @pytest.mark.parametrize(("split_tokens", "num_equal"), [(1, 1), (16, 2), (48, 3), (256, 32)])
 def test_splits_follow_one_another_and_double_in_size(split_tokens: int, num_equal: int) -> None:
-    from verifier.attention import triton_kernels
+    from verifier.gpu.attention import triton_kernels
 
     sizes = [split_tokens << (split // num_equal) for split in range(4 * num_equal)]
     first = 0
@@ -199,7 +195,7 @@ def test_splits_follow_one_another_and_double_in_size(split_tokens: int, num_equ
 )
 def test_a_tile_reads_few_splits(window: int, expected: list[int]) -> None:
     """And one at least: tables of padding alone have a longest length of zero."""
-    from verifier.attention.triton_paged import LARGE_TILES, Splitting
+    from verifier.gpu.attention.tiles import LARGE_TILES, Splitting
 
     lengths = (0, 1, 512, 513, 16_384, 16_385, 131_072)
     splits = [

@@ -14,9 +14,10 @@ from verifier import warm_up
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.batch.host_step import ComputesLogits
 from verifier.build import load_model
+from verifier.checkpoint.weight_types import WeightType
 from verifier.config import VerifierConfig
-from verifier.cpu.loading import packing
-from verifier.cpu.weights import DecoderWeights, WeightType
+from verifier.cpu import packing
+from verifier.cpu.weights import DecoderWeights
 
 REPOSITORY = Path(__file__).parents[2]
 

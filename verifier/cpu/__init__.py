@@ -1,6 +1,5 @@
 """The own decoder for CPUs: kernels whose sums have one order, whatever the batch.
 
-Owns packed weights, K/V, the threads, and the check against transformers, which a child process
-computes. Knows a step as a layout; nothing of sequences or flags, and neither torch nor
-transformers. `forward.py` is a forward pass, `tiles.py` the inner loop of all products.
+Owns packed weights and their loading, K/V, and the threads. Knows a step as a layout; nothing of
+sequences or flags, and neither torch nor transformers.
 """

@@ -11,14 +11,15 @@ from servicekit.kernels.memory import address_of
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
-from verifier.cpu.attention import scratch_bytes
-from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
+from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
+from verifier.cpu.kernels.attention import scratch_bytes
+from verifier.cpu.kernels.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
+from verifier.cpu.kernels.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
+from verifier.cpu.kernels.tiles import FP8_FACTOR
 from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
-from verifier.cpu.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
-from verifier.cpu.tiles import FP8_FACTOR
-from verifier.cpu.weights import LANES, DecoderWeights, FloatArray, Matrix, WeightType
+from verifier.cpu.weights import DecoderWeights, Matrix
 
 BLOCK_SIZE = 16
 """Tokens of a block as kernels see it."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from verifier.batch.batch_layout import BatchLayout, IntArray
-from verifier.cpu.tiles import TABLE_PADDING
+from verifier.cpu.kernels.tiles import TABLE_PADDING
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -8,9 +8,11 @@ and logarithms, in rotary embeddings and noise. Versions of numba or numpy decid
 
 import hashlib
 import platform
+from pathlib import Path
 
-from verifier.cpu.parity import sources_digest
 from verifier.cpu.weights import DecoderWeights
+
+_ROOT = Path(__file__).parents[2]
 
 
 def numerics_digest(weights: DecoderWeights) -> str:
@@ -20,7 +22,7 @@ def numerics_digest(weights: DecoderWeights) -> str:
         "own decoder",
         weights.linear_type.name,
         weights.other_type.name,
-        sources_digest("sampling"),
+        sources_digest("checkpoint", "cpu", "sampling"),
         platform.machine(),
         *platform.libc_ver(),
     ):
@@ -28,4 +30,15 @@ def numerics_digest(weights: DecoderWeights) -> str:
     for rotary in weights.rotaries:
         digest.update(rotary.inv_freq.tobytes())
         digest.update(repr(rotary.scaling).encode())
+    return digest.hexdigest()
+
+
+def sources_digest(*rooms: str) -> str:
+    """A digest of the sources of rooms of the verifier, and of what compiles them."""
+    digest = hashlib.sha256()
+    rooms_of_verifier = (_ROOT / "verifier" / room for room in rooms)
+    for folder in (_ROOT / "servicekit/kernels", *rooms_of_verifier):
+        for path in sorted(folder.rglob("*.py")):
+            source = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)} {len(source)}\n".encode() + source)
     return digest.hexdigest()

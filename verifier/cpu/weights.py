@@ -7,34 +7,9 @@ weights of zero.
 Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary.
 """
 
-import enum
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-FloatArray = npt.NDArray[np.float32]
-# Of a type that holds the bits of a `WeightType`.
-BitsArray = npt.NDArray[Any]
-
-LANES = 16
-
-
-class WeightType(enum.Enum):
-    """How a weight is stored, by the numpy type that holds its bits. Arithmetic is in float32."""
-
-    FLOAT32 = np.float32
-    BFLOAT16 = np.uint16
-    FLOAT16 = np.int16
-    FP8 = np.uint8  # e4m3fn
-
-
-class Activation(enum.IntEnum):
-    """The activation of a gated MLP: activation(gate) * up."""
-
-    SILU = 0
-    GELU_TANH = 1
+from verifier.checkpoint.weight_types import Activation, BitsArray, FloatArray, Rotary, WeightType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +33,6 @@ class Matrix:
     def depth(self) -> int:
         """K."""
         return int(self.blocks.shape[-2])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
-    """A rotary embedding of the first `2 * len(inv_freq)` dimensions of a head, in halves as
-    transformers' `rotate_half` pairs them; cos and sin are multiplied by `scaling`.
-    """
-
-    inv_freq: FloatArray
-    scaling: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

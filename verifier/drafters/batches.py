@@ -13,6 +13,8 @@ from tandem.values import DraftSource, Keep
 MAX_DELTA_TOKENS = 8_192
 MAX_DELTAS = 4_096
 MAX_REQUEST_BYTES = 1 << 20
+#: A token id, at most.
+TOKEN_BYTES = 5
 
 
 class DrafterProtocolError(Exception):

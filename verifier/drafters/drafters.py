@@ -143,7 +143,7 @@ class Drafters:
         drafter = self._find(drafted_by.address) if drafted_by.address else None
         if drafter is None:
             return
-        if drafter.feed.add(sequence, drafted_by):
+        if drafter.feed.histories.add(sequence, drafted_by):
             sequence.drafter = drafter
         else:
             self._record(drafter, DrafterFault.REFUSED_SEQUENCE, "another has the same id")
@@ -151,7 +151,7 @@ class Drafters:
     def advance(self, sequence: Sequence) -> None:
         """The sequence has new tokens; hot path."""
         if (fed := _fed(sequence)) is not None:
-            fed.feed.advance(sequence)
+            fed.feed.histories.advance(sequence)
 
     def end(self, sequence: Sequence, *, by_itself: bool) -> None:
         """The sequence is over, and was not closed.
@@ -191,7 +191,7 @@ class Drafters:
         self.close_ended(sequence.session_id, sequence.sequence_id)
         while (excess := self._held.excess(sequence.session_id)) is not None:
             self._give_up([excess])
-        feed.hold(sequence.sequence_id)
+        feed.histories.hold(sequence.sequence_id)
         sequence.drafter = None
         self._held.add(Held(feed, sequence, self._clock() + _HELD_S))
 
@@ -204,7 +204,7 @@ class Drafters:
         """The drafter is done with a sequence; without room to wait, its text is not kept."""
         if keep is not Keep.NOTHING and not self._may_wait(feed):
             keep = Keep.NOTHING
-        feed.remove(
+        feed.histories.remove(
             sequence.sequence_id,
             keep=keep,
             length=length,
@@ -214,10 +214,13 @@ class Drafters:
 
     def _may_wait(self, feed: DraftFeed) -> bool:
         """Whether one more text may wait for this feed's drafter."""
-        feeds = [each.feed for each in self._by_address.values()]
-        num_free = _MAX_WAITING - sum(each.num_waiting for each in feeds)
-        num_free_tokens = _MAX_WAITING_TOKENS - sum(each.num_waiting_tokens for each in feeds)
-        return feed.num_waiting < num_free and feed.num_waiting_tokens < num_free_tokens
+        all_histories = [each.feed.histories for each in self._by_address.values()]
+        num_free = _MAX_WAITING - sum(each.num_waiting for each in all_histories)
+        num_free_tokens = _MAX_WAITING_TOKENS - sum(
+            each.num_waiting_tokens for each in all_histories
+        )
+        histories = feed.histories
+        return histories.num_waiting < num_free and histories.num_waiting_tokens < num_free_tokens
 
     def _find(self, address: str) -> FedDrafter | None:
         drafter = self._by_address.get(address)
@@ -243,7 +246,7 @@ class Drafters:
     def _let_go(self, drafter: FedDrafter, reason: str) -> None:
         del self._by_address[drafter.address]
         drafter.link.close()
-        for sequence in drafter.feed.sequences:
+        for sequence in drafter.feed.histories.sequences:
             sequence.drafter = None
         self._change(drafter, DrafterState.IDLE, reason)
 
@@ -349,7 +352,7 @@ class Drafters:
         self._next_tick_s = now_s + _TICK_S
         self._give_up([held for held in self._held if held.until_s <= now_s])
         for drafter in self.in_use:
-            drafter.feed.expire(now_s)
+            drafter.feed.histories.expire(now_s)
             if not drafter.feed.is_idle:
                 drafter.used_at_s = now_s
             elif now_s >= drafter.used_at_s + self._unused_timeout_s:
@@ -384,10 +387,10 @@ class Drafters:
         """Asserts that a drafter that is fed is in use, and that the totals are right."""
         self._held.check_integrity()
         for drafter in self._by_address.values():
-            drafter.feed.check_integrity()
+            drafter.feed.histories.check_integrity()
         feeds = [drafter.feed for drafter in self._by_address.values()]
         for held in self._held:
-            assert held.feed in feeds or not held.feed.sequences
+            assert held.feed in feeds or not held.feed.histories.sequences
 
 
 def _fed(sequence: Sequence) -> FedDrafter | None:

@@ -1,5 +1,5 @@
 """A decoder for GPUs, in torch and Triton, over the paged K/V cache.
 
-Computes the models that `verifier.cpu.loading` describes; knows neither transformers nor the
+Computes the models that `verifier.checkpoint` describes; knows neither transformers nor the
 engine. Without Triton, on a CPU, plain torch computes the same.
 """

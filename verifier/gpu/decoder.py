@@ -29,7 +29,7 @@ from verifier.attention.backend import (
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import StepHandle
-from verifier.cpu.loading.model_config import ModelConfig
+from verifier.checkpoint.model_config import ModelConfig
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
@@ -81,7 +81,7 @@ class _Hidden(NamedTuple):
 
 
 class GpuDecoder(DeviceModel):
-    """The decoder of all families that `verifier.cpu.loading` describes.
+    """The decoder of all families that `verifier.checkpoint` describes.
 
     Attributes:
         row_tile: as in `TargetModel`: what steps are padded to, mostly.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import Experts
 

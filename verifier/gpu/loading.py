@@ -10,12 +10,11 @@ import torch
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
-from verifier.cpu.loading.loader import DecoderDescription
-from verifier.cpu.loading.model_config import LayerConfig, ModelConfig
-from verifier.cpu.loading.packing import pieces
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.loading.tensor_files import TensorFiles
-from verifier.cpu.weights import WeightType
+from verifier.checkpoint.description import DecoderDescription
+from verifier.checkpoint.model_config import LayerConfig, ModelConfig
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.weight_types import WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
 from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp

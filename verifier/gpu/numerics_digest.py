@@ -11,7 +11,7 @@ import platform
 
 import torch
 
-from verifier.cpu.parity import sources_digest
+from verifier.cpu.numerics_digest import sources_digest
 from verifier.gpu.weights import GpuWeights
 
 
@@ -27,7 +27,7 @@ def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
     for part in (
         "decoder for GPUs",
         weights.dtype,
-        sources_digest("gpu", "attention", "sampling"),
+        sources_digest("checkpoint", "cpu", "gpu", "attention", "sampling"),
         capability,
         triton.__version__,
         torch.__version__,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 
 
 class Operations(Protocol):
@@ -100,8 +100,8 @@ def operations_for(device: torch.device, *, is_strict: bool = False) -> Operatio
         ValueError: there are no strict ones for that device.
     """
     if device.type == "cuda":
-        from verifier.attention.overlapping_kernels import can_overlap
         from verifier.gpu.kernels.operations import TritonOperations
+        from verifier.gpu.kernels.overlapping_kernels import can_overlap
 
         properties = torch.cuda.get_device_properties(device)
         return TritonOperations(

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional
 
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 
 
 class PlainOperations:

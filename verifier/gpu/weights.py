@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from verifier.cpu.loading.model_config import ModelConfig
+from verifier.checkpoint.model_config import ModelConfig
 from verifier.gpu.operations import Operations
 
 

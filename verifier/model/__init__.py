@@ -1,4 +1,5 @@
-"""The model that is loaded from a checkpoint, checked, and run over the paged K/V cache.
+"""Who computes a checkpoint, in how much memory: chooses a decoder, or transformers, and has it
+loaded and checked.
 
-Knows nothing of the engine: it implements `batch.target_model.TargetModel`.
+Knows nothing of the engine.
 """

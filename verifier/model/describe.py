@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from servicekit.cores import available_cores
-from verifier.cpu.loading.loader import describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
 from verifier.model import support
 from verifier.model.memory import free_memory_bytes
@@ -102,7 +102,7 @@ def _check_for_transformers(folder: Path) -> None:
     """
     try:
         # They take seconds and hundreds of megabytes, and may not be there.
-        from verifier.model.checkpoint import read_checked_config
+        from verifier.transformers_model.config import read_checked_config
     except ImportError:
         return
     read_checked_config(folder)

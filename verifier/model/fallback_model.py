@@ -3,13 +3,13 @@
 import torch
 
 from verifier.config import VerifierConfig
-from verifier.model.fp8_weights import multiplies_in_fp8
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.model_part import assemble, choose_device, load_part, room_for_part
-from verifier.model.parity_probe import check_parity
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.parity.transformers_check import check_parity
 from verifier.tensor_parallel.leader import Leader
+from verifier.transformers_model.fp8_weights import multiplies_in_fp8
 
 
 def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:

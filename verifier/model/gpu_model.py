@@ -9,26 +9,26 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttendsToTables, AttentionBackend
-from verifier.attention.selection import (
+from verifier.checkpoint.description import DecoderDescription, describe_decoder
+from verifier.checkpoint.digests import begin_digest
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.config import VerifierConfig
+from verifier.gpu.attention.selection import (
     AttentionChoice,
     choose_attention,
     lack_of_triton,
     make_backend,
 )
-from verifier.config import VerifierConfig
-from verifier.cpu.loading.loader import DecoderDescription, describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
-from verifier.model.digests import begin_digest
-from verifier.model.gpu_check import check_decoder, reference_on
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.parity.gpu_check import check_decoder, reference_on
 
 if TYPE_CHECKING:
     from verifier.gpu.device_step import StepSampler
@@ -81,7 +81,7 @@ def load_on_gpu(
     """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch,
     which is not strict.
 
-    transformers computes its logits first; see `gpu_check.py`.
+    transformers computes its logits first; see `parity/gpu_check.py`.
 
     Raises:
         CheckpointError: the check against transformers failed, or could not be made.
@@ -264,7 +264,6 @@ def _attention(
 ) -> tuple[AttentionChoice, AttentionBackend]:
     choice = choose_attention(
         config.attention_backend,
-        block_size=config.block_size,
         device=device,
         dtype=TORCH_DTYPES[described.other_type(config.dtype)],
         head_dim=described.config.head_dim,

@@ -12,18 +12,17 @@ from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
 from verifier.attention.kv_cache import KVCache
-from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.config import VerifierConfig
-from verifier.cpu.parity import probe_text
-from verifier.model import parity_probe
-from verifier.model.checkpoint import Checkpoint, load_checkpoint
-from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
+from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.support import MIN_COMPUTE_CAPABILITY, MIN_FP8_COMPUTE_CAPABILITY
-from verifier.model.transformers_model import TransformersModel
+from verifier.parity.comparison import probe_text
+from verifier.parity.transformers_check import Reference, make_reference
 from verifier.tensor_parallel.collectives import Collectives
-from verifier.tensor_parallel.launch import choose_gpu
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
+from verifier.transformers_model.checkpoint import Checkpoint, load_checkpoint
+from verifier.transformers_model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
+from verifier.transformers_model.paged_model import TransformersModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class ModelPart:
     attention: AttentionChoice
     quantization: str = "none"
     collectives: Collectives | None = None
-    reference: parity_probe.Reference | None = None
+    reference: Reference | None = None
 
     @property
     def block_size(self) -> int:
@@ -54,7 +53,7 @@ class ModelPart:
             "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
             "--quantization": self.quantization,
             "--attention-backend": self.attention.name,
-            "--block-size": str(self.block_size),
+            "block size": str(self.block_size),
         }
 
 
@@ -83,7 +82,6 @@ def load_part(
         device=device,
         attention=choose_attention(
             config.attention_backend,
-            block_size=config.block_size,
             device=device,
             dtype=checkpoint.dtype,
             head_dim=checkpoint.kv_shape.head_dim,
@@ -121,20 +119,16 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
-        if config.devices is not None:
-            raise ConfigError("--devices", "names GPUs, but the model runs on CPU")
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
-    if config.devices is None and config.tensor_parallel_size == 1:
+    size, num_gpus = config.tensor_parallel_size, torch.cuda.device_count()
+    if size == 1:
         gpu = torch.cuda.current_device()
     else:
-        gpu = choose_gpu(
-            config.devices,
-            rank=rank,
-            tensor_parallel_size=config.tensor_parallel_size,
-            num_gpus=torch.cuda.device_count(),
-        )
+        if size > num_gpus:
+            raise ConfigError("--tensor-parallel-size", f"{size}: there are {num_gpus} GPUs")
+        gpu = rank
         # For code in this thread, which loads the model, that allocates or launches without naming
         # a device. The engine thread has a current device of its own, set for each forward pass.
         torch.cuda.set_device(gpu)
@@ -178,7 +172,7 @@ def room_for_part(config: VerifierConfig, part: ModelPart) -> int:
 
 def _load_cut(
     config: VerifierConfig, device: torch.device, collectives: Collectives
-) -> tuple[Checkpoint, parity_probe.Reference | None]:
+) -> tuple[Checkpoint, Reference | None]:
     """This rank's part of the checkpoint and, at rank 0, the whole model's reference."""
     reference = None
     in_fp8 = multiplies_in_fp8(device, config.quantization)
@@ -190,7 +184,7 @@ def _load_cut(
                 vocab_size=int(model.config.vocab_size),
                 max_model_len=int(model.config.max_position_embeddings),
             )
-            reference = parity_probe.make_reference(
+            reference = make_reference(
                 model,
                 token_ids,
                 quantization=config.quantization,

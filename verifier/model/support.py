@@ -192,7 +192,7 @@ def _memory(gpu: int) -> tuple[int | None, int | None]:
 
 def lack_of_triton() -> str | None:
     """What the decoder for GPUs lacks here; None: nothing."""
-    from verifier.attention import selection
+    from verifier.gpu.attention import selection
 
     return selection.lack_of_triton()
 
@@ -210,12 +210,11 @@ def _attention_refusal(name: str) -> str | None:
     """What the choice of a backend says of a usual model on a GPU here."""
     import torch
 
-    from verifier.attention.selection import FLAG, choose_attention
+    from verifier.gpu.attention.selection import FLAG, choose_attention
 
     try:
         choose_attention(
             name,
-            block_size=0,
             device=torch.device("cuda"),
             dtype=torch.bfloat16,
             head_dim=128,

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from tandem.v1 import verifier_pb2
 from verifier.errors import InvalidRequestError, UnsupportedFieldError
 from verifier.scheduling.sequence import Scoring, ScoringMethod
+from verifier.service.event_wire import add_logprobs
+from verifier.service.sampling_checks import check_in_vocabulary, check_num_logprobs, check_sampling
 from verifier.service.score_call import DraftsToScore, ScoreOptions, SequenceScores, drafts_to_score
-from verifier.service.wire import (
-    ServedModel,
-    add_logprobs,
-    check_in_vocabulary,
-    check_num_logprobs,
-    check_sampling,
-)
+from verifier.service.served_model import ServedModel
 
 MAX_SCORE_TOKENS = 1 << 17
 # In one response, at about 24 bytes each: no message is over 1 MiB.

@@ -17,8 +17,8 @@ from verifier.errors import (
 from verifier.service import score_wire
 from verifier.service.score_call import ScoreCall
 from verifier.service.sequence_spans import SequenceSpans
+from verifier.service.served_model import ServedModel
 from verifier.service.session import Session
-from verifier.service.wire import ServedModel
 from verifier.structured.grammars import Grammars
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             instance_id=served.instance_id,
             num_running=load.num_running,
             # The engine does not know of those that wait for their grammar.
-            num_waiting=load.num_waiting + sum(each.num_uncompiled for each in self._sessions),
+            num_waiting=load.num_waiting + sum(len(each.uncompiled) for each in self._sessions),
             num_kv_blocks_used=load.num_kv_blocks_used,
             num_kv_blocks_total=load.num_kv_blocks_total,
             num_steps=load.num_steps,
@@ -160,13 +160,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         for session in self._sessions:
             session.drain()
         for session in list(self._sessions):
-            await session.compiled()
+            await session.uncompiled.join()
         await asyncio.wrap_future(engine.when_idle())
         for session in self._sessions:
             session.end()
 
     def _may_wait(self, num_tokens: int) -> bool:
-        num_waiting = sum(each.num_uncompiled_tokens for each in self._sessions)
+        num_waiting = sum(each.uncompiled.num_tokens for each in self._sessions)
         return not num_waiting or num_waiting + num_tokens <= self._max_waiting_tokens
 
     def _loaded(self) -> tuple[Engine, ServedModel, Grammars | None]:

@@ -5,7 +5,6 @@ Runs on the event loop. The engine thread only calls `_sink`, which passes event
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -23,8 +22,6 @@ from verifier.engine.messages import (
     Open,
     Rejected,
     StepStats,
-    Update,
-    cancelled,
 )
 from verifier.errors import (
     DrainingError,
@@ -32,15 +29,15 @@ from verifier.errors import (
     InvalidRequestError,
     OverloadedError,
     SessionError,
-    UnsupportedFieldError,
 )
 from verifier.scheduling.sequence import OpenSequence
-from verifier.service import wire
+from verifier.service import command_wire, event_wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 from verifier.service.named_drafters import NamedDrafters
 from verifier.service.sequence_spans import SequenceSpans
-from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import Grammar, Grammars
+from verifier.service.served_model import ServedModel
+from verifier.service.uncompiled_opens import UncompiledOpens
+from verifier.structured.grammars import Grammars
 
 logger = get_logger(__name__)
 
@@ -60,7 +57,7 @@ class Session:
     def __init__(
         self,
         engine: Engine,
-        served: wire.ServedModel,
+        served: ServedModel,
         grammars: Grammars | None,
         *,
         admits_drafter: Callable[[str], bool],
@@ -76,11 +73,14 @@ class Session:
         self._spans = spans
         self._engine = engine
         self._served = served
-        self._grammars = grammars
-        # By sequence id.
-        self._uncompiled: dict[str, _Uncompiled] = {}
+        # Opens that wait for their grammar.
+        self.uncompiled = UncompiledOpens(
+            grammars,
+            may_wait=may_wait,
+            submit=self._submit_open,
+            report=lambda event: self._deliver([event], None),
+        )
         self._drafters = NamedDrafters(admits_drafter)
-        self._may_wait = may_wait
         self._max_event_bytes = max_event_bytes
         self._loop = asyncio.get_running_loop()
         # Bounded by the bytes in it, in `_put`; None ends the stream.
@@ -103,7 +103,7 @@ class Session:
                     # `responses` may be long in raising it: its client may not read.
                     return
                 received_at_s = time.monotonic()
-                wire.SESSION_LIMITS.check_counts(request)
+                command_wire.SESSION_LIMITS.check_counts(request)
                 commands: Sequence[verifier_pb2.Command] = request.commands
                 if not greeted:
                     self._check_hello(commands[0] if commands else None)
@@ -134,32 +134,14 @@ class Session:
         """Refuses Opens from now on, and says so."""
         self._is_draining = True
         if self._session_id and self._error is None:
-            self._put(wire.draining())
-
-    @property
-    def num_uncompiled(self) -> int:
-        """Opens that wait for their grammar."""
-        return len(self._uncompiled)
-
-    @property
-    def num_uncompiled_tokens(self) -> int:
-        """Tokens of the sequences whose Opens wait for their grammar."""
-        return sum(len(each.sequence.token_ids) for each in self._uncompiled.values())
-
-    async def compiled(self) -> None:
-        """Returns when every Open that waited for its grammar is submitted or rejected."""
-        while self._uncompiled:
-            # One at a time: a future keeps its grammar, and others wait until that is freed.
-            await asyncio.wait([next(iter(self._uncompiled.values())).grammar])
-            await asyncio.sleep(0)
+            self._put(event_wire.draining())
 
     def end(self) -> None:
         """Ends the stream once the queued messages have been sent."""
         self._responses.put_nowait(None)
 
     def close(self) -> None:
-        for uncompiled in self._uncompiled.values():
-            uncompiled.grammar.cancel()
+        self.uncompiled.cancel()
         if self._spans is not None:
             self._spans.end_all()
         if self._session_id:
@@ -176,18 +158,18 @@ class Session:
         if self._forgotten:
             events = [event for event in events if event.sequence_id not in self._forgotten]
         try:
-            response = wire.response(events, step)
+            response = event_wire.response(events, step)
         except Exception:
             events = [self._written(event) for event in events]
-            response = wire.response(events, step)
+            response = event_wire.response(events, step)
         if self._spans is not None:
             self._spans.note(events)
-        self._put(*wire.split(response))
+        self._put(*event_wire.split(response))
 
     def _written(self, event: Event) -> Event:
         """The event, or, if it cannot be written, a Rejected that ends its sequence."""
         try:
-            wire.response([event], None)
+            event_wire.response([event], None)
         except Exception as error:
             self._forgotten.add(event.sequence_id)
             self._engine.submit(
@@ -223,16 +205,16 @@ class Session:
     def _check_hello(self, command: verifier_pb2.Command | None) -> None:
         if command is None or command.WhichOneof("command") != "hello":
             raise SessionError("the first command must be Hello", field="commands[0].hello")
-        wire.COMMAND_LIMITS.check_within(command, "commands", 0)
+        command_wire.COMMAND_LIMITS.check_within(command, "commands", 0)
         version = command.hello.protocol_version
-        if version != wire.PROTOCOL_VERSION:
+        if version != event_wire.PROTOCOL_VERSION:
             raise SessionError(
-                f"version {version} is not {wire.PROTOCOL_VERSION}",
+                f"version {version} is not {event_wire.PROTOCOL_VERSION}",
                 field="commands[0].hello.protocol_version",
             )
-        self._put(wire.welcome(self._served))
+        self._put(event_wire.welcome(self._served))
         if self._is_draining:
-            self._put(wire.draining())
+            self._put(event_wire.draining())
         self._session_id = self._engine.attach(self._sink)
 
     async def _submit(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
@@ -251,9 +233,9 @@ class Session:
                 others.append(command)
                 continue
             try:
-                hints.append(wire.hint(command.draft, self._served))
+                hints.append(command_wire.hint(command.draft, self._served))
             except MessageLimitError as error:
-                rejected.append(wire.rejected_command(command, error))
+                rejected.append(command_wire.rejected_command(command, error))
             except Exception:
                 logger.exception("command_failed", sequence_id=command.draft.sequence_id)
             cost += COMMAND_COST + len(command.draft.token_ids)
@@ -298,7 +280,7 @@ class Session:
 
     def _rejected(self, command: verifier_pb2.Command, error: Exception) -> Rejected:
         if isinstance(error, MessageLimitError):
-            return wire.rejected_command(command, error)
+            return command_wire.rejected_command(command, error)
         sequence_id = command.open.sequence_id if command.HasField("open") else ""
         if not isinstance(error, RequestError):
             logger.error("command_failed", sequence_id=sequence_id, exc_info=error)
@@ -311,35 +293,37 @@ class Session:
             case "open":
                 if self._spans is not None:
                     self._spans.receive(command.open.sequence_id)
-                wire.COMMAND_LIMITS.check(command)
-                if command.open.sequence_id in self._uncompiled:
+                command_wire.COMMAND_LIMITS.check(command)
+                if command.open.sequence_id in self.uncompiled:
                     raise InvalidRequestError("is open already", field="sequence_id")
                 if self._is_draining:
                     raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
-                sequence = wire.open_sequence(command.open, self._served, drafters=self._drafters)
-                grammar = wire.grammar_of(command.open, self._served)
+                sequence = command_wire.open_sequence(
+                    command.open, self._served, drafters=self._drafters
+                )
+                grammar = command_wire.grammar_of(command.open, self._served)
                 if self._spans is not None:
                     sequence = self._spans.begin(sequence, command.open.trace_parent)
                 if grammar is None:
-                    self._engine.submit(Open(session_id=session_id, sequence=sequence))
+                    self._submit_open(sequence)
                 else:
-                    self._open_compiled(sequence, grammar)
+                    self.uncompiled.add(sequence, grammar)
             case "close":
-                wire.COMMAND_LIMITS.check(command)
+                command_wire.COMMAND_LIMITS.check(command)
                 close = Close(
                     session_id=session_id,
                     sequence_id=command.close.sequence_id,
-                    keep=wire.keep_of_closed(command.close.keep),
+                    keep=command_wire.keep_of_closed(command.close.keep),
                     keep_length=command.close.keep_length,
                 )
-                self._close_uncompiled(close)
+                self.uncompiled.close(close.sequence_id)
                 # One with this id may be open, so that the engine would have refused the other.
                 self._engine.submit(close)
             case "update":
-                wire.COMMAND_LIMITS.check(command)
-                update = wire.update(command.update, session_id, drafters=self._drafters)
-                if uncompiled := self._uncompiled.get(update.sequence_id):
-                    uncompiled.update(update)
+                command_wire.COMMAND_LIMITS.check(command)
+                update = command_wire.update(command.update, session_id, drafters=self._drafters)
+                if update.sequence_id in self.uncompiled:
+                    self.uncompiled.update(update)
                 else:
                     self._engine.submit(update)
             case "hello":
@@ -347,73 +331,5 @@ class Session:
             case _:
                 raise InvalidRequestError("unknown command", field="commands")
 
-    def _open_compiled(self, sequence: OpenSequence, grammar: Grammar) -> None:
-        """Opens the sequence once its grammar is compiled; other commands do not wait for that."""
-        if self._grammars is None:
-            raise UnsupportedFieldError(
-                "structured output is not enabled on this server: --allow-structured-output",
-                field=grammar.field,
-            )
-        if not self._may_wait(len(sequence.token_ids)):
-            # It names the field: there is room for sequences without a grammar.
-            raise OverloadedError(
-                "too many tokens wait for their grammars", field=grammar.field, retry_after_ms=1000
-            )
-        compiling = asyncio.wrap_future(
-            self._grammars.compile(
-                grammar,
-                sequence.token_ids[sequence.prompt_length :],
-                is_drafted=sequence.num_speculative_tokens > 0,
-                tenant=sequence.cache_salt,
-                priority=sequence.priority,
-            )
-        )
-        uncompiled = _Uncompiled(sequence, compiling)
-        self._uncompiled[sequence.sequence_id] = uncompiled
-        compiling.add_done_callback(lambda _: self._on_compiled(uncompiled))
-
-    def _close_uncompiled(self, command: Close) -> None:
-        """Ends the sequence if it still waits for its grammar."""
-        uncompiled = self._uncompiled.pop(command.sequence_id, None)
-        if uncompiled is None:
-            return
-        uncompiled.grammar.cancel()
-        base_length = len(uncompiled.sequence.token_ids)
-        self._deliver([cancelled(command.sequence_id, base_length)], None)
-
-    def _on_compiled(self, uncompiled: "_Uncompiled") -> None:
-        sequence, compiled = uncompiled.sequence, uncompiled.grammar
-        if self._uncompiled.get(sequence.sequence_id) is not uncompiled:
-            # It was closed, and its id may have been opened again.
-            return
-        del self._uncompiled[sequence.sequence_id]
-        if compiled.cancelled():
-            return
-        error = compiled.exception()
-        if error is None:
-            opened = dataclasses.replace(sequence, grammar=compiled.result())
-            self._engine.submit(Open(session_id=self._session_id, sequence=opened))
-            return
-        if not isinstance(error, RequestError):
-            logger.error("command_failed", sequence_id=sequence.sequence_id, exc_info=error)
-            error = InternalError()
-        self._deliver([Rejected(sequence_id=sequence.sequence_id, error=error)], None)
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Uncompiled:
-    """An Open that waits for its grammar, as the updates since then have made it."""
-
-    sequence: OpenSequence
-    grammar: "asyncio.Future[GrammarState]"
-
-    def update(self, command: Update) -> None:
-        """Does what the engine does for an open sequence. The update is not kept: a client may send
-        any number.
-        """
-        drafted_by, address = self.sequence.drafted_by, command.drafter_address
-        if drafted_by is not None and address is not None:
-            drafted_by = dataclasses.replace(drafted_by, address=address)
-        self.sequence = dataclasses.replace(
-            self.sequence, drafting=command.drafting, drafted_by=drafted_by
-        )
+    def _submit_open(self, sequence: OpenSequence) -> None:
+        self._engine.submit(Open(session_id=self._session_id, sequence=sequence))

@@ -16,33 +16,25 @@ Each sequence gets matchers of its own, because copies of one share what they co
 
 import atexit
 import contextlib
-import functools
 import math
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
 from pathlib import Path
-
-from llguidance import LLMatcher, LLTokenizer
 
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
-from servicekit.shares import leaves_room
-from tandem.values import ReasoningTags
 from verifier.errors import OverloadedError, UnsupportedFieldError
+from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState, wrong_grammar
-from verifier.structured.library_grammar import LIMITS, GrammarKind, Source
-from verifier.structured.library_tokenizer import library_tokenizer
+from verifier.structured.grammar_tokenizer import GrammarTokenizer, read_tokenizer
+from verifier.structured.library_grammar import GrammarKind
 from verifier.structured.trial_process import STACK_BYTES
 from verifier.structured.trials import Bounds, Trier, Verdict, Verdicts
+from verifier.structured.waiting_jobs import MAX_WAITING, Job, WaitingJobs
 
-__all__ = ["Grammar", "GrammarKind", "Grammars"]
-
-_MAX_WAITING = 1024
 # How long the thread may be at work on others' grammars before one that waits is rejected.
 _MAX_WAIT_S = 30.0
 _RETRY_MS = 1000
@@ -54,31 +46,6 @@ _MAX_LOGGED_FORMATS = 64
 _MAX_FORMAT_CHARACTERS = 64
 # How long the end waits for a grammar that compiles.
 _LAST_COMPILE_S = 5.0
-# What texts that must come may begin with: how many answers are kept, and of how long a text. Most
-# texts are short and come again.
-_MAX_BEGINNINGS = 4096
-_MAX_TEXT_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """A grammar as the client wrote it.
-
-    Attributes:
-        text: of choices, the strings as a JSON list.
-        field: of the request, for errors.
-        reasoning: may come first; None: nothing may.
-    """
-
-    kind: GrammarKind
-    text: str
-    field: str = ""
-    reasoning: ReasoningTags | None = None
-
-    @property
-    def source(self) -> Source:
-        """What two sequences of one grammar have in common."""
-        return Source(self.kind, self.text, self.reasoning)
 
 
 class Grammars:
@@ -90,7 +57,7 @@ class Grammars:
         *,
         vocab_size: int,
         end_token_ids: Sequence[int],
-        max_num_states: int = _MAX_WAITING,
+        max_num_states: int = MAX_WAITING,
         on_compiled: Callable[[GrammarKind, bool, float], None] | None = None,
         bounds: Bounds = _BOUNDS,
         logger: Logger | None = None,
@@ -121,7 +88,7 @@ class Grammars:
         # Guards what follows, and tells the thread of a job, of room for a state or of the end.
         self._changed = threading.Condition()
         # One that is cancelled leaves at once, with its tokens.
-        self._jobs = _WaitingJobs()
+        self._jobs = WaitingJobs()
         # The priorities of the states that something still refers to. A collection of garbage may
         # free one wherever it begins, so what changes or reads this is one step of the interpreter.
         self._priorities: list[int] = []
@@ -175,7 +142,7 @@ class Grammars:
         Raises:
             OverloadedError: too many wait to be compiled.
         """
-        job = _Job(grammar, output_token_ids, is_drafted, tenant, priority)
+        job = Job(grammar, output_token_ids, is_drafted, tenant, priority)
         job.verdict = self._verdicts.find(grammar.source)
         with self._changed:
             if not self._jobs.has_room(tenant):
@@ -209,13 +176,13 @@ class Grammars:
         atexit.unregister(self.close)
 
     def _run(self, path: Path, end_token_ids: Sequence[int]) -> None:
-        tokenizer = _read_tokenizer(path, self._vocab_size, end_token_ids)
+        tokenizer = read_tokenizer(path, self._vocab_size, end_token_ids)
         while (job := self._next_job()) is not None:
             self._work(tokenizer, job)
             # While the thread waits, it keeps no state alive.
             del job
 
-    def _work(self, tokenizer: "_Tokenizer | None", job: "_Job") -> None:
+    def _work(self, tokenizer: GrammarTokenizer | None, job: Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return
         try:
@@ -243,7 +210,7 @@ class Grammars:
             del job
         trier.end()
 
-    def _try_out(self, trier: Trier, job: "_Job") -> None:
+    def _try_out(self, trier: Trier, job: Job) -> None:
         grammar, start_s = job.grammar, time.perf_counter()
         verdict = trier.try_out(grammar.source)
         self._log_ignored(verdict)
@@ -270,7 +237,7 @@ class Grammars:
                 logged.add(name)
             self._logger.warning("schema_format_ignored", format=name)
 
-    def _next_to_try(self) -> "_Job | None":
+    def _next_to_try(self) -> Job | None:
         """Waits for one; None once it is closed."""
         with self._changed:
             while not self._is_closed:
@@ -280,7 +247,7 @@ class Grammars:
                 self._changed.wait()
         return None
 
-    def _next_job(self) -> "_Job | None":
+    def _next_job(self) -> Job | None:
         """Waits for one, and for room for its state; rejects those that waited too long. None once
         it is closed.
         """
@@ -323,7 +290,7 @@ class Grammars:
             self._priorities.remove(priority)
             self._changed.notify_all()
 
-    def _take_jobs(self) -> list["_Job"]:
+    def _take_jobs(self) -> list[Job]:
         """Removes and returns the jobs that wait."""
         with self._changed:
             return self._jobs.take_older(math.inf)
@@ -332,7 +299,7 @@ class Grammars:
         with self._changed:
             self._jobs.discard(future)
 
-    def _compile_observed(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
+    def _compile_observed(self, tokenizer: GrammarTokenizer | None, job: Job) -> GrammarState:
         start_s = time.perf_counter()
         can_be_used = False
         try:
@@ -347,7 +314,7 @@ class Grammars:
             with self._reporting:
                 self._on_compiled(kind, can_be_used, time.perf_counter() - start_s)
 
-    def _compile(self, tokenizer: "_Tokenizer | None", job: "_Job") -> GrammarState:
+    def _compile(self, tokenizer: GrammarTokenizer | None, job: Job) -> GrammarState:
         grammar = job.grammar
         if tokenizer is None:
             raise UnsupportedFieldError(
@@ -376,175 +343,6 @@ class Grammars:
             state.forget_fault()
             raise
         return state
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A grammar to compile for a sequence with this output.
-
-    Attributes:
-        verdict: what is known of it; None: nothing yet.
-    """
-
-    grammar: Grammar
-    output_token_ids: Sequence[int]
-    is_drafted: bool
-    tenant: str
-    priority: int
-    future: "Future[GrammarState]" = field(default_factory=Future)
-    arrived_at_s: float = field(default_factory=time.monotonic)
-    verdict: Verdict | None = None
-
-
-class _Turns:
-    """The last turns of tenants."""
-
-    def __init__(self) -> None:
-        # Oldest first. Whoever is not among them had none of late.
-        self._last: OrderedDict[str, int] = OrderedDict()
-        self._num_turns = 0
-
-    def last(self, tenant: str) -> int:
-        return self._last.get(tenant, 0)
-
-    def take(self, tenant: str) -> None:
-        self._num_turns += 1
-        self._last[tenant] = self._num_turns
-        self._last.move_to_end(tenant)
-        if len(self._last) > _MAX_WAITING:
-            self._last.popitem(last=False)
-
-
-class _WaitingJobs:
-    """The jobs that wait. The highest priority is next; of it, the tenant whose last turn is
-    longest ago, whatever others wait with; of this tenant, the oldest job.
-    """
-
-    def __init__(self) -> None:
-        # Oldest first.
-        self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
-        # Of compiling, and of being tried.
-        self._turns = _Turns()
-        self._tries = _Turns()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    @property
-    def has_tried(self) -> bool:
-        """Whether there is a next job."""
-        return any(job.verdict is not None for job in self._jobs.values())
-
-    @property
-    def highest_priority(self) -> int:
-        """That of the next job; there must be one."""
-        return max(job.priority for job in self._jobs.values() if job.verdict is not None)
-
-    def has_room(self, tenant: str) -> bool:
-        """Whether one more may wait. A tenant that has a name leaves room to others."""
-        num_free = _MAX_WAITING - len(self)
-        held = sum(job.tenant == tenant for job in self._jobs.values()) if tenant else 0
-        return num_free > 0 and leaves_room(held=held, added=1, num_free=num_free)
-
-    def add(self, job: _Job) -> None:
-        self._jobs[job.future] = job
-
-    def discard(self, future: "Future[GrammarState]") -> None:
-        self._jobs.pop(future, None)
-
-    def take_next(self) -> _Job:
-        """Removes and returns it; there must be one."""
-        jobs = (job for job in self._jobs.values() if job.verdict is not None)
-        job = min(jobs, key=lambda each: (-each.priority, self._turns.last(each.tenant)))
-        del self._jobs[job.future]
-        self._turns.take(job.tenant)
-        return job
-
-    def next_to_try(self, tried: Sequence[Grammar]) -> _Job | None:
-        """One of which nothing is known, and whose text is not tried just now; it stays here."""
-        now = {each.source for each in tried}
-        jobs = [
-            job
-            for job in self._jobs.values()
-            if job.verdict is None and job.grammar.source not in now
-        ]
-        if not jobs:
-            return None
-        job = min(jobs, key=lambda each: (-each.priority, self._tries.last(each.tenant)))
-        self._tries.take(job.tenant)
-        return job
-
-    def of_text(self, grammar: Grammar) -> list[_Job]:
-        """Those of which nothing is known, with the same grammar."""
-        wanted = grammar.source
-        return [
-            job
-            for job in self._jobs.values()
-            if job.verdict is None and job.grammar.source == wanted
-        ]
-
-    def take_older(self, arrived_at_s: float) -> list[_Job]:
-        """Removes and returns the jobs that arrived before that."""
-        taken = []
-        while self._jobs and next(iter(self._jobs.values())).arrived_at_s < arrived_at_s:
-            taken.append(self._jobs.popitem(last=False)[1])
-        return taken
-
-
-class _Tokenizer:
-    """The library's, which can be used.
-
-    Attributes:
-        end_token_ids: what may follow when a grammar's text is complete.
-    """
-
-    def __init__(self, tokenizer: LLTokenizer, end_token_ids: frozenset[int]) -> None:
-        self.end_token_ids = end_token_ids
-        self._tokenizer = tokenizer
-        self._begins = functools.lru_cache(_MAX_BEGINNINGS)(self._compute_begins)
-
-    def matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-
-    def may_begin(self, text: bytes, token_id: int) -> bool:
-        """See `GrammarState`. For any thread.
-
-        True: the tokenizer begins the text with the token, and writes the rest, taken alone, as in
-        the whole text; or the token is longer than the text, and the library forces no token of a
-        text where an allowed one goes on after it.
-        """
-        return len(text) <= _MAX_TEXT_BYTES and self._begins(text, token_id)
-
-    def _compute_begins(self, text: bytes, token_id: int) -> bool:
-        token = self._tokenizer.decode_bytes([token_id])
-        if len(token) > len(text):
-            return _is_text(text)
-        rest = text[len(token) :]
-        if not (_is_text(text) and _is_text(rest)):
-            # A part of a character, or a special token: matchers write such a text otherwise.
-            return False
-        token_ids: list[int] = self._tokenizer.tokenize_bytes(text)
-        return token_ids == [token_id, *self._tokenizer.tokenize_bytes(rest)]
-
-
-def _is_text(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _read_tokenizer(path: Path, vocab_size: int, end_token_ids: Sequence[int]) -> _Tokenizer | None:
-    """None if the library cannot use it."""
-    # A model may name end tokens that have no logit.
-    end_token_ids = [each for each in end_token_ids if each < vocab_size]
-    try:
-        text, _ = library_tokenizer(path.read_text(encoding="utf-8"))
-        tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=end_token_ids)
-        return _Tokenizer(tokenizer, frozenset(end_token_ids))
-    except BaseException:  # also what the library panics with
-        return None
 
 
 def _too_late(grammar: Grammar) -> OverloadedError:

@@ -24,7 +24,8 @@ from servicekit.logs import configure_logs
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import Array, RunningDecoder, load, some_tokens
 from tests.volume import cases
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Rotary
+from verifier.checkpoint.weight_types import Rotary
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
 
 MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
 PATTERN = 0xA5

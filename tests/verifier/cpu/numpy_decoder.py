@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verifier.cpu.weights import Activation, DecoderWeights, Experts, Layer, Matrix, WeightType
+from verifier.checkpoint.weight_types import Activation, WeightType
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
 
 Array = npt.NDArray[Any]
 

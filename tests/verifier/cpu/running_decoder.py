@@ -13,9 +13,11 @@ import numpy.typing as npt
 from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from tests.verifier.cpu.numpy_decoder import values
 from verifier.batch.batch_layout import BatchLayout
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.weights import DecoderWeights, FloatArray
+from verifier.cpu.loading import load_weights
+from verifier.cpu.weights import DecoderWeights
 
 Array = npt.NDArray[Any]
 MODEL_FOLDER = Path(__file__).parents[3] / "examples/demo_model/model"

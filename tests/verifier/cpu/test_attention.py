@@ -10,9 +10,9 @@ import pytest
 from servicekit.kernels.memory import address_of
 from tests.verifier.cpu.numpy_decoder import Array, values
 from tests.volume import cases
-from verifier.cpu.attention import MAX_TASK_ROWS, attend, scratch_bytes
-from verifier.cpu.tiles import TABLE_PADDING
-from verifier.cpu.weights import BitsArray, FloatArray, WeightType
+from verifier.checkpoint.weight_types import BitsArray, FloatArray, WeightType
+from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend, scratch_bytes
+from verifier.cpu.kernels.tiles import TABLE_PADDING
 
 TYPES = [WeightType.FLOAT32, WeightType.BFLOAT16, WeightType.FLOAT16]
 NUM_BLOCKS = 90

@@ -14,7 +14,8 @@ import pytest
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import Array, RunningDecoder, some_tokens, weights_of
 from tests.volume import cases
-from verifier.cpu.weights import DecoderWeights, FloatArray
+from verifier.checkpoint.weight_types import FloatArray
+from verifier.cpu.weights import DecoderWeights
 
 NUM_TOKENS = 1100
 BLOCK_SIZES = (16, 32, 64)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from verifier.cpu.loading.model_config import ModelConfig, read_model_config
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.model_config import ModelConfig, read_model_config
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

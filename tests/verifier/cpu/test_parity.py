@@ -19,12 +19,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
-from verifier.cpu import parity
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights, FloatArray
-from verifier.model.parity_reference import reference, rounding_distance
+from verifier.cpu.weights import DecoderWeights
+from verifier.parity import comparison, cpu_check
+from verifier.parity.cpu_check import ParityCheck, Subject
+from verifier.parity.reference import reference, rounding_distance
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -68,15 +69,15 @@ def with_scaling(weights: DecoderWeights, factor: float) -> DecoderWeights:
 def logits_of(weights: DecoderWeights) -> FloatArray:
     """Of the check's text."""
     decoder = CpuDecoder(
-        parity._with_short_windows(weights),
+        cpu_check._with_short_windows(weights),
         num_blocks=3,
         block_size=16,
         num_threads=1,
-        max_num_tokens=parity.NUM_TOKENS,
+        max_num_tokens=comparison.NUM_TOKENS,
     )
-    text = parity.probe_text(vocab_size=SMALL["vocab_size"], max_model_len=512)
+    text = comparison.probe_text(vocab_size=SMALL["vocab_size"], max_model_len=512)
     try:
-        return parity.paged_logits(decoder, text, [], block_size=16)
+        return comparison.paged_logits(decoder, text, [], block_size=16)
     finally:
         decoder.close()
 
@@ -125,15 +126,15 @@ def test_correct_models_are_far_from_the_limits_of_rounding(
     told, rounding = reference(tmp_path, dtype=torch_dtype, quantization="none", rounds_kv=True)
     exact = told.numpy()
     logits = logits_of(load(tmp_path))
-    parity.check_difference(logits, exact, 0.01)
-    parity.check_rounding(logits, exact, rounding, 0.1)
+    comparison.check_difference(logits, exact, 0.01)
+    comparison.check_rounding(logits, exact, rounding, 0.1)
 
 
 def test_rows_of_experts_may_be_no_multiple_of_16_bytes(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20)
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
     told, rounding = reference(tmp_path, dtype=torch.bfloat16, quantization="none", rounds_kv=True)
-    parity.check_rounding(logits_of(load(tmp_path)), told.numpy(), rounding, 0.1)
+    comparison.check_rounding(logits_of(load(tmp_path)), told.numpy(), rounding, 0.1)
 
 
 def test_a_model_of_one_position_is_checked(
@@ -172,7 +173,7 @@ def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with started(subject(tmp_path), tmp_path / "file") as check:
-        parity._keep(check._verdict, {"transformers": metadata.version("transformers")})
+        cpu_check._keep(check._verdict, {"transformers": metadata.version("transformers")})
     assert not is_known(subject(tmp_path), tmp_path / "file")
 
 
@@ -180,7 +181,7 @@ def test_a_kept_verdict_may_be_read_by_those_that_the_umask_allows(tmp_path: Pat
     """An image's build, or a pod of another user, may have kept it."""
     before = os.umask(0o027)
     try:
-        parity._keep(tmp_path / "new/verdict", {})
+        cpu_check._keep(tmp_path / "new/verdict", {})
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new/verdict").stat().st_mode) == 0o640
@@ -189,7 +190,7 @@ def test_a_kept_verdict_may_be_read_by_those_that_the_umask_allows(tmp_path: Pat
 
 def test_a_verdict_that_cannot_be_kept_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "verdict").mkdir()
-    parity._keep(tmp_path / "verdict", {})
+    cpu_check._keep(tmp_path / "verdict", {})
     assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
 
 
@@ -231,7 +232,7 @@ def test_a_child_that_takes_too_long_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, "llama")
-    monkeypatch.setattr(parity, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(cpu_check, "_TIMEOUT_S", 0.01)
     with started(subject(tmp_path), tmp_path) as check:
         with pytest.raises(CheckpointError, match="did not come within"):
             check.verify(load(tmp_path))
@@ -276,9 +277,9 @@ def test_nan_is_never_a_match() -> None:
     broken[1, 1] = np.nan
     for logits, expected in ((broken, exact), (exact, broken)):
         with pytest.raises(CheckpointError):
-            parity.check_difference(logits, expected, 0.1)
+            comparison.check_difference(logits, expected, 0.1)
         with pytest.raises(CheckpointError):
-            parity.check_rounding(logits, expected, 1.0, 1.0)
+            comparison.check_rounding(logits, expected, 1.0, 1.0)
 
 
 def test_rows_that_overflow_in_the_reference_do_not_count_as_rounding() -> None:

@@ -10,11 +10,11 @@ import torch
 from servicekit.kernels.memory import address_of
 from tests.verifier.cpu.numpy_decoder import Array, values
 from tests.volume import cases
+from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
 from verifier.cpu.decoder import LARGEST_KV
-from verifier.cpu.products import finish, multiply
-from verifier.cpu.rows import write_kv
-from verifier.cpu.tiles import FP8_FACTOR
-from verifier.cpu.weights import LANES, FloatArray, WeightType
+from verifier.cpu.kernels.products import finish, multiply
+from verifier.cpu.kernels.rows import write_kv
+from verifier.cpu.kernels.tiles import FP8_FACTOR
 
 # Depths of more than 256 are added up piece by piece.
 MAX_ROWS, MAX_BLOCKS, MAX_DEPTH = 40, 19, cases(336, 640)

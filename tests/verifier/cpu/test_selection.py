@@ -13,8 +13,8 @@ import pytest
 from servicekit.config import ConfigError
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model import own_model
 from verifier.model.memory import choose_num_kv_blocks
 from verifier.model.own_model import find_own, load_own
@@ -127,10 +127,3 @@ def test_a_model_that_fails_its_check_is_not_served(monkeypatch: pytest.MonkeyPa
     assert described is not None
     with pytest.raises(CheckpointError, match="not computed as"):
         load_own(config, described)
-
-
-def test_block_sizes_must_be_multiples_of_16() -> None:
-    described = find_own(config_for())
-    assert described is not None
-    with pytest.raises(ConfigError, match="24: must be a multiple of 16"):
-        load_own(config_for(block_size=24), described)

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.loading.tensor_files import TensorFiles
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.tensor_files import TensorFiles
 
 F32 = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

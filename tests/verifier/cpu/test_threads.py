@@ -10,8 +10,8 @@ import pytest
 
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
-from verifier.cpu.threads import SLEEPERS
-from verifier.cpu.weights import FloatArray
+from verifier.checkpoint.weight_types import FloatArray
+from verifier.cpu.kernels.threads import SLEEPERS
 
 
 def model_threads() -> set[threading.Thread]:

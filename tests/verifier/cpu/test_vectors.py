@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from servicekit.kernels.memory import address_of
-from verifier.cpu import rows, vectors
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
+from verifier.cpu.kernels import rows, vectors
 
 FloatArray = npt.NDArray[np.float32]
 

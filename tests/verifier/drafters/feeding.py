@@ -50,7 +50,7 @@ def feed_of(*sequences: Sequence, **policy: Any) -> DraftFeed:
     """A feed of these sequences; `policy`: as `drafted_by` takes it."""
     feed = DraftFeed()
     for sequence in sequences:
-        assert feed.add(sequence, drafted_by(**policy))
+        assert feed.histories.add(sequence, drafted_by(**policy))
     return feed
 
 
@@ -63,7 +63,7 @@ def step(feed: DraftFeed, sequence: Sequence, *token_ids: int, wanted: int = 24)
     """A step decided these tokens, and wants drafts from now on."""
     sequence.token_ids += token_ids
     sequence.num_wanted_draft_tokens = wanted
-    feed.advance(sequence)
+    feed.histories.advance(sequence)
 
 
 def answer(
@@ -117,14 +117,15 @@ def hint_of(
 
 
 def check_invariants(feed: DraftFeed) -> None:
-    """Asserts the invariants in `DraftFeed`'s docstring, and the bounds of what is in flight."""
-    urgent, backlog, histories = feed._urgent, feed._backlog, feed._histories
+    """Asserts the invariants in `Histories`' docstring, and the bounds of what is in flight."""
+    fed = feed.histories
+    urgent, backlog, histories = fed.urgent, fed.backlog, fed.by_id
     assert not urgent.keys() & backlog.keys()
     for queued in (urgent, backlog):
         assert all(histories[name] is history for name, history in queued.items())
     over = {name: each for name, each in histories.items() if each.end is not None}
-    assert feed._waiting == {name: each for name, each in over.items() if not each.is_held}
-    feed.check_integrity()
+    assert fed.waiting == {name: each for name, each in over.items() if not each.is_held}
+    feed.histories.check_integrity()
     for name, history in histories.items():
         assert history.sequence.sequence_id == name
         assert history.num_sent >= 0
@@ -135,6 +136,6 @@ def check_invariants(feed: DraftFeed) -> None:
             assert is_queued or not (is_unsent and history.num_wanted)
             is_deferred = history.sequence.hint_record.expects_useless_hints
             assert is_queued or history.num_sent or is_deferred
-    assert not feed._releases.keys() & histories.keys()
+    assert not set(fed.releases) & histories.keys()
     assert len(feed._in_flight) <= 8
     assert sum(not batch.is_live for batch in feed._in_flight) <= 2

@@ -552,7 +552,7 @@ class TestEndedTexts:
         direct.running.sync()
         [drafter] = direct.running.engine._drafters.in_use
         assert isinstance(drafter, FedDrafter)
-        assert drafter.feed._histories[sequence_id].sequence is sequence
+        assert drafter.feed.histories.by_id[sequence_id].sequence is sequence
         assert adjusting(sequence) == (None, None)
 
     def test_a_text_whose_session_is_over_awaits_no_close(self, start_engine: StartEngine) -> None:

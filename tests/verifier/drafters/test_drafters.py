@@ -523,13 +523,15 @@ class TestKeeping:
             for index in range(8):
                 sequence = world.sequence(f"{name}{index}", address, pool_id="p", keep=Keep.ALL)
                 world.drafters.end(sequence, by_itself=True)
-        num_waiting = {each.address: each.feed.num_waiting for each in world.drafters.in_use}
+        num_waiting = {
+            each.address: each.feed.histories.num_waiting for each in world.drafters.in_use
+        }
         assert num_waiting == {B: 4, A: 2}
         world.pass_s(30.1)
         sequence = world.sequence("later", A, pool_id="p", keep=Keep.ALL)
         world.drafters.end(sequence, by_itself=True)
         [drafter] = world.drafters.in_use
-        assert drafter.feed.num_waiting == 1
+        assert drafter.feed.histories.num_waiting == 1
 
     def test_where_nothing_is_kept_no_room_is_looked_for(
         self, world: World, monkeypatch: pytest.MonkeyPatch

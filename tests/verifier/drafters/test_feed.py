@@ -90,17 +90,17 @@ class TestTokens:
     def test_a_second_sequence_with_the_same_id_is_not_fed(self) -> None:
         first, second = fed_sequence([1, 2]), fed_sequence([7, 8, 9])
         feed = feed_of(first)
-        assert not feed.add(second, drafted_by())
+        assert not feed.histories.add(second, drafted_by())
         step(feed, first, 3)
         assert next_batch(feed).deltas[0].token_ids == [1, 2, 3]
-        assert feed.sequences == [first]
+        assert feed.histories.sequences == [first]
 
     def test_an_id_that_was_released_may_be_used_again_before_the_release_is_sent(self) -> None:
         feed = feed_of(fed_sequence([1, 2]))
         exchange(feed)
-        feed.remove("sequence")
+        feed.histories.remove("sequence")
         again = fed_sequence([7, 8, 9])
-        assert feed.add(again, drafted_by())
+        assert feed.histories.add(again, drafted_by())
         batch, _ = exchange(feed)
         # Its first delta creates it anew: a release after that would forget the new one.
         assert batch.releases == []
@@ -111,10 +111,10 @@ class TestTokens:
     def test_answers_to_an_ended_sequence_are_not_given_to_its_namesake(self) -> None:
         feed = feed_of(fed_sequence([1, 2]))
         old = next_batch(feed)
-        feed.remove("sequence")
+        feed.histories.remove("sequence")
         again = fed_sequence([7, 8])
         again.num_wanted_draft_tokens = 4
-        feed.add(again, drafted_by())
+        feed.histories.add(again, drafted_by())
         new = next_batch(feed)
         assert feed.on_proposals(old.batch_id, [answer(old.deltas[0], draft=(5,))]).hints == []
         result = feed.on_proposals(new.batch_id, [answer(new.deltas[0], draft=(6,))])
@@ -185,7 +185,7 @@ class TestHints:
         step(feed, sequence, 4)
         live = next_batch(feed, 3.0)
         assert feed.on_proposals(live.batch_id, [answer(live.deltas[0])]).sent_s == 3.0
-        feed.remove("sequence")
+        feed.histories.remove("sequence")
         release = next_batch(feed, 4.0)
         assert feed.on_proposals(release.batch_id, []).sent_s is None
 
@@ -267,7 +267,7 @@ class TestLoss:
         first, second = batch.deltas
         proposals = [answer(first, ProposalStatus.INVALID), answer(second)]
         assert feed.on_proposals(batch.batch_id, proposals).given_up == [(bad, "why")]
-        assert feed.sequences == [good]
+        assert feed.histories.sequences == [good]
 
     def test_a_new_drafter_is_sent_everything_again(self) -> None:
         sequence, ended = fed_sequence(), fed_sequence(name="ended")
@@ -275,7 +275,7 @@ class TestLoss:
         exchange(feed)
         step(feed, sequence, 4)
         next_batch(feed)
-        feed.remove("ended")
+        feed.histories.remove("ended")
         feed.restart()
         assert num_unanswered(feed) == 0
         batch, hints = exchange(feed, draft=(9,))
@@ -292,12 +292,12 @@ class TestLoss:
         exchange(feed)
         sequence.token_ids += [4]
         if end == "hold":
-            feed.hold("sequence")
+            feed.histories.hold("sequence")
             feed.restart()
             assert feed.next_batch(0.0) is None, "not before the decision"
-            feed.remove("sequence", keep=Keep.OUTPUT)
+            feed.histories.remove("sequence", keep=Keep.OUTPUT)
         else:
-            feed.remove("sequence", keep=Keep.OUTPUT)
+            feed.histories.remove("sequence", keep=Keep.OUTPUT)
             feed.restart()
         assert exchange(feed)[0].deltas[0].token_ids == [1, 2, 3, 4]
         assert exchange(feed)[0].releases == [Release("sequence", Keep.OUTPUT, 0)]
@@ -310,7 +310,7 @@ class TestEnds:
         feed = feed_of(sequence)
         sequence.num_wanted_draft_tokens = 24
         batch = next_batch(feed)
-        feed.remove("sequence")
+        feed.histories.remove("sequence")
         late = [answer(batch.deltas[0], draft=(5,))]
         assert feed.on_proposals(batch.batch_id, late).hints == []
         release, _ = exchange(feed)
@@ -319,32 +319,32 @@ class TestEnds:
 
     def test_a_sequence_that_was_never_sent_is_not_released(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
-        feed.remove("sequence", keep=Keep.NOTHING)
+        feed.histories.remove("sequence", keep=Keep.NOTHING)
         assert feed.next_batch(0.0) is None
         assert feed.is_idle
 
     def test_a_text_that_ended_before_anything_of_it_was_sent_is_kept(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
-        feed.remove("sequence", keep=Keep.ALL, until_s=30.0)
-        assert feed.num_waiting == 1
-        assert feed.num_waiting_tokens == 3
+        feed.histories.remove("sequence", keep=Keep.ALL, until_s=30.0)
+        assert feed.histories.num_waiting == 1
+        assert feed.histories.num_waiting_tokens == 3
         feed.restart()
-        feed.expire(29.9)
+        feed.histories.expire(29.9)
         first, _ = exchange(feed)
         assert first.deltas[0].token_ids == [1, 2, 3]
         assert first.deltas[0].encoded_params is not None
         assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
         assert feed.is_idle
-        assert feed.num_waiting_tokens == 0
+        assert feed.histories.num_waiting_tokens == 0
 
     def test_a_text_that_was_not_sent_in_time_is_given_up(self) -> None:
         whole, part = fed_sequence(name="whole"), fed_sequence(list(range(10_000)), name="part")
         feed = feed_of(part, whole, **POOL)
         exchange(feed)
         for name in ("part", "whole"):
-            feed.remove(name, keep=Keep.ALL, until_s=30.0)
-        feed.expire(30.0)
-        assert (feed.num_waiting, feed.num_waiting_tokens) == (0, 0)
+            feed.histories.remove(name, keep=Keep.ALL, until_s=30.0)
+        feed.histories.expire(30.0)
+        assert (feed.histories.num_waiting, feed.histories.num_waiting_tokens) == (0, 0)
         batch, _ = exchange(feed)
         assert batch.deltas == []
         assert batch.releases == [Release("part", Keep.NOTHING, 0)], "half a text is not kept"
@@ -352,9 +352,9 @@ class TestEnds:
 
     def test_an_id_may_be_used_again_while_no_drafter_has_the_ended_text(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
-        feed.remove("sequence", keep=Keep.ALL)
-        assert feed.add(fed_sequence([7, 8]), drafted_by())
-        assert feed.num_waiting == 0
+        feed.histories.remove("sequence", keep=Keep.ALL)
+        assert feed.histories.add(fed_sequence([7, 8]), drafted_by())
+        assert feed.histories.num_waiting == 0
         assert exchange(feed)[0].deltas[0].token_ids == [7, 8]
 
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.ALL])
@@ -363,7 +363,7 @@ class TestEnds:
         feed = feed_of(sequence, **POOL)
         exchange(feed)
         step(feed, sequence, 4, wanted=0)
-        feed.remove("sequence", keep=keep)
+        feed.histories.remove("sequence", keep=keep)
         last, hints = exchange(feed)
         assert [(delta.token_ids, delta.max_draft_tokens) for delta in last.deltas] == [([4], 0)]
         assert (last.releases, hints) == ([], [])
@@ -383,7 +383,7 @@ class TestEnds:
         feed = feed_of(sequence, **policy)
         exchange(feed)
         sequence.token_ids += [4]
-        feed.remove("sequence", keep=keep)
+        feed.histories.remove("sequence", keep=keep)
         batch, _ = exchange(feed)
         assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.NOTHING, 0)])
 
@@ -393,7 +393,7 @@ class TestEnds:
         exchange(feed)
         step(feed, sequence, 4, 5, 6)
         exchange(feed)
-        feed.remove("sequence", keep=Keep.ALL, length=4)
+        feed.histories.remove("sequence", keep=Keep.ALL, length=4)
         batch, _ = exchange(feed)
         assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.ALL, 4)])
         message = drafter_pb2.ProposeRequest.FromString(wire.request(batch)).releases[0]
@@ -405,7 +405,7 @@ class TestEnds:
         feed = feed_of(sequence, **POOL)
         exchange(feed)
         sequence.token_ids += [4, 5, 6]
-        feed.remove("sequence", keep=Keep.OUTPUT, length=5)
+        feed.histories.remove("sequence", keep=Keep.OUTPUT, length=5)
         last, _ = exchange(feed)
         assert last.deltas[0].token_ids == [4, 5]
         release, _ = exchange(feed)
@@ -415,7 +415,7 @@ class TestEnds:
         sequence = fed_sequence()
         feed = feed_of(sequence, **POOL)
         exchange(feed)
-        feed.remove("sequence", keep=Keep.ALL, length=2**32 - 1)
+        feed.histories.remove("sequence", keep=Keep.ALL, length=2**32 - 1)
         assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
 
     def test_a_held_sequence_is_not_sent_until_it_is_removed(self) -> None:
@@ -423,11 +423,11 @@ class TestEnds:
         feed = feed_of(sequence, **POOL)
         exchange(feed)
         step(feed, sequence, 4)
-        feed.hold("sequence")
+        feed.histories.hold("sequence")
         assert feed.next_batch(0.0) is None
         assert not feed.is_idle
-        assert feed.sequences == []
-        feed.remove("sequence", keep=Keep.OUTPUT)
+        assert feed.histories.sequences == []
+        feed.histories.remove("sequence", keep=Keep.OUTPUT)
         assert exchange(feed)[0].deltas[0].token_ids == [4]
         assert exchange(feed)[0].releases == [Release("sequence", Keep.OUTPUT, 0)]
 
@@ -439,10 +439,10 @@ class TestEnds:
         exchange(feed)
         step(feed, sequence, 4)
         batch = next_batch(feed)
-        feed.hold("sequence")
+        feed.histories.hold("sequence")
         feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], OUT_OF_SYNC, known=2)])
         assert feed.next_batch(0.0) is None, "held: nothing is sent before the decision"
-        feed.remove("sequence", keep=Keep.ALL)
+        feed.histories.remove("sequence", keep=Keep.ALL)
         assert exchange(feed)[0].deltas[0].token_ids == [3, 4]
         assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
         assert feed.is_idle
@@ -451,7 +451,7 @@ class TestEnds:
         sequence = fed_sequence(list(range(10_000)))
         feed = feed_of(sequence, **POOL)
         first = next_batch(feed)
-        feed.remove("sequence", keep=Keep.ALL)
+        feed.histories.remove("sequence", keep=Keep.ALL)
         feed.on_proposals(first.batch_id, [answer(first.deltas[0], OUT_OF_SYNC, known=0)])
         sent = []
         while not feed.is_idle:
@@ -466,7 +466,7 @@ class TestPace:
         quick = fed_sequence(name="quick")
         feed = feed_of(quick)
         exchange(feed)
-        feed.add(fed_sequence(list(range(9000)), name="long"), drafted_by())
+        feed.histories.add(fed_sequence(list(range(9000)), name="long"), drafted_by())
         step(feed, quick, 4)
         order = []
         while (batch := feed.next_batch(0.0)) is not None:
@@ -542,7 +542,7 @@ class TestPace:
         quick, ended = fed_sequence(name="quick"), fed_sequence(name="ended")
         feed = feed_of(quick, ended)
         exchange(feed)
-        feed.add(fed_sequence([1] * 200_000, name="long"), drafted_by())
+        feed.histories.add(fed_sequence([1] * 200_000, name="long"), drafted_by())
         while (batch := feed.next_batch(0.0)) is not None:
             feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
         assert feed.due_s(0.0), "the budget is spent"
@@ -551,7 +551,7 @@ class TestPace:
             batch, hints = exchange(feed)
             assert [delta.sequence_id for delta in batch.deltas] == ["quick"]
             assert hints == [hint_of(quick)]
-        feed.remove("ended")
+        feed.histories.remove("ended")
         batch, _ = exchange(feed)
         assert (batch.deltas, len(batch.releases)) == ([], 1)
 
@@ -563,7 +563,7 @@ class TestPace:
         for now_s in range(60):
             if now_s == 30:
                 for sequence in sequences:
-                    feed.remove(sequence.sequence_id, keep=Keep.ALL)
+                    feed.histories.remove(sequence.sequence_id, keep=Keep.ALL)
             while (batch := feed.next_batch(float(now_s))) is not None:
                 assert len(wire.request(batch)) <= MAX_REQUEST_BYTES
                 assert len(batch.deltas) <= MAX_DELTAS

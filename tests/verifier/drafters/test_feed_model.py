@@ -94,13 +94,13 @@ class FeedMachine(RuleBasedStateMachine):
         if has_pool:
             self.pooled.add(name)
         policy = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
-        assert self.feed.add(self.live[name], policy)
+        assert self.feed.histories.add(self.live[name], policy)
 
     @precondition(lambda self: self.live)
     @rule(draw=st.randoms(use_true_random=False))
     def begin_with_the_id_of_another(self, draw: random.Random) -> None:
         name = self.choose(self.live, draw)
-        assert not self.feed.add(fed_sequence([9, 9, 9], name=name), drafted_by())
+        assert not self.feed.histories.add(fed_sequence([9, 9, 9], name=name), drafted_by())
 
     @precondition(lambda self: self.live)
     @rule(draw=st.randoms(use_true_random=False), wanted=st.sampled_from([0, 24]))
@@ -108,7 +108,7 @@ class FeedMachine(RuleBasedStateMachine):
         sequence = self.live[self.choose(self.live, draw)]
         sequence.token_ids.append(len(sequence.token_ids))
         sequence.num_wanted_draft_tokens = wanted
-        self.feed.advance(sequence)
+        self.feed.histories.advance(sequence)
 
     @precondition(lambda self: self.live)
     @rule(
@@ -125,7 +125,7 @@ class FeedMachine(RuleBasedStateMachine):
     def hold(self, draw: random.Random) -> None:
         name = self.choose(self.live, draw)
         self.held[name] = self.live.pop(name)
-        self.feed.hold(name)
+        self.feed.histories.hold(name)
 
     @precondition(lambda self: self.held)
     @rule(
@@ -141,7 +141,7 @@ class FeedMachine(RuleBasedStateMachine):
         until_s = self.now_s + 1.0
         # The answer that tells of the loss may come after the text's last token, or never.
         is_gone = name in self.lost - self.drafter.histories.keys()
-        self.feed.remove(name, keep=keep, length=length, until_s=until_s)
+        self.feed.histories.remove(name, keep=keep, length=length, until_s=until_s)
         self.kept[name] = (keep, sequence.token_ids[: length or None])
         if keep in (Keep.OUTPUT, Keep.ALL) and name in self.pooled and not is_gone:
             self.owed[name] = until_s
@@ -159,7 +159,7 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(pause_s=st.sampled_from([0.1, 0.6]))
     def expire(self, pause_s: float) -> None:
         self.now_s += pause_s
-        self.feed.expire(self.now_s)
+        self.feed.histories.expire(self.now_s)
         self.owed = {name: at_s for name, at_s in self.owed.items() if at_s > self.now_s}
 
     @rule()
@@ -167,7 +167,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.drafter.histories.clear()
         self.in_flight.clear()
         # All of such a text was sent, and it was not released yet.
-        for name in self.feed._releases:
+        for name in self.feed.histories.releases:
             self.owed.pop(name, None)
         self.feed.restart()
 
@@ -202,7 +202,7 @@ class FeedMachine(RuleBasedStateMachine):
     def the_books_are_in_order(self) -> None:
         check_invariants(self.feed)
         assert num_unanswered(self.feed) == len(self.in_flight)
-        assert {s.sequence_id for s in self.feed.sequences} == set(self.live)
+        assert {s.sequence_id for s in self.feed.histories.sequences} == set(self.live)
 
     @invariant()
     def nothing_that_is_known_is_wrong(self) -> None:
@@ -222,13 +222,13 @@ class FeedMachine(RuleBasedStateMachine):
         for sequence in self.live.values():
             sequence.token_ids.append(0)
             sequence.num_wanted_draft_tokens = 24
-            self.feed.advance(sequence)
+            self.feed.histories.advance(sequence)
         self.settle()
         assert {name: self.drafter.histories.get(name) for name in self.live} == {
             name: sequence.token_ids for name, sequence in self.live.items()
         }
         for name in [*self.live, *self.held]:
-            self.feed.remove(name)
+            self.feed.histories.remove(name)
         self.settle()
         assert self.feed.is_idle
         assert self.owed.keys() <= {name for name, _, _ in self.drafter.pool}
@@ -266,7 +266,7 @@ def test_no_honest_answer_is_longer_than_its_bound(
     for name in names:
         sequence = fed_sequence([1] * draw.choice([1, 200]), name=name)
         sequence.num_wanted_draft_tokens = num_wanted
-        feed.add(sequence, drafted_by())
+        feed.histories.add(sequence, drafted_by())
     batch = next_batch(feed)
     proposals = [_honest_proposal(delta, draw) for delta in batch.deltas]
     response = drafter_pb2.ProposeResponse(batch_id=batch.batch_id, proposals=proposals)
@@ -283,7 +283,7 @@ def test_neither_are_those_to_thousands_of_deltas_and_the_request_is_bounded(
         # The wire's limit is 64 bytes, not characters.
         sequence = fed_sequence([1, 2, 3], name="\N{GRINNING FACE}" * 15 + f"{index:04x}")
         sequence.num_wanted_draft_tokens = wanted
-        feed.add(sequence, drafted_by(pool_id="p" * 256, tokens_per_match=4))
+        feed.histories.add(sequence, drafted_by(pool_id="p" * 256, tokens_per_match=4))
     draw = random.Random(1)
     num_deltas = 0
     while (batch := feed.next_batch(0.0)) is not None:

@@ -9,7 +9,8 @@ from tests.verifier.drafters.feeding import (
     next_batch,
     step,
 )
-from verifier.drafters.feed import RELEASE_DELAY_S, DraftFeed
+from verifier.drafters.feed import DraftFeed
+from verifier.drafters.releases import RELEASE_DELAY_S
 from verifier.drafts.draft_wait import HintRecord
 from verifier.drafts.hint_requests import USELESS_HINTS_BEFORE_PROBING
 from verifier.scheduling.sequence import Sequence
@@ -19,7 +20,7 @@ class TestReleases:
     def test_they_go_with_the_next_batch(self) -> None:
         feed = ended(fed_sequence())
         assert feed.next_batch(0.0) is None
-        feed.add(fed_sequence([4, 5], name="next"), drafted_by())
+        feed.histories.add(fed_sequence([4, 5], name="next"), drafted_by())
         batch = next_batch(feed, 0.01)
         assert [release.sequence_id for release in batch.releases] == ["sequence"]
         assert [delta.sequence_id for delta in batch.deltas] == ["next"]
@@ -34,9 +35,9 @@ class TestReleases:
 
     def test_one_that_feeds_a_pool_waits_for_nothing(self) -> None:
         feed = DraftFeed()
-        feed.add(fed_sequence(), drafted_by(pool_id="0:/shared"))
+        feed.histories.add(fed_sequence(), drafted_by(pool_id="0:/shared"))
         exchange(feed)
-        feed.remove("sequence", keep=Keep.OUTPUT)
+        feed.histories.remove("sequence", keep=Keep.OUTPUT)
         assert next_batch(feed).releases
 
     def test_one_that_is_not_sent_any_more_makes_no_empty_batch(self) -> None:
@@ -44,7 +45,7 @@ class TestReleases:
         assert feed.next_batch(0.0) is None
         # Its id is used again: the new sequence's first tokens replace the old one's.
         expecting_none = expecting_useless_hints([1, 2, 3])
-        feed.add(expecting_none, drafted_by())
+        feed.histories.add(expecting_none, drafted_by())
         assert feed.next_batch(2 * RELEASE_DELAY_S) is None
         assert feed.due_s(2 * RELEASE_DELAY_S) is None
 
@@ -69,7 +70,7 @@ class TestPrompts:
 
     def test_a_sequence_that_ends_before_its_first_request_costs_no_message(self) -> None:
         feed = feed_of(expecting_useless_hints([1, 2, 3]))
-        feed.remove("sequence")
+        feed.histories.remove("sequence")
         assert feed.is_idle
 
 
@@ -77,7 +78,7 @@ def ended(sequence: Sequence) -> DraftFeed:
     """The feed of a sequence that was sent, and is over."""
     feed = feed_of(sequence)
     exchange(feed)
-    feed.remove(sequence.sequence_id)
+    feed.histories.remove(sequence.sequence_id)
     return feed
 
 

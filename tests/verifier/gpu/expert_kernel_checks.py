@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.experts import plain_mixture
 from verifier.gpu.fp8 import FP8, quantised, rescaled
 from verifier.gpu.kernels.experts import find_tiles_kernel

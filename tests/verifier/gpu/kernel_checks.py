@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from verifier.attention.overlapping_kernels import can_overlap
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.kernels.operations import TritonOperations
+from verifier.gpu.kernels.overlapping_kernels import can_overlap
 from verifier.gpu.plain import PlainOperations
 
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.

@@ -11,7 +11,7 @@ from tests.verifier.gpu.capped_attention import CappedBackend
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
-from verifier.cpu.loading.loader import describe_decoder
+from verifier.checkpoint.description import describe_decoder
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.loading import load_weights

@@ -44,13 +44,13 @@ from tests.verifier.structured.watched_grammar import WatchedGrammar
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.triton_paged import TritonBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import FloatArray, StepHandle, StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import Decided, Rejected
 from verifier.engine.observation import Observers
+from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.device_step import DeviceStep, StepSampler
@@ -63,7 +63,9 @@ from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import JudgedSequence, Verdict
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

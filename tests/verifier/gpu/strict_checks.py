@@ -18,11 +18,12 @@ from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.attention.overlapping_kernels import can_overlap
-from verifier.attention.triton_paged import Splitting, TritonBackend
 from verifier.gpu import experts
+from verifier.gpu.attention.tiles import Splitting
+from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.kernels.mixture import mix
 from verifier.gpu.kernels.operations import TritonOperations
+from verifier.gpu.kernels.overlapping_kernels import can_overlap
 from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()

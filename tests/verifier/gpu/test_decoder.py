@@ -19,8 +19,8 @@ from tests.verifier.paged_model import some_tokens
 from verifier.attention.backend import StepAttention
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.cpu.loading.loader import describe_decoder
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.gpu import current_device, decoder
 from verifier.gpu.loading import load_weights
 from verifier.gpu.plain import PlainOperations

@@ -10,7 +10,7 @@ import torch
 from tests.verifier.chunks import Chunk
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import TEXT, folder_of
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu import experts
 from verifier.gpu.experts import mix_experts
 from verifier.gpu.plain import PlainOperations
@@ -120,7 +120,7 @@ def test_the_plain_mixture_reads_how_many_tokens_each_expert_has() -> None:
 
 
 def test_grids_depend_on_the_number_of_tokens_only(launches: dict[str, Launches]) -> None:
-    from verifier.cpu.weights import Activation
+    from verifier.checkpoint.weight_types import Activation
     from verifier.gpu.kernels.mixture import mix
 
     empty = torch.empty

@@ -15,8 +15,7 @@ from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import SCATTERED, TEXT, folder_of, transformers_logits
 from tests.verifier.gpu.test_gpu_model import config_for
 from verifier.attention.sdpa import SdpaBackend
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import paged_logits
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.gpu import fp8
 from verifier.gpu.fp8 import (
     FP8,
@@ -28,10 +27,11 @@ from verifier.gpu.fp8 import (
     scaled_linear,
 )
 from verifier.gpu.weights import DenseLinear, GpuWeights, Mlp
-from verifier.model.fp8_weights import Fp8Linear
-from verifier.model.gpu_check import check_decoder
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
-from verifier.model.parity_reference import fp8_reference
+from verifier.parity.comparison import paged_logits
+from verifier.parity.gpu_check import check_decoder
+from verifier.parity.reference import fp8_reference
+from verifier.transformers_model.fp8_weights import Fp8Linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 GPU = torch.device("cuda", 0)

@@ -19,23 +19,24 @@ from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.scoring_engine import score, stacked, started
-from verifier.attention import selection
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.build import load_model
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import paged_logits
+from verifier.gpu.attention import selection
 from verifier.gpu.decoder import GpuDecoder, Graphs
 from verifier.gpu.device_batch import DeviceArrays
 from verifier.gpu.graph_pool import GraphLimits
 from verifier.gpu.operations import operations_for
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer
-from verifier.model import fallback_model, gpu_check, gpu_model, own_model
-from verifier.model.gpu_check import check_decoder, reference_on
+from verifier.model import fallback_model, gpu_model, own_model
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
-from verifier.model.parity_reference import reference
+from verifier.parity import gpu_check
+from verifier.parity.comparison import paged_logits
+from verifier.parity.gpu_check import check_decoder, reference_on
+from verifier.parity.reference import reference
 from verifier.service.score_call import DraftsToScore
 
 GPU = torch.device("cuda", 0)

@@ -23,7 +23,7 @@ from tests.verifier.test_triton_compilation import (
     compile_for,
     compiled,
 )
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu import experts, fp8
 from verifier.sampling import Sampling
 
@@ -91,7 +91,7 @@ def test_a_decoders_steps_compile(
     launched: Compiled,
     tmp_path: Path,
 ) -> None:
-    from verifier.attention.triton_paged import TritonBackend
+    from verifier.gpu.attention.triton_backend import TritonBackend
     from verifier.gpu.kernels.operations import TritonOperations
 
     save(tmp_path, name, torch.bfloat16)

@@ -23,10 +23,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from tests.volume import cases
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
-from verifier.structured import grammar_state, library_grammar
+from verifier.structured import grammar_state, grammar_tokenizer, library_grammar, waiting_jobs
 from verifier.structured import grammars as module
+from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json"
 VOCABULARY = 2048
@@ -786,7 +788,7 @@ def test_a_tokenizer_that_the_library_panics_over_is_said_by_name(
     def panic(*args: object, **fields: object) -> LLTokenizer:
         raise Panic
 
-    monkeypatch.setattr(module, "LLTokenizer", panic)
+    monkeypatch.setattr(grammar_tokenizer, "LLTokenizer", panic)
     grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
     with pytest.raises(UnsupportedFieldError):
         grammars.compile(Grammar(GrammarKind.REGEX, "a", "field")).result(timeout=20)
@@ -822,7 +824,7 @@ def held_thread(
 
 
 def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    monkeypatch.setattr(waiting_jobs, "MAX_WAITING", 2)
     with held_thread(monkeypatch) as (grammars, end):
         waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(2)]
         with pytest.raises(OverloadedError) as caught:
@@ -895,7 +897,7 @@ def test_states_of_low_priority_keep_no_higher_one_from_being_compiled() -> None
 
 
 def test_a_tenant_leaves_places_to_wait_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 10)
+    monkeypatch.setattr(waiting_jobs, "MAX_WAITING", 10)
     with held_thread(monkeypatch) as (grammars, _):
         for _ in range(8):
             grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="greedy")
@@ -938,7 +940,7 @@ def test_tenants_take_turns_and_higher_priorities_come_first(
 
 
 def test_turns_of_tenants_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    monkeypatch.setattr(waiting_jobs, "MAX_WAITING", 2)
     grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
     for tenant in "abcdea":
         grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant=tenant).result(timeout=60)
@@ -1006,7 +1008,9 @@ def test_a_process_ends_while_a_grammar_compiles() -> None:
 import threading
 from pathlib import Path
 from verifier.structured import grammars as module
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 module._LAST_COMPILE_S = 0.1
 began = threading.Event()
 def compile_for_ever(*_):
@@ -1029,7 +1033,9 @@ def test_a_grammar_that_compiles_while_the_interpreter_ends_crashes_nothing(
 import json, time
 from pathlib import Path
 from verifier.structured import grammars as module
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 # After which the end comes and crashes: on a busy machine, the compilation may take as long.
 module._LAST_COMPILE_S = 50.0
 class SlowEnd:

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from tests.verifier.structured.test_grammars import END, TOKENIZER, state_of, tokens_of
 from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import GrammarKind, Grammars
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 
 ID = 2048
 VOCABULARY = ID + 8

@@ -9,7 +9,9 @@ from tokenizers import Tokenizer
 
 from tandem.values import ReasoningTags
 from verifier.errors import InvalidRequestError
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json"
 END_TOKEN = 0

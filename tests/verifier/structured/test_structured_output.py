@@ -27,8 +27,9 @@ from tests.verifier.running_verifier import (
 from tests.verifier.test_service import PROMPT, make_open
 from verifier.engine.messages import Command, Open
 from verifier.errors import InvalidRequestError
+from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import Grammar, Grammars
+from verifier.structured.grammars import Grammars
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json")

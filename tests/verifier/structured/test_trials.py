@@ -14,7 +14,9 @@ import pytest
 
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.structured import grammars as module
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 from verifier.structured.trials import Bounds, Trier
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json"
@@ -181,7 +183,9 @@ def test_nothing_runs_after_a_verifier_was_killed(text: str) -> None:
 import functools, sys, time
 from pathlib import Path
 from verifier.structured import grammars as module
-from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+from verifier.structured.grammar import Grammar
+from verifier.structured.grammars import Grammars
+from verifier.structured.library_grammar import GrammarKind
 from verifier.structured.trials import Bounds, Trier
 module.Trier = functools.partial(Trier, command={_COMMAND!r})
 grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token_ids=[0],

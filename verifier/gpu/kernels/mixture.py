@@ -8,7 +8,7 @@ depend on it alone.
 import torch
 import triton
 
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.kernels.experts import (
     add_experts_kernel,
     down_kernel,

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional
 import triton
 
-from verifier.attention.overlapping_kernels import overlap_options
-from verifier.cpu.weights import Activation
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.kernels.fusion import FUSED
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
+from verifier.gpu.kernels.overlapping_kernels import overlap_options
 from verifier.gpu.kernels.product import (
     FAST_FOR_FEW_ROWS,
     FEW_ROWS,

@@ -7,7 +7,7 @@ Here an output is one sum over all inputs, from the first to the last: one accum
 tile must use the same one. On a GPU it follows from the size of the tile's first dimension, so that
 one holds outputs (64 or more, which is what a warp group of Hopper and Blackwell takes) and the
 second one rows, of which there may be few. Inputs past the last one add exact zeros. A start of a
-verifier compares the tiles' bits (`verifier/model/gpu_check.py`).
+verifier compares the tiles' bits (`verifier/parity/gpu_check.py`).
 
 One program computes a tile of outputs for a tile of rows. Programs of the same outputs come one
 after the other, so that they find the weight in the L2 cache.
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import prefetch, wait_for_kernel_before
+from verifier.gpu.kernels.overlapping_kernels import prefetch, wait_for_kernel_before
 
 # Bytes of a multiprocessor that GPUs from Ampere on have, of which a program gets all but a KiB:
 # every one, and those for data centers.

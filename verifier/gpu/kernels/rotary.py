@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from verifier.attention.overlapping_kernels import wait_for_kernel_before
+from verifier.gpu.kernels.overlapping_kernels import wait_for_kernel_before
 
 
 @triton.jit

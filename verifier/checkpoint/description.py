@@ -1,0 +1,186 @@
+"""Describes a checkpoint folder's decoder: which tensors it has, of which shapes."""
+
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from servicekit.logs import get_logger
+from servicekit.progress_log import ProgressLog
+from verifier.checkpoint.folder_checks import check_files
+from verifier.checkpoint.model_config import DTYPES, ModelConfig, read_model_config
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
+from verifier.checkpoint.weight_types import WeightType
+
+logger = get_logger(__name__)
+
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Old checkpoints hold what the configuration tells.
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+# Elsewhere each expert's number follows.
+_FUSED_EXPERTS = re.compile(r"\.experts\.[^0-9]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderDescription:
+    """A checkpoint that the decoder computes.
+
+    Attributes:
+        own_type: the type of the checkpoint's weights.
+    """
+
+    folder: Path
+    config: ModelConfig
+    own_type: WeightType
+
+    def other_type(self, dtype: str) -> WeightType:
+        """The type for `--dtype`: "auto" is the checkpoint's own."""
+        return self.own_type if dtype == "auto" else DTYPES[dtype]
+
+    def linear_type(self, dtype: str, quantization: str) -> WeightType:
+        """The type of the layers' linear weights, for `--quantization` too."""
+        return WeightType.FP8 if quantization == "fp8" else self.other_type(dtype)
+
+
+def describe_decoder(folder: Path) -> DecoderDescription:
+    """Reads configuration and headers; no weights.
+
+    Raises:
+        CheckpointError: the folder holds no sound checkpoint.
+        NotServedError: the decoder does not compute this model; transformers may.
+    """
+    check_files(folder)
+    if (folder / "adapter_config.json").exists():
+        raise NotServedError("it is an adapter")
+    config = read_model_config(folder)
+    with TensorFiles(folder) as files:
+        if fused := next(filter(_FUSED_EXPERTS.search, files.tensors), None):
+            raise NotServedError(f"the checkpoint holds {fused}, of all experts in one")
+        num_sparse = sum(layer.has_experts for layer in config.layers)
+        if num_sparse * config.num_experts > len(files.tensors):
+            raise CheckpointError(f"{folder}: weights of experts are missing")
+        needed = _shapes(config)
+        allowed = {*needed, HEAD} if config.ties_embeddings else needed.keys()
+        unknown = sorted(
+            name for name in files.tensors.keys() - allowed if not name.endswith(_IGNORED_SUFFIX)
+        )
+        # What is missing may be there by an unknown name.
+        _check(files, needed, may_lack=bool(unknown))
+        if unknown:
+            raise NotServedError(f"the checkpoint holds {unknown[0]}, which has no known use")
+        own_type = config.dtype or find_tensor(files, EMBEDDINGS).type
+        if config.ties_embeddings and not _has_tied_head(files):
+            raise NotServedError(f"{HEAD} differs from the embeddings that it is tied to")
+    return DecoderDescription(folder=folder, config=config, own_type=own_type)
+
+
+def reopened(described: DecoderDescription) -> TensorFiles:
+    """The files, checked again: packing writes where the shapes say.
+
+    Raises:
+        CheckpointError: they are not what they were.
+    """
+    try:
+        files = TensorFiles(described.folder, ProgressLog("weights", logger))
+        try:
+            _check(files, _shapes(described.config))
+        except BaseException:
+            files.close()
+            raise
+    except NotServedError as error:
+        raise CheckpointError(f"{described.folder} has changed: {error}") from error
+    return files
+
+
+def find_tensor(files: TensorFiles, name: str) -> StoredTensor:
+    if name not in files.tensors:
+        raise CheckpointError(f"weights are missing: {name}")
+    return files.tensors[name]
+
+
+def qkv_sizes(config: ModelConfig) -> list[int]:
+    return [
+        heads * config.head_dim
+        for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ]
+
+
+def _check(
+    files: TensorFiles, needed: Mapping[str, tuple[int, ...]], *, may_lack: bool = False
+) -> None:
+    """Args:
+        may_lack: whether tensors may be missing.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another shape.
+        NotServedError: a tensor has a type that is not read.
+    """
+    for name, shape in needed.items():
+        if may_lack and name not in files.tensors:
+            continue
+        tensor = find_tensor(files, name)
+        assert tensor.type  # refuses other types
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.file}: {name}: has shape {list(tensor.shape)} where config.json tells "
+                f"{list(shape)}"
+            )
+
+
+def _has_tied_head(files: TensorFiles) -> bool:
+    """Whether a head, if there is one, has the values of the embeddings."""
+    head, embeddings = files.tensors.get(HEAD), files.tensors[EMBEDDINGS]
+    if head is None:
+        return True
+    if (head.dtype, head.shape) != (embeddings.dtype, embeddings.shape):
+        return False
+    both = (pieces(files, tensor, 0, tensor.shape[0]) for tensor in (head, embeddings))
+    return all(np.array_equal(ours, theirs) for (_, ours), (_, theirs) in zip(*both, strict=True))
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that the model needs."""
+    family, hidden = config.family, config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDINGS: (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.ties_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+
+    def add(names: SequenceOf[str], sizes: SequenceOf[int], depth: int, has_bias: bool) -> None:
+        of_each = sizes if len(names) == len(sizes) else [sum(sizes)]
+        for name, size in zip(names, of_each, strict=True):
+            shapes[name + ".weight"] = (size, depth)
+            if has_bias:
+                shapes[name + ".bias"] = (size,)
+
+    for index, layer in enumerate(config.layers):
+        prefix = f"model.layers.{index}."
+        attention = prefix + "self_attn."
+        for name in family.norms.values():
+            shapes[f"{prefix}{name}.weight"] = (hidden,)
+        if family.has_query_key_norms:
+            for name in ("q_norm", "k_norm"):
+                shapes[f"{attention}{name}.weight"] = (config.head_dim,)
+        qkv = qkv_sizes(config)
+        add([attention + name for name in family.qkv], qkv, hidden, config.has_qkv_bias)
+        add([attention + "o_proj"], [hidden], qkv[0], config.has_output_bias)
+        if not layer.has_experts:
+            size = config.intermediate_size
+            names = [f"{prefix}mlp.{name}" for name in family.gate_up]
+            add(names, [size, size], hidden, config.has_mlp_bias)
+            add([prefix + "mlp.down_proj"], [hidden], size, config.has_mlp_bias)
+            continue
+        experts, size = family.experts, config.expert_size
+        assert experts is not None
+        add([prefix + experts.router], [config.num_experts], hidden, False)
+        for expert in range(config.num_experts):
+            add([prefix + experts.gate.format(expert=expert)], [size], hidden, False)
+            add([prefix + experts.up.format(expert=expert)], [size], hidden, False)
+            add([prefix + experts.down.format(expert=expert)], [hidden], size, False)
+    return shapes

@@ -1,0 +1,43 @@
+"""What a checkpoint's numbers are, and what its configuration names: types of weights, activations,
+rotary embeddings.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+# Of a type that holds the bits of a `WeightType`.
+BitsArray = npt.NDArray[Any]
+
+LANES = 16
+"""Outputs of a product that lie side by side. Sizes of a decoder are multiples of it."""
+
+
+class WeightType(enum.Enum):
+    """How a weight is stored, by the numpy type that holds its bits. Arithmetic is in float32."""
+
+    FLOAT32 = np.float32
+    BFLOAT16 = np.uint16
+    FLOAT16 = np.int16
+    FP8 = np.uint8  # e4m3fn
+
+
+class Activation(enum.IntEnum):
+    """The activation of a gated MLP: activation(gate) * up."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """A rotary embedding of the first `2 * len(inv_freq)` dimensions of a head, in halves as
+    transformers' `rotate_half` pairs them; cos and sin are multiplied by `scaling`.
+    """
+
+    inv_freq: FloatArray
+    scaling: float = 1.0

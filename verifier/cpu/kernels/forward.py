@@ -1,0 +1,360 @@
+"""One forward pass: token ids in, logits out, K/V written on the way.
+
+Read `forward` first. Every thread runs it. It is a sequence of phases; the threads share a phase's
+items and wait for each other at its end (`threads.py`). Phases of rows (norms, rotary embedding)
+have some rows as an item, products some columns of all rows, attention some query rows of one K/V
+head.
+
+Shape legend: T tokens, R rows that need logits, B sequences.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, store_i64, store_u8
+from verifier.cpu.kernels import rows
+from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend
+from verifier.cpu.kernels.experts import mix_experts
+from verifier.cpu.kernels.products import accumulate, cap, finish, multiply
+from verifier.cpu.kernels.threads import MARK_BYTES, arrive, arrive_last, take
+
+Records = npt.NDArray[Any]
+
+_ROWS_PER_ITEM = 4
+# Columns of an item are a multiple of the widest tile's.
+_MIN_BLOCKS_PER_ITEM = 8
+_ITEMS_PER_THREAD = 4
+NUM_PHASES_PER_LAYER = 14
+"""At most; each has a mark."""
+NUM_OTHER_PHASES = 4
+
+
+@kernel
+def forward(
+    linear: npt.NDArray[Any],
+    other: npt.NDArray[Any],
+    models: Records,
+    layers: Records,
+    steps: Records,
+    thread: int,
+) -> None:
+    """One thread's part of the pass.
+
+    Args:
+        linear, other: markers of the types of the layers' weights, and of all other weights and
+            K/V (see `tiles`).
+        models, steps: one record each. layers: a record per layer.
+        thread: from 0 to before the model's `num_threads`.
+    """
+    model, step = models[0], steps[0]
+    mark = model.marks
+    _begin(other, model, step, mark)
+    mark += MARK_BYTES
+    for number in range(model.num_layers):
+        layer = layers[number]
+        previous_norm = layers[number - 1].mlp_output_norm if number else 0
+        _norm_rows(model, step, layer.input_norm, previous_norm, mark)
+        mark += MARK_BYTES
+        _multiply_rows(linear, model, step, layer.qkv, model.normed, model.hidden_row, model.qkv,
+                       model.qkv_row, mark)  # fmt: skip
+        mark += MARK_BYTES
+        _turn_and_store(other, model, step, layer, mark)
+        mark += MARK_BYTES
+        _attend(other, model, step, layer, thread, mark)
+        mark += MARK_BYTES
+        _update_hidden(linear, model, step, layer.output, model.attended, model.attended_row,
+                       layer.attention_output_norm == 0, mark)  # fmt: skip
+        mark += MARK_BYTES
+        _norm_rows(model, step, layer.mlp_norm, layer.attention_output_norm, mark)
+        mark += MARK_BYTES
+        if layer.router.num_blocks:
+            mark = mix_experts(linear, other, model, step, layer, mark)
+        else:
+            _gate(linear, model, step, layer, mark)
+            mark += MARK_BYTES
+            _update_hidden(linear, model, step, layer.down, model.gated, model.gated_row,
+                           layer.mlp_output_norm == 0, mark)  # fmt: skip
+            mark += MARK_BYTES
+    _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
+    mark += MARK_BYTES
+    _logits(other, model, step, mark)
+    arrive_last(mark, model.num_threads, thread)
+
+
+@kernel
+def _begin(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
+    """Embeddings and rotary embedding's angles of all tokens; the tasks of attention."""
+    num_items = _num_row_items(step)
+    pairs_bytes = 4 * model.num_pairs
+    while True:
+        item = take(mark)
+        if item > num_items:
+            break
+        if item == num_items:
+            _list_tasks(model, step)
+            break
+        for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
+            store_u8(step.is_finite + t, np.uint8(1))
+            rows.embed(
+                other, model.hidden + t * model.hidden_row, model.embeddings,
+                model.embeddings_are_packed, load_i64(step.token_ids + 8 * t), model.hidden_size,
+                model.embedding_scale,
+            )  # fmt: skip
+            for rotary in range(model.num_rotaries):
+                cos = model.turns + (rotary * step.num_tokens + t) * 2 * pairs_bytes
+                rows.turns(
+                    cos, cos + pairs_bytes, load_i64(step.positions + 8 * t),
+                    model.inv_freq + rotary * pairs_bytes, model.num_pairs,
+                    rows.load_f32(model.rotary_scaling + 4 * rotary),
+                )  # fmt: skip
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _list_tasks(model: Any, step: Any) -> None:
+    """Cuts each sequence's query rows into tasks. The list ends with a sequence of -1."""
+    group = model.num_heads // model.num_kv_heads
+    place = model.tasks
+    for sequence in range(step.num_sequences):
+        start = load_i64(step.query_offsets + 8 * sequence)
+        num_rows = (load_i64(step.query_offsets + 8 * sequence + 8) - start) * group
+        num_tasks = (num_rows + MAX_TASK_ROWS - 1) // MAX_TASK_ROWS
+        row = 0
+        for task in range(num_tasks):
+            own = (num_rows - row) // (num_tasks - task)
+            store_i64(place, sequence)
+            store_i64(place + 8, row)
+            store_i64(place + 16, own)
+            place += 24
+            row += own
+    store_i64(place, -1)
+    store_i64(model.tasks - 8, (place - model.tasks) // 24)
+
+
+@kernel
+def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) -> None:
+    """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one."""
+    num_items = _num_row_items(step)
+    while True:
+        item = take(mark)
+        if item >= num_items:
+            break
+        for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
+            offset = t * model.hidden_row
+            _add_update(model, offset, update_norm)
+            rows.norm(
+                model.normed + offset, model.hidden + offset, weight, model.hidden_size,
+                model.norm_eps,
+            )  # fmt: skip
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _add_update(model: Any, offset: int, update_norm: int) -> None:
+    if update_norm:
+        update = model.update + offset
+        rows.norm(update, update, update_norm, model.hidden_size, model.norm_eps)
+        accumulate(model.hidden + offset, 0, update, 0, 1, 0, model.hidden_size // 16)
+
+
+@kernel
+def _multiply_rows(
+    marker: npt.NDArray[Any], model: Any, step: Any, matrix: Any, x: int, x_row: int, out: int,
+    out_row: int, mark: int,
+) -> None:  # fmt: skip
+    """Out = x * weights, with scales and bias, for all tokens."""
+    per_item = _blocks_per_item(model, matrix.num_blocks)
+    while True:
+        first = take(mark) * per_item
+        if first >= matrix.num_blocks:
+            break
+        end = min(first + per_item, matrix.num_blocks)
+        multiply(marker, x, x_row, step.num_tokens, matrix.weights, matrix.depth, first, end, out,
+                 out_row)  # fmt: skip
+        if matrix.scales or matrix.bias:
+            finish(out, out_row, step.num_tokens, first, end, matrix.scales, matrix.bias)
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _update_hidden(
+    marker: npt.NDArray[Any], model: Any, step: Any, matrix: Any, x: int, x_row: int, adds: bool,
+    mark: int,
+) -> None:  # fmt: skip
+    """Update = x * weights; hidden += update, if `adds`: else a norm comes first."""
+    per_item = _blocks_per_item(model, matrix.num_blocks)
+    while True:
+        first = take(mark) * per_item
+        if first >= matrix.num_blocks:
+            break
+        end = min(first + per_item, matrix.num_blocks)
+        multiply(marker, x, x_row, step.num_tokens, matrix.weights, matrix.depth, first, end,
+                 model.update, model.hidden_row)  # fmt: skip
+        if matrix.scales or matrix.bias:
+            finish(model.update, model.hidden_row, step.num_tokens, first, end, matrix.scales,
+                   matrix.bias)  # fmt: skip
+        if adds:
+            accumulate(model.hidden, model.hidden_row, model.update, model.hidden_row,
+                       step.num_tokens, first, end)  # fmt: skip
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _turn_and_store(other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
+    """Norms and turns the heads of queries and keys; writes K/V to the cache."""
+    num_items = _num_row_items(step)
+    group = model.num_heads // model.num_kv_heads
+    head_bytes = 4 * model.head_dim
+    pairs_bytes = 4 * model.num_pairs
+    cache_head_bytes = model.head_dim * 16 * other.itemsize
+    while True:
+        item = take(mark)
+        if item >= num_items:
+            break
+        for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
+            cos = model.turns + (layer.rotary * step.num_tokens + t) * 2 * pairs_bytes
+            sin = cos + pairs_bytes
+            own = model.qkv + t * model.qkv_row
+            for head in range(model.num_heads):
+                x = own + head * head_bytes
+                if layer.query_norm:
+                    rows.norm(x, x, layer.query_norm, model.head_dim, model.norm_eps)
+                row = (head // group * step.num_tokens + t) * group + head % group
+                rows.rotate(model.queries + row * head_bytes, x, cos, sin, model.num_pairs,
+                            model.head_dim)  # fmt: skip
+            slot = load_i64(step.slots + 8 * t)
+            block = layer.cache + slot // 16 * model.block_bytes
+            for head in range(model.num_kv_heads):
+                x = own + (model.num_heads + head) * head_bytes
+                if layer.key_norm:
+                    rows.norm(x, x, layer.key_norm, model.head_dim, model.norm_eps)
+                # The token's attention output is not computed yet: its place serves as scratch.
+                key = model.attended + t * model.attended_row
+                rows.rotate(key, x, cos, sin, model.num_pairs, model.head_dim)
+                is_finite = rows.write_kv(
+                    other, block + head * cache_head_bytes,
+                    block + (model.num_kv_heads + head) * cache_head_bytes, slot % 16, key,
+                    x + model.num_kv_heads * head_bytes, model.head_dim, model.largest_kv,
+                )  # fmt: skip
+                if not is_finite:
+                    store_u8(step.is_finite + t, np.uint8(0))
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _attend(
+    other: npt.NDArray[Any], model: Any, step: Any, layer: Any, thread: int, mark: int
+) -> None:
+    num_items = load_i64(model.tasks - 8) * model.num_kv_heads
+    group = model.num_heads // model.num_kv_heads
+    head_bytes = 4 * model.head_dim
+    cache_head_bytes = model.head_dim * 16 * other.itemsize
+    while True:
+        item = take(mark)
+        if item >= num_items:
+            break
+        head = item % model.num_kv_heads
+        task = model.tasks + item // model.num_kv_heads * 24
+        sequence, first_row, num_rows = load_i64(task), load_i64(task + 8), load_i64(task + 16)
+        start = load_i64(step.query_offsets + 8 * sequence)
+        num_queries = load_i64(step.query_offsets + 8 * sequence + 8) - start
+        attend(
+            other,
+            model.attended + start * model.attended_row + head * group * head_bytes,
+            model.attended_row,
+            model.queries + ((head * step.num_tokens + start) * group + first_row) * head_bytes,
+            layer.cache + head * cache_head_bytes,
+            layer.cache + (model.num_kv_heads + head) * cache_head_bytes,
+            step.tables + 4 * load_i64(step.table_offsets + 8 * sequence),
+            model.block_bytes,
+            num_rows,
+            group,
+            first_row,
+            load_i64(step.lengths + 8 * sequence) - num_queries,
+            model.head_dim,
+            layer.sliding_window,
+            model.attention_scaling,
+            model.attention_softcap,
+            model.scratch + thread * model.scratch_bytes,
+        )
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
+    """Gated = activation(gate) * up."""
+    matrix = layer.gate_up
+    half = matrix.num_blocks // 2
+    per_item = _blocks_per_item(model, half)
+    while True:
+        first = take(mark) * per_item
+        if first >= half:
+            break
+        end = min(first + per_item, half)
+        for begin in (first, half + first):
+            to = begin + end - first
+            multiply(linear, model.normed, model.hidden_row, step.num_tokens, matrix.weights,
+                     matrix.depth, begin, to, model.gate_up, model.gate_up_row)  # fmt: skip
+            if matrix.scales or matrix.bias:
+                finish(model.gate_up, model.gate_up_row, step.num_tokens, begin, to,
+                       matrix.scales, matrix.bias)  # fmt: skip
+        for t in range(step.num_tokens):
+            gates = model.gate_up + t * model.gate_up_row + 64 * first
+            rows.gate(model.gated + t * model.gated_row + 64 * first, gates, gates + 64 * half,
+                      16 * (end - first), model.activation)  # fmt: skip
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _norm_last(model: Any, step: Any, update_norm: int, mark: int) -> None:
+    """The last norm of the rows that need logits. A row may be wanted twice: so hidden stays."""
+    while True:
+        item = take(mark)
+        if item >= step.num_rows:
+            break
+        row = load_i64(step.rows + 8 * item)
+        offset = row * model.hidden_row
+        x = model.hidden + offset
+        if update_norm:
+            x = model.normed + item * model.hidden_row
+            rows.norm(x, model.update + offset, update_norm, model.hidden_size, model.norm_eps)
+            accumulate(x, 0, model.hidden + offset, 0, 1, 0, model.hidden_size // 16)
+        rows.norm(
+            step.last_hidden + item * model.hidden_row, x, model.final_norm, model.hidden_size,
+            model.norm_eps,
+        )  # fmt: skip
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _logits(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
+    matrix = model.head
+    per_item = _blocks_per_item(model, matrix.num_blocks)
+    while True:
+        first = take(mark) * per_item
+        if first >= matrix.num_blocks:
+            break
+        end = min(first + per_item, matrix.num_blocks)
+        multiply(other, step.last_hidden, model.hidden_row, step.num_rows, matrix.weights,
+                 matrix.depth, first, end, step.logits, step.logits_row)  # fmt: skip
+        if matrix.bias:
+            finish(step.logits, step.logits_row, step.num_rows, first, end, 0, matrix.bias)
+        if model.logits_softcap > 0:
+            cap(step.logits, step.logits_row, step.num_rows, first, end, model.logits_softcap)
+
+
+@kernel
+def _num_row_items(step: Any) -> Any:
+    return (step.num_tokens + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
+
+
+@kernel
+def _blocks_per_item(model: Any, num_blocks: int) -> Any:
+    """One thread takes all columns at once; several take them in turns."""
+    if model.num_threads == 1:
+        return num_blocks
+    fair = num_blocks // (model.num_threads * _ITEMS_PER_THREAD)
+    return max(_MIN_BLOCKS_PER_ITEM, fair // _MIN_BLOCKS_PER_ITEM * _MIN_BLOCKS_PER_ITEM)

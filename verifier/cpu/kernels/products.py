@@ -1,0 +1,115 @@
+"""Products of rows with a packed weight, column by column.
+
+All rows are strides apart in memory; addresses and strides are in bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.kernels.jit import kernel
+from verifier.cpu.kernels import vectors
+from verifier.cpu.kernels.tiles import narrow_tile, wide_tile
+from verifier.cpu.processor import TILES
+
+_MAX_ROWS = TILES.max_rows
+_NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS + 1))
+# Inputs that a block of rows and of weights has in the caches while several tiles use them.
+_DEPTH_AT_ONCE = 256
+
+
+@kernel
+def multiply(
+    marker: npt.NDArray[Any],
+    x: int,
+    x_row: int,
+    num_rows: int,
+    weights: int,
+    depth: int,
+    first_block: int,
+    end_block: int,
+    out: int,
+    out_row: int,
+) -> None:
+    """Outputs of the blocks from `first_block` to before `end_block`, for all rows.
+
+    Args:
+        marker: its type is that of the weights, see `tiles`.
+        weights: address of [N / 16, depth, 16].
+        out: address of the first row's output 0.
+    """
+    if num_rows == 0:
+        return
+    weight_bytes = 16 * marker.itemsize
+    block_bytes = depth * weight_bytes
+    # Rows are spread evenly over as few tiles as there may be.
+    num_tiles = (num_rows + _MAX_ROWS - 1) // _MAX_ROWS
+    least = num_rows // num_tiles
+    num_larger = num_rows - least * num_tiles
+    most = least + (1 if num_larger else 0)
+    width = _NUM_BLOCKS[most]
+    at_once = depth if num_tiles == 1 else _DEPTH_AT_ONCE
+    k = 0
+    while k < depth:
+        inputs = min(at_once, depth - k)
+        block = first_block
+        while block < end_block:
+            w = weights + block * block_bytes + k * weight_bytes
+            is_wide = block + width <= end_block
+            num_blocks = width if is_wide else 1
+            row = 0
+            for tile in range(num_tiles):
+                rows = least + (1 if tile < num_larger else 0)
+                from_x = x + row * x_row + 4 * k
+                to = out + row * out_row + 64 * block
+                if is_wide and _NUM_BLOCKS[rows] == width:
+                    wide_tile(marker, rows, from_x, x_row, w, block_bytes, inputs, to, out_row, k)
+                else:
+                    for i in range(num_blocks):
+                        narrow_tile(
+                            marker, rows, from_x, x_row, w + i * block_bytes, block_bytes, inputs,
+                            to + 64 * i, out_row, k,
+                        )  # fmt: skip
+                row += rows
+            block += num_blocks
+        k += inputs
+
+
+@kernel
+def finish(
+    y: int, y_row: int, num_rows: int, first_block: int, end_block: int, scales: int, bias: int
+) -> None:
+    """Multiplies outputs by their scales and adds their bias; an address of 0: there are none."""
+    for row in range(num_rows):
+        for block in range(first_block, end_block):
+            offset = 64 * block
+            value = vectors.load(y + row * y_row + offset)
+            if scales:
+                value = vectors.multiply(value, vectors.load(scales + offset))
+            if bias:
+                value = vectors.add(value, vectors.load(bias + offset))
+            vectors.store(y + row * y_row + offset, value)
+
+
+@kernel
+def accumulate(
+    x: int, x_row: int, y: int, y_row: int, num_rows: int, first_block: int, end_block: int
+) -> None:
+    """X += y."""
+    for row in range(num_rows):
+        for offset in range(64 * first_block, 64 * end_block, 64):
+            place = x + row * x_row + offset
+            value = vectors.add(vectors.load(place), vectors.load(y + row * y_row + offset))
+            vectors.store(place, value)
+
+
+@kernel
+def cap(y: int, y_row: int, num_rows: int, first_block: int, end_block: int, limit: Any) -> None:
+    """Y = limit * tanh(y / limit)."""
+    limits = vectors.fill(np.float32(limit))
+    for row in range(num_rows):
+        for offset in range(64 * first_block, 64 * end_block, 64):
+            place = y + row * y_row + offset
+            value = vectors.tanh(vectors.divide(vectors.load(place), limits))
+            vectors.store(place, vectors.multiply(limits, value))

@@ -1,0 +1,266 @@
+"""Loads the weights of a checkpoint's decoder, packed.
+
+weights = load_weights(describe_decoder(folder), dtype="auto", quantization="none")
+"""
+
+import math
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from verifier.checkpoint.description import (
+    EMBEDDINGS,
+    DecoderDescription,
+    find_tensor,
+    qkv_sizes,
+    reopened,
+)
+from verifier.checkpoint.families import ExpertNames
+from verifier.checkpoint.model_config import LayerConfig, ModelConfig
+from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
+from verifier.cpu.packing import converted, pack_rows, widened
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
+
+# Bytes; a vector of 16 weights then never lies across two cache lines.
+_ALIGNMENT = 64
+
+
+def load_weights(described: DecoderDescription, *, dtype: str, quantization: str) -> DecoderWeights:
+    """Reads and packs all weights.
+
+    Args:
+        dtype: "auto", or a key of `DTYPES`: what weights are stored as.
+        quantization: "none" or "fp8", of the layers' linear weights.
+
+    Raises:
+        CheckpointError: the files are not what they were when they were described.
+    """
+    config = described.config
+    other_type = described.other_type(dtype)
+    linear_type = described.linear_type(dtype, quantization)
+    with reopened(described) as files:
+        files.log_rounding(other_type)
+        loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
+        embeddings = None
+        if not config.ties_embeddings:
+            embeddings = loader.plain(EMBEDDINGS)
+        return DecoderWeights(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=config.vocab_size,
+            norm_eps=config.norm_eps,
+            attention_scaling=config.attention_scaling,
+            attention_softcap=config.attention_softcap,
+            logits_softcap=config.logits_softcap,
+            embedding_scale=config.embedding_scale,
+            activation=config.activation,
+            rotaries=config.rotaries,
+            layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
+            final_norm=loader.norm("model.norm"),
+            embeddings=embeddings,
+            head=loader.matrix(
+                [EMBEDDINGS.removesuffix(".weight") if embeddings is None else "lm_head"],
+                [config.vocab_size],
+                has_bias=False,
+                weight_type=other_type,
+            ),
+            linear_type=linear_type,
+            other_type=other_type,
+        )
+
+
+class _Loader:
+    """Reads parts of one checkpoint."""
+
+    def __init__(
+        self,
+        files: TensorFiles,
+        config: ModelConfig,
+        *,
+        linear_type: WeightType,
+        other_type: WeightType,
+    ) -> None:
+        self._files = files
+        self._config = config
+        self._linear_type = linear_type
+        self._other_type = other_type
+
+    def layer(self, index: int, layer: LayerConfig) -> Layer:
+        config, family = self._config, self._config.family
+        prefix = f"model.layers.{index}."
+        norms = {field: self.norm(prefix + name) for field, name in family.norms.items()}
+        head = prefix + "self_attn."
+        query_norm = key_norm = None
+        if family.has_query_key_norms:
+            query_norm, key_norm = self.norm(head + "q_norm"), self.norm(head + "k_norm")
+        experts = gate_up = down = None
+        if layer.has_experts:
+            assert family.experts is not None
+            experts = self._experts(prefix, family.experts)
+        else:
+            size = config.intermediate_size
+            gate_up = self.matrix(
+                [f"{prefix}mlp.{name}" for name in family.gate_up],
+                [size, size],
+                has_bias=config.has_mlp_bias,
+            )
+            down = self.matrix(
+                [f"{prefix}mlp.down_proj"],
+                [config.hidden_size],
+                has_bias=config.has_mlp_bias,
+                depth=_rounded(size),
+            )
+        return Layer(
+            input_norm=norms["input_norm"],
+            qkv=self.matrix(
+                [head + name for name in family.qkv],
+                qkv_sizes(config),
+                has_bias=config.has_qkv_bias,
+            ),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self.matrix(
+                [head + "o_proj"], [config.hidden_size], has_bias=config.has_output_bias
+            ),
+            attention_output_norm=norms.get("attention_output_norm"),
+            mlp_output_norm=norms.get("mlp_output_norm"),
+            mlp_norm=norms["mlp_norm"],
+            gate_up=gate_up,
+            down=down,
+            experts=experts,
+            sliding_window=layer.sliding_window,
+            rotary=layer.rotary,
+        )
+
+    def matrix(
+        self,
+        names: SequenceOf[str],
+        sizes: SequenceOf[int],
+        *,
+        has_bias: bool,
+        depth: int | None = None,
+        weight_type: WeightType | None = None,
+    ) -> Matrix:
+        """Packs weights into one matrix, each part's outputs rounded up to a multiple of 16.
+
+        Args:
+            names: of modules; either one for each part, or one that holds all parts' rows.
+            sizes: outputs of each part.
+            depth: K if it is more than the weights have; the rest is zero.
+            weight_type: as it is stored; None: as linear layers are.
+        """
+        weight_type = weight_type or self._linear_type
+        first = find_tensor(self._files, names[0] + ".weight")
+        num_outputs = sizes[0] if len(sizes) == 1 else sum(map(_rounded, sizes))
+        num_blocks = _rounded(num_outputs) // LANES
+        matrix = _empty((num_blocks, depth or first.shape[1], LANES), num_outputs, weight_type)
+        bias = np.zeros(num_blocks * LANES, dtype=np.float32) if has_bias else None
+        self._fill(matrix, names, sizes)
+        for start, (name, first_row), size in zip(
+            _starts(sizes), _places(names, sizes), sizes, strict=True
+        ):
+            if bias is not None:
+                values = self.values(name + ".bias")
+                bias[start : start + size] = values[first_row : first_row + size]
+        return Matrix(
+            blocks=matrix.blocks, num_outputs=matrix.num_outputs, scales=matrix.scales, bias=bias
+        )
+
+    def _experts(self, prefix: str, names: ExpertNames) -> Experts:
+        config = self._config
+        count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
+        gate_up = _empty(
+            (count, 2 * _rounded(size) // LANES, hidden, LANES),
+            2 * _rounded(size),
+            self._linear_type,
+        )
+        down = _empty(
+            (count, _rounded(hidden) // LANES, _rounded(size), LANES), hidden, self._linear_type
+        )
+        for expert in range(count):
+            gate, up, out = (
+                prefix + name.format(expert=expert) for name in (names.gate, names.up, names.down)
+            )
+            self._fill(_one_of(gate_up, expert), [gate, up], [size, size])
+            self._fill(_one_of(down, expert), [out], [hidden])
+        return Experts(
+            router=self.matrix(
+                [prefix + names.router], [count], has_bias=False, weight_type=self._other_type
+            ),
+            gate_up=gate_up,
+            down=down,
+            num_per_token=config.num_experts_per_token,
+            normalises=config.normalises_experts,
+        )
+
+    def _fill(self, matrix: Matrix, names: SequenceOf[str], sizes: SequenceOf[int]) -> None:
+        for start, (name, first_row), size in zip(
+            _starts(sizes), _places(names, sizes), sizes, strict=True
+        ):
+            pack_rows(
+                self._files,
+                find_tensor(self._files, name + ".weight"),
+                first_row,
+                size,
+                weight_type=WeightType(matrix.blocks.dtype.type),
+                blocks=matrix.blocks[start // LANES :],
+                scales=None if matrix.scales is None else matrix.scales[start:],
+                rounded_to=self._other_type,
+            )
+
+    def norm(self, name: str) -> FloatArray:
+        offset = np.float32(self._config.family.norm_offset)
+        return self.values(name + ".weight") + offset
+
+    def values(self, name: str) -> FloatArray:
+        """A tensor's values [n], rounded to the type of the model."""
+        bits = self.plain(name)
+        return np.array(widened(bits, self._other_type), dtype=np.float32).reshape(-1)
+
+    def plain(self, name: str) -> BitsArray:
+        """A copy of a tensor [n] or [n, K], not packed, in the type of the model."""
+        tensor = find_tensor(self._files, name)
+        result: BitsArray = np.empty(tensor.shape, dtype=self._other_type.value)
+        rows = result.reshape(tensor.shape[0], -1)
+        for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
+            rows[start : start + len(piece)] = converted(piece, tensor.type, self._other_type)
+        return result
+
+
+def _empty(shape: tuple[int, ...], num_outputs: int, weight_type: WeightType) -> Matrix:
+    """A matrix of zeros; its pages take no memory until they are written."""
+    scales = None
+    if weight_type is WeightType.FP8:
+        scales = np.zeros((*shape[:-3], shape[-3] * LANES), dtype=np.float32)
+    num_bytes = math.prod(shape) * np.dtype(weight_type.value).itemsize
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    blocks = memory[start : start + num_bytes].view(weight_type.value).reshape(shape)
+    return Matrix(blocks=blocks, num_outputs=num_outputs, scales=scales)
+
+
+def _one_of(experts: Matrix, expert: int) -> Matrix:
+    return Matrix(
+        blocks=experts.blocks[expert],
+        num_outputs=experts.num_outputs,
+        scales=None if experts.scales is None else experts.scales[expert],
+    )
+
+
+def _places(names: SequenceOf[str], sizes: SequenceOf[int]) -> list[tuple[str, int]]:
+    """Each part's module and its first row there."""
+    if len(names) == len(sizes):
+        return [(name, 0) for name in names]
+    return [(names[0], sum(sizes[:part])) for part in range(len(sizes))]
+
+
+def _starts(sizes: SequenceOf[int]) -> list[int]:
+    """Each part's first output in its packed matrix."""
+    return [sum(map(_rounded, sizes[:part])) for part in range(len(sizes))]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // LANES) * LANES

@@ -1,0 +1,204 @@
+"""`python -m verifier.parity.reference FOLDER OUTPUT`: logits by transformers, as a file.
+
+Runs as a child of the verifier; for the decoder for GPUs within it, on the GPU. The reference is
+computed in float32, with the values that the weights have in their dtype and after quantisation. In
+bfloat16 and float16 the text is computed a second time in that dtype: how far that lies from the
+reference is what rounding costs. For the decoder for CPUs, which rounds K/V and nothing else, the
+reference rounds K/V, too: otherwise that rounding alone would route tokens to other experts.
+
+OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
+"""
+
+import argparse
+import inspect
+import math
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.parity.comparison import WINDOW_TOKENS, probe_text
+from verifier.parity.quantised_values import computed_in
+from verifier.parity.transformers_check import shortened_windows
+from verifier.transformers_model.config import read_config
+from verifier.transformers_model.dtypes import DTYPES
+
+_CPU = torch.device("cpu")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--dtype", choices=DTYPES, required=True)
+    parser.add_argument("--quantization", choices=["none", "fp8"], required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end when standard input does"
+    )
+    options = parser.parse_args(arguments)
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    torch.set_num_threads(options.threads)
+    try:
+        exact, rounding = reference(
+            options.folder,
+            dtype=DTYPES[options.dtype],
+            quantization=options.quantization,
+            rounds_kv=True,
+        )
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return 1
+    np.savez(options.output, exact=exact.numpy(), rounding=rounding)
+    return 0
+
+
+def _end_with_stdin() -> None:
+    """Ends the process when its parent, which holds the other end, is gone, killed even."""
+    # Not through sys.stdin, whose lock would be held when the interpreter ends.
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def reference(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    quantization: str,
+    device: torch.device = _CPU,
+    rounds_kv: bool = False,
+) -> tuple[torch.Tensor, float]:
+    """Logits [T, V] float32 of the probe's text, on the device, and the distance that `dtype`
+    costs.
+
+    Args:
+        rounds_kv: whether the logits are of K and V rounded to `dtype`.
+
+    Raises:
+        CheckpointError: weights are missing.
+    """
+    model = _Model(folder, dtype=dtype, quantization=quantization, device=device)
+    exact = model.logits(torch.float32, kv_dtype=dtype if rounds_kv else None)
+    return exact, 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
+
+
+def fp8_reference(
+    folder: Path, *, dtype: torch.dtype, device: torch.device = _CPU
+) -> tuple[torch.Tensor, float, float]:
+    """What `reference` returns, by widened FP8 weights; and the distance that products in FP8 cost.
+
+    Raises:
+        CheckpointError: weights are missing.
+    """
+    model = _Model(folder, dtype=dtype, quantization="fp8", device=device)
+    exact = model.logits(torch.float32)
+    rounding = 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
+    in_fp8 = model.logits(torch.float32, rounds_rows=True)
+    return exact, rounding, rounding_distance(in_fp8, exact)
+
+
+def rounding_distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    """The median over rows [T, V] of the root mean square difference from the exact row.
+
+    In float16, transformers' residual stream may overflow, and the serving decoder's does not: rows
+    that are not finite do not count. NaN, which nothing matches, if none is finite.
+    """
+    distances = (logits - exact).square().mean(dim=1).sqrt()
+    finite = distances[distances.isfinite()]
+    return float(finite.median()) if len(finite) else math.nan
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """The argument of its `forward` that takes a cache: `cache` since transformers 5.24."""
+    is_new = "cache" in inspect.signature(model.forward).parameters
+    return "cache" if is_new else "past_key_values"
+
+
+class _RoundingCache(DynamicCache):
+    """Gives attention K and V rounded to a dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *arguments: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            states.to(self._dtype).to(states.dtype) for states in (key_states, value_states)
+        )
+        return super().update(keys, values, *arguments, **options)
+
+
+class _Model:
+    """transformers' model, and the probe's text.
+
+    Raises:
+        CheckpointError: weights are missing.
+    """
+
+    def __init__(
+        self, folder: Path, *, dtype: torch.dtype, quantization: str, device: torch.device
+    ) -> None:
+        transformers.logging.disable_progress_bar()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=read_config(folder),
+            dtype=dtype,
+            # The plainest code, and the only one that knows softcaps.
+            attn_implementation="eager",
+            # Grouped products refuse rows that are no multiple of 16 bytes.
+            experts_implementation="eager",
+            device_map={"": device},
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        model: PreTrainedModel = loaded[0].eval().requires_grad_(False)
+        if missing := sorted(loaded[1]["missing_keys"]):
+            raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")
+        text = probe_text(
+            vocab_size=int(model.config.vocab_size),
+            max_model_len=int(model.config.max_position_embeddings),
+        )
+        self._model = model
+        self._input_ids = torch.tensor([text], device=device)
+        self._quantization = quantization
+
+    def logits(
+        self,
+        dtype: torch.dtype,
+        *,
+        rounds_rows: bool = False,
+        kv_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says.
+
+        Args:
+            kv_dtype: what K and V are rounded to; None: `dtype`.
+        """
+        model: Any = self._model
+        quantization = self._quantization
+        with (
+            shortened_windows(model, WINDOW_TOKENS),
+            computed_in(model, dtype, quantization=quantization, rounds_rows=rounds_rows),
+            torch.inference_mode(),
+        ):
+            cache = {} if kv_dtype is None else {cache_name(model): _RoundingCache(kv_dtype)}
+            output = model(input_ids=self._input_ids, use_cache=bool(cache), **cache)
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+
+if __name__ == "__main__":
+    sys.exit(main())
