@@ -367,15 +367,6 @@ def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "thing: error: unrecognized arguments: --a b\n"
 
 
-def test_the_process_own_command_line_and_environment_are_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.argv", ["thing", "--name", "me"])
-    monkeypatch.setenv("TANDEM_THING_RATIO", "0.125")
-    config = load_config(ThingOptions, service="thing")
-    assert (config.name, config.ratio) == ("me", 0.125)
-
-
 def test_help_lists_flag_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load_config(ThingOptions, service="thing", argv=["--help"], environ={})
@@ -395,27 +386,3 @@ def test_every_option_of_the_package_has_a_description() -> None:
     for model in (ServerOptions, ChannelOptions):
         for option in list_options(model, service="thing"):
             assert option.description.endswith("."), option.name
-
-
-class NamedOptions(pydantic.BaseModel):
-    name: str = ""
-
-
-def test_a_name_clash_between_models_is_an_assertion() -> None:
-    class Clash(pydantic.BaseModel):
-        twin: NamedOptions = NamedOptions()
-        name: str = ""
-
-    class DeepClash(pydantic.BaseModel):
-        one: NamedOptions = NamedOptions()
-        other: NamedOptions = NamedOptions()
-
-    class Taken(pydantic.BaseModel):
-        config: str = ""
-
-    with pytest.raises(AssertionError, match="would both be --name"):
-        parse(model=Clash)
-    with pytest.raises(AssertionError, match="would both be --name"):
-        list_options(DeepClash, service="thing")
-    with pytest.raises(AssertionError, match="would both be --config"):
-        list_options(Taken, service="thing")
