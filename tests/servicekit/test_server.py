@@ -12,9 +12,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-import servicekit.server
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError
 from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
@@ -32,17 +30,6 @@ async def started(**options: Any) -> AsyncIterator[Server]:
         await server.stop(0)
 
 
-async def test_the_address_has_the_real_port() -> None:
-    async with started(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0") as server:
-        host, _, port = server.address.rpartition(":")
-        assert host == "127.0.0.1"
-        assert int(port) > 0
-        assert server.metrics_address is not None
-        assert not server.metrics_address.endswith(":0")
-        assert server.health_address is None
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 async def test_every_port_of_a_wildcard_address_serves_ipv4_and_ipv6(host: str) -> None:
@@ -55,13 +42,6 @@ async def test_every_port_of_a_wildcard_address_serves_ipv4_and_ipv6(host: str) 
             port = int(address.rpartition(":")[2])
             for loopback in ("127.0.0.1", "::1"):
                 socket.create_connection((loopback, port), timeout=20).close()
-
-
-async def test_a_host_name_is_served_under_its_name() -> None:
-    async with started(listen="localhost:0") as server:
-        assert server.address.startswith("localhost:")
-        assert not server.address.endswith(":0")
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
@@ -86,36 +66,6 @@ async def test_nobody_can_share_the_port() -> None:
             sharer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             with pytest.raises(OSError, match="in use"):
                 sharer.bind(("127.0.0.1", int(server.address.rpartition(":")[2])))
-
-
-async def test_a_name_of_which_one_address_is_taken_is_refused() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        server = make_server(listen=f"localhost:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match="in use"):
-            await server.start()
-
-
-async def test_a_name_with_an_address_of_another_machine_is_served_on_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both = [
-        *socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM),
-        *socket.getaddrinfo("192.0.2.1", 0, type=socket.SOCK_STREAM),
-    ]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: both)
-    async with started(listen="localhost:0") as server:
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def test_an_address_that_is_not_ours_is_an_error_that_names_the_flag() -> None:
-    server = make_server(listen="192.0.2.1:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on 192\.0\.2\.1:50051"):
-        await server.start()
-    server = make_server(listen="nowhere.invalid:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on nowhere\.invalid:50051"):
-        await server.start()
 
 
 @pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
@@ -201,19 +151,6 @@ async def test_the_health_port_carries_health_and_nothing_else() -> None:
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_reflection_lists_the_services() -> None:
-    async with started() as server, open_channel(server.address, ChannelOptions()) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        (response,) = [r async for r in stub.ServerReflectionInfo(iter([request]))]
-        names = {service.name for service in response.list_services_response.service}
-        assert names == {
-            "test.v1.EchoService",
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1alpha.ServerReflection",
-        }
-
-
 async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
     start_server: Any,
 ) -> None:
@@ -229,49 +166,6 @@ async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
         await running.method("unary_unary")(StringValue(value="x" * MAX_RECEIVE_BYTES))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await running.method("unary_unary")(StringValue(value="x"))).value == "1"
-
-
-async def test_a_client_takes_responses_up_to_the_limit(start_server: Any) -> None:
-    async def grow(request: StringValue, _context: Any) -> StringValue:
-        return StringValue(value="x" * int(request.value))
-
-    running = await start_server({"unary_unary": grow})
-    ask = running.method("unary_unary")
-    assert len((await ask(StringValue(value=str(MAX_MESSAGE_BYTES)))).value) == MAX_MESSAGE_BYTES
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await ask(StringValue(value=str(MAX_RECEIVE_BYTES)))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_calls_beyond_the_limit_of_a_connection_wait(
-    start_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_started = 0
-    two_started, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait(_request: StringValue, _context: Any) -> StringValue:
-        nonlocal num_started
-        num_started += 1
-        if num_started == 2:
-            two_started.set()
-        await go_on.wait()
-        return StringValue(value=str(num_started))
-
-    monkeypatch.setattr(servicekit.server, "_MAX_CONCURRENT_STREAMS", 2)
-    running = await start_server({"unary_unary": wait})
-    # The client learns of the limit with the connection's settings.
-    await running.channel.channel_ready()
-    calls = [running.method("unary_unary")(StringValue()) for _ in range(3)]
-    async with asyncio.timeout(20):
-        await two_started.wait()
-        # This connection's calls do not delay another connection; by then a third call would run.
-        assert (
-            await check_health(running.server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-        )
-        assert num_started == 2
-        go_on.set()
-        assert (await calls[2]).value == "3"
-        await asyncio.gather(*calls)
 
 
 async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: Any) -> None:
