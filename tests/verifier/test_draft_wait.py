@@ -10,7 +10,6 @@ from verifier.drafts.draft_wait import (
     HOPS_KEPT,
     DraftWaitEstimates,
     HintRecord,
-    RunningMean,
 )
 
 
@@ -54,15 +53,6 @@ def test_never_waits_before_both_durations_are_known(known: str) -> None:
     )
 
 
-def test_running_mean_counts_the_first_observation_in_full() -> None:
-    mean = RunningMean(0.9)
-    values = [mean.value]
-    for observed in (2.0, 1.0):
-        mean.observe(observed)
-        values.append(mean.value)
-    assert values == [None, 2.0, pytest.approx(1.9)]
-
-
 class TestHops:
     def test_one_under_a_step_counts_only_if_it_is_the_first_or_shorter(self) -> None:
         observed = DraftWaitEstimates()
@@ -84,13 +74,6 @@ class TestHops:
             pytest.approx(0.9 * 0.0095 + 0.1 * 0.020),
         ]
 
-    def test_hints_under_long_steps_never_raise_the_estimate(self) -> None:
-        observed = DraftWaitEstimates()
-        observed.observe_hop(0.001, was_under_step=False)
-        for _ in range(1000):
-            observed.observe_hop(0.100, was_under_step=True)
-        assert observed.hop_s.value == 0.001
-
     def test_quantiles_are_of_the_last_hops_that_no_step_delayed(self) -> None:
         observed = DraftWaitEstimates()
         assert observed.hop_quantile_s(0.5) == 0.0
@@ -108,15 +91,6 @@ class TestHops:
 
 
 class TestHintRecord:
-    def test_learns_when_the_position_is_decided(self) -> None:
-        record = HintRecord()
-        record.record_hint(2, [7, 8], [0, 1])
-        assert record.first_token_probability == 0, "not known yet"
-        record.settle([0, 1, 7])
-        assert record.first_token_probability == pytest.approx(0.2)
-        record.settle([0, 1, 7, 7])
-        assert record.first_token_probability == pytest.approx(0.2), "each hint once"
-
     def test_decays_by_0_8(self) -> None:
         record = HintRecord()
         known = [0]
@@ -133,18 +107,6 @@ class TestHintRecord:
         record = HintRecord()
         record.record_hint(2, [token_id], [0, 1, 7, 9])
         assert record.first_token_probability == pytest.approx(expected)
-
-    def test_an_empty_hint_counts_as_wrong(self) -> None:
-        record = HintRecord()
-        record.record_hint(1, [7], [0, 7])
-        record.record_hint(2, [], [0, 7])
-        assert record.first_token_probability == pytest.approx(0.16)
-
-    def test_only_the_first_token_counts(self) -> None:
-        record = HintRecord()
-        record.record_hint(1, [7, 9, 9], [0])
-        record.settle([0, 7, 1, 1])
-        assert record.first_token_probability == pytest.approx(0.2)
 
     def test_useless_hints_of_others_count_from_the_first_request_on(self) -> None:
         record = HintRecord(num_useless_before=5)
@@ -311,16 +273,3 @@ def test_no_step_waits_for_a_hop_longer_than_the_gain() -> None:
     far = Simulation(phrases(), 400, 0.005).run()
     assert far.wait_s == 0
     assert far.num_drafts > 0, "hints still come in, and are realigned"
-
-
-def test_waits_in_vain_raise_the_hop_and_a_shorter_one_lowers_it_again() -> None:
-    estimates = DraftWaitEstimates()
-    estimates.observe_hop(0.0005, was_under_step=False)
-    for _ in range(60):
-        estimates.observe_vain_wait(0.018)
-    assert estimates.hop_s.value == pytest.approx(0.018, rel=0.01)
-    estimates.observe_vain_wait(0.001)
-    assert estimates.hop_s.value == pytest.approx(0.018, rel=0.01), "shorter than believed"
-    for _ in range(60):
-        estimates.observe_hop(0.0005, was_under_step=True)
-    assert estimates.hop_s.value == pytest.approx(0.0005, rel=0.1)

@@ -60,15 +60,6 @@ def test_the_ranks_traffic_stays_on_loopback_unless_an_operator_decides() -> Non
     assert loopback_variables(both) == {}
 
 
-def test_every_rank_gets_its_own_gpu() -> None:
-    chosen = [
-        choose_gpu((4, 5, 7, 6), rank=rank, tensor_parallel_size=4, num_gpus=8) for rank in range(4)
-    ]
-    assert chosen == [4, 5, 7, 6]
-    assert choose_gpu((3,), rank=0, tensor_parallel_size=1, num_gpus=4) == 3
-    assert choose_gpu(None, rank=1, tensor_parallel_size=2, num_gpus=2) == 1
-
-
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
@@ -81,12 +72,6 @@ def test_every_rank_gets_its_own_gpu() -> None:
 def test_wrong_devices_are_refused(devices: tuple[int, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_gpu(devices, rank=0, tensor_parallel_size=4, num_gpus=8)
-
-
-def test_more_ranks_than_gpus_are_refused() -> None:
-    message = re.escape("--tensor-parallel-size: 4: there are 2 GPUs")
-    with pytest.raises(ConfigError, match=message):
-        choose_gpu(None, rank=0, tensor_parallel_size=4, num_gpus=2)
 
 
 def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

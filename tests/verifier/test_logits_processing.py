@@ -102,12 +102,6 @@ def is_on_the_edge(logits: npt.NDArray[np.float64], sampling: Sampling) -> bool:
     return not np.array_equal(almost[0] > 0, almost[1] > 0)
 
 
-def test_temperature_alone_is_a_softmax() -> None:
-    logits = [[0.3, -1.2, 2.0, 0.0]]
-    expected = torch.softmax(torch.tensor(logits) / 0.7, dim=-1)
-    np.testing.assert_allclose(probs_of(logits, temperature=0.7), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("fields", "kept"),
     [
@@ -131,19 +125,3 @@ def test_equal_logits_keep_the_lowest_ids_of_a_large_vocabulary() -> None:
     likeliest = np.flatnonzero(row == 2)
     second = np.flatnonzero(row == 1)[: 8000 - len(likeliest)]
     assert np.flatnonzero(probs).tolist() == sorted([*likeliest, *second])
-
-
-def test_top_p_of_one_cuts_nothing() -> None:
-    [probs] = probs_of([[0.0] * 10 + [-37.0, -50.0]], top_k=11)
-    assert np.flatnonzero(probs).tolist() == list(range(11))
-
-
-def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
-    logits = [[3.0, 2.999, -1e30, 3.0]]
-    np.testing.assert_allclose(probs_of(logits, temperature=1e-300), [[0.5, 0, 0, 0.5]])
-    np.testing.assert_allclose(probs_of([[3.0, -5.0]], temperature=1e300), [[0.5, 0.5]])
-
-
-def test_a_token_with_logit_minus_infinity_has_probability_0() -> None:
-    [probs] = probs_of([[1.0, -np.inf, 1.0]], top_p=0.99)
-    np.testing.assert_allclose(probs, [0.5, 0, 0.5])

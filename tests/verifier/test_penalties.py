@@ -94,26 +94,12 @@ def test_every_row_has_the_history_of_a_step_without_drafts(
         assert np.array_equal(alone[0].numpy(), probs[row])
 
 
-def test_greedy_is_a_point_mass_after_the_penalties() -> None:
-    sampling = Sampling(repetition_penalty=2.0)
-    logits = torch.tensor([[4.0, 3.0, 0.0]])
-    assert target_probs(logits, sampling, [], [], []).tolist() == [[1.0, 0.0, 0.0]]
-    assert target_probs(logits, sampling, [0], [], []).tolist() == [[0.0, 1.0, 0.0]]
-
-
 def test_a_message_is_accepted_and_its_unset_fields_are_defaults() -> None:
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     message = sampling_pb2.SamplingParams(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
     sampling = Sampling(temperature=0.7, logit_bias=((3, 1.5),), min_p=0.1)
     ours, theirs = (target_probs(logits, each, [1], [2], [3]) for each in (sampling, message))
     assert torch.equal(ours, theirs)
-
-
-def test_drafts_outside_the_vocabulary_are_not_counted() -> None:
-    sampling = Sampling(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.5)
-    logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
-    strange = target_probs(logits, sampling, [1], [2], [-1, 2**40])
-    assert torch.equal(strange[2:], target_probs(logits[2:], sampling, [1], [2], []))
 
 
 def test_no_stop_token_before_min_new_tokens() -> None:

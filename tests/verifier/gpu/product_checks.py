@@ -119,20 +119,6 @@ def test_bits_of_a_row_do_not_depend_on_the_batch(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
-def test_other_rows_are_not_seen(value: float, dtype: torch.dtype) -> None:
-    rows = numbers(40, 72, seed=1, dtype=dtype)
-    weight = numbers(80, 72, seed=2, dtype=dtype)
-    expected = STRICT.linear(rows, weight)
-    for count in (7, 40):
-        for kept in (0, count - 1):
-            batch = torch.full_like(rows[:count], value)
-            batch[kept] = rows[kept]
-            assert torch.equal(STRICT.linear(batch, weight)[kept], expected[kept])
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_lies_behind_rows_weights_and_bias_is_not_seen() -> None:
     """Memory after the last row, the last output and a row's last input."""
     num_rows, num_inputs, num_outputs = 5, 40, 70
