@@ -37,6 +37,7 @@ from verifier.model.checkpoint import (
     replaced_weights,
     uses_experts,
 )
+from verifier.model.digests import digest_of
 from verifier.model.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
@@ -469,6 +470,23 @@ def test_end_tokens_come_from_the_generation_configuration_if_it_has_any(
     generation = {} if generation_eos is None else {"eos_token_id": generation_eos}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     assert load_checkpoint(folder, dtype="auto", device=CPU).eos_token_ids == expected
+
+
+class TestDigest:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for name in ("model-1.safetensors", "model-2.safetensors", "tokenizer.json", "config.json"):
+            (tmp_path / name).write_bytes(name.encode() * 10)
+        return tmp_path
+
+    @pytest.mark.parametrize("name", ["model-1.safetensors", "model-2.safetensors",
+                                      "tokenizer.json", "config.json"])  # fmt: skip
+    def test_changes_with_any_byte_that_matters(self, folder: Path, name: str) -> None:
+        before = digest_of(folder)
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+        assert digest_of(folder) != before
 
 
 @pytest.mark.parametrize("numerics", ["strict", "fast"])

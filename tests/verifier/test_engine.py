@@ -6,7 +6,6 @@ engine's invariants hold, and that every sequence's events keep the contract.
 
 import random
 import threading
-import time
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from verifier.drafts.useless_hints import MOST_USELESS_HINTS
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
@@ -109,32 +107,6 @@ class TestDrafts:
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
         assert sequence.hint_record.num_useless_hints == num_useless
-
-    def test_a_hint_of_the_last_step_counts(self, start_engine: StartEngine) -> None:
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        prior = running.engine._table._useless_hints
-        prior._mean = MOST_USELESS_HINTS
-        sequence_id = session.open(TEXT[:4], max_new_tokens=3, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, TEXT[5:6])
-        session.wait_end(sequence_id)
-        running.sync()
-        assert prior._mean < MOST_USELESS_HINTS
-
-    def test_hints_for_others_sequences_and_unknown_ones_are_ignored(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(rule=follow(TEXT))
-        own, other = running.attach(), running.attach()
-        sequence_id = own.open(TEXT[:4], max_new_tokens=9, draft_wait=ALWAYS)
-        own.wait_decided(sequence_id, 1)
-        other.hint(sequence_id, 5, TEXT[5:8])
-        own.hint("nobody", 5, TEXT[5:8])
-        running.sync()
-        own.read_all()
-        assert len(own.decided(sequence_id)) == 1, "it took another session's hint"
-        assert running.num_hints == {}
 
 
 class TestStopTokens:
@@ -340,47 +312,6 @@ class TestAlwaysWaiting:
         running.sync()
         session.read_all()
         assert len(session.decided(sequence_id)) == 5, "it does not wait for the next"
-
-
-class TestAdaptiveWaiting:
-    STEP_S = 0.02
-
-    def generate(self, start_engine: StartEngine, draft_wait: DraftWait, *, repeats: bool) -> (
-        list[tuple[int, float]]
-    ):  # fmt: skip
-        """Answers every decision with a hint at once; returns each step's drafts and wait."""
-        text = TEXT * 10
-
-        def slow(known: list[int]) -> int:
-            if len(known) not in slept:
-                slept.add(len(known))
-                time.sleep(self.STEP_S)  # the model's own time, not a synchronisation
-            return text[len(known)]
-
-        slept: set[int] = set()
-        running = start_engine(rule=slow)
-        session = running.attach()
-        sequence_id = session.open(text[:2], max_new_tokens=20, draft_wait=draft_wait,
-                                   num_speculative_tokens=1)  # fmt: skip
-        count = 0
-        while not session.events or not any(d.finish_reason for d in session.decided(sequence_id)):
-            count += 1
-            decided = session.wait_decided(sequence_id, count)
-            length = decided.base_length + len(decided.token_ids)
-            session.hint(sequence_id, length, text[length : length + 1] if repeats else [])
-        running.sync()
-        return [
-            (step.stats.num_scheduled_tokens - 1, step.stats.draft_wait_s)
-            for step in running.observer.steps[1:]
-        ]
-
-    def test_waits_for_a_hint_that_will_be_right(self, start_engine: StartEngine) -> None:
-        steps = self.generate(start_engine, ADAPTIVE, repeats=True)
-        assert any(num_drafts == 1 and wait_s > 0 for num_drafts, wait_s in steps[-4:])
-
-    def test_never_waits_where_nothing_repeats(self, start_engine: StartEngine) -> None:
-        steps = self.generate(start_engine, ADAPTIVE, repeats=False)
-        assert [wait_s for _, wait_s in steps if wait_s] == []
 
 
 class TestAdmission:

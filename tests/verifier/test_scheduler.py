@@ -289,21 +289,6 @@ def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
     assert [sequence.table_id for sequence in scheduler.admit()] == [2**31 - 1, 1]
 
 
-def test_a_hint_gets_more_drafts_after_its_first_ones_were_right() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=64)
-    [sequence] = decoding(
-        scheduler, 1, num_output_tokens=60, num_speculative_tokens=31, tokens_per_match=2
-    )
-    known = sequence.token_ids
-    sequence.draft_buffer.offer(len(known), [99] * 20, 2, known)  # what `commit` samples
-    num_drafts = []
-    while sequence.draft_buffer:
-        [item] = scheduler.schedule()
-        num_drafts.append(len(item.draft_token_ids))
-        commit(scheduler, item, num_accepted=num_drafts[-1])
-    assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
-
-
 @pytest.mark.parametrize(
     ("budget", "num_hinted", "expected"),
     [

@@ -490,20 +490,6 @@ class TestSessions:
         size = sum(response.ByteSize() for response in session.responses)
         assert size < 16 << 20, "what was kept for it is not bounded"
 
-    async def test_a_session_that_does_not_read_can_still_be_cancelled(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        """Also while the server is blocked in a write to it."""
-        running = await start_verifier()
-        session = await running.greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 5000
-        for _ in range(4):
-            await session.send(*bad)
-        session.call.cancel()
-        await running.idle()
-
 
 class TestDrain:
     async def test_refuses_opens_and_finishes_what_runs(

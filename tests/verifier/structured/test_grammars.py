@@ -8,22 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
-from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.volume import cases
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
-from verifier.structured import grammar_state, library_grammar
 from verifier.structured import grammars as module
+from verifier.structured import library_grammar
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
 
@@ -392,54 +389,6 @@ def test_a_chain_of_thousands_of_rules_is_no_end_of_the_process(
         state_of(grammars, kind, text).allowed([])
 
 
-def test_a_long_text_that_must_come_is_written_as_tokens_once(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not for each of its tokens: a step does not grow with it."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
-    num_written = num_filled = 0
-
-    def count_written(matcher: LLMatcher) -> list[int] | None:
-        nonlocal num_written
-        num_written += 1
-        return forced_by(matcher)
-
-    def count_filled(*arguments: Any) -> None:
-        nonlocal num_filled
-        num_filled += 1
-        fill_next_token_bitmask(*arguments)
-
-    forced_by = grammar_state._forced_by
-    monkeypatch.setattr(grammar_state, "_forced_by", count_written)
-    monkeypatch.setattr(grammar_state, "fill_next_token_bitmask", count_filled)
-    output = tokenizer.encode("x").ids
-    state.take_in(output, 0)
-    while drafts := state.forced(31):
-        assert state.num_verifiable(drafts) == len(drafts)
-        masks = state.allowed(drafts)
-        for mask, draft in zip(masks, drafts, strict=False):
-            assert tokens_of(mask) == {draft}
-        output += drafts
-        state.take_in(output, 0)
-    assert len(output) > 2000
-    assert tokenizer.decode(output[-200:]).endswith("the total isn't 42;")
-    # At its beginning, and at its end with and without drafts.
-    assert num_written <= 4
-    assert num_filled <= 2
-    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
-    num_written = num_filled = 0
-    state.take_in(output[:1], 0)
-    assert state.allows(output[1:2])
-    # Nor is it looked for again.
-    state._matcher = FailsOnce(state._matcher, "compute_ff_bytes")  # type: ignore[assignment]
-    for end in range(2, len(output) - 10):
-        state.take_in(output[:end], 0)
-        assert state.allows([output[end]])
-    assert num_written <= 2
-    assert num_filled == 0
-
-
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokenizer]:
     """A tokenizer that splits texts as Llama 3's and Qwen's, and writes `"'ts` as `" ' ts`, but
@@ -568,62 +517,6 @@ def test_drafts_into_a_text_that_is_too_long_cost_no_token(grammars: Grammars) -
             ask()
 
 
-class FailsOnce:
-    """A matcher that raises when `name` is first called, before it does anything."""
-
-    def __init__(self, matcher: LLMatcher, name: str) -> None:
-        self._matcher = matcher
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name != self._name:
-            return getattr(self._matcher, name)
-        self._name = ""
-        return self._fail
-
-    def _fail(self, *_: object) -> None:
-        raise OSError("a fault")
-
-
-@pytest.mark.parametrize(
-    ("field", "name", "is_masked"),
-    [
-        ("_matcher", "consume_tokens", False),
-        ("_matcher", "compute_ff_bytes", False),
-        ("_matcher", "validate_tokens", False),
-        ("_draft_matcher", "consume_tokens", False),
-        ("_draft_matcher", "try_consume_tokens", True),
-        ("_draft_matcher", "unsafe_compute_mask_ptr", True),
-    ],
-)
-def test_a_matcher_that_raises_gives_no_mask_of_a_wrong_state(
-    grammars: Grammars, field: str, name: str, is_masked: bool
-) -> None:
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
-    state = state_of(grammars, GrammarKind.REGEX, "a(ab|b)*c")
-    state.allowed([])
-    setattr(state, field, FailsOnce(getattr(state, field), name))
-    state.take_in([7, a], 1)
-    asked: list[Callable[[], object]] = [
-        lambda: state.allowed([b, b]) if is_masked else state.allows([b]),
-        lambda: state.allowed([b, b]),
-        lambda: state.allows([b]),
-        lambda: state.num_verifiable([b]),
-        lambda: state.num_possible([b]),
-        lambda: state.forced(8),
-        lambda: state.error,
-    ]
-    for ask in (*asked, *asked):
-        with pytest.raises(OSError, match="a fault"):
-            ask()
-        assert not state.has_masks([])
-    # More output changes nothing.
-    state.take_in([7, a, b], 1)
-    with pytest.raises(OSError, match="a fault"):
-        state.allowed([])
-
-
 def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
     for path, vocab_size in ((tmp_path / "none.json", VOCABULARY), (TOKENIZER, 100)):
         grammars = Grammars(path, vocab_size=vocab_size, end_token_ids=[END])
@@ -690,12 +583,6 @@ def test_no_more_is_compiled_than_may_be_in_use(monkeypatch: pytest.MonkeyPatch)
     states.append(waiting.pop(0).result(timeout=60))
     time.sleep(0.2)
     assert not waiting[0].running()
-    # A fault refers to the state that it was met in.
-    states[0]._matcher = FailsOnce(states[0]._matcher, "consume_tokens")  # type: ignore[assignment]
-    states[0].take_in([7], 0)
-    with pytest.raises(OSError, match="a fault"):
-        states[0].allowed([])
-    states[0].forget_fault()
     gc.disable()
     try:
         del states[0]
@@ -745,36 +632,6 @@ def test_a_grammar_that_waits_for_others_for_too_long_is_refused(
             assert caught.value.field == "late"
             assert caught.value.retry_after_ms
         grammars.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=60)
-
-
-class Output(list[int]):
-    """An output of which a test can see whether something still holds it."""
-
-
-def test_what_is_cancelled_while_it_waits_is_kept_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with held_thread(monkeypatch) as (grammars, end):
-        waits = Output([7])
-        kept = weakref.ref(waits)
-        cancelled = []
-        futures = []
-        for _ in range(5):
-            output = Output([7])
-            cancelled.append(weakref.ref(output))
-            futures.append(grammars.compile(Grammar(GrammarKind.REGEX, "a"), output))
-        first = grammars.compile(Grammar(GrammarKind.REGEX, "b"), waits)
-        last = grammars.compile(Grammar(GrammarKind.REGEX, "c"))
-        del output, waits
-        assert all(each.cancel() for each in futures)
-        assert [each() for each in cancelled] == [None] * 5
-        assert kept() == [7]
-        assert len(grammars._jobs) == 2
-        end.set()
-        # Those that still wait are compiled.
-        last.result(timeout=60)
-        with contextlib.suppress(InvalidRequestError):
-            first.result(timeout=60)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
