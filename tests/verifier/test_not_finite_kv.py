@@ -23,6 +23,7 @@ from tests.verifier.running_engine import (
     StartEngine,
     is_terminal,
 )
+from tests.volume import cases
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
@@ -114,7 +115,7 @@ def assert_rejected(end: Decided | Rejected, message: str = NOT_FINITE_KV) -> No
 
 
 # In the first chunk, at the start of the second, in the chunk that ends the prompt, at its end.
-@pytest.mark.parametrize("place", [0, 20, 47, 48, 95, 130, 139])
+@pytest.mark.parametrize("place", cases([0, 48, 130, 139], [0, 20, 47, 48, 95, 130, 139]))
 def test_a_prompt_with_a_failing_token_is_rejected_alone(running: Running, place: int) -> None:
     bystander, prompt = healthy_tokens(60, seed=2), healthy_tokens(140)
     [expected_id, expected] = running.end_of(bystander, max_new_tokens=30, cache_salt="before")
@@ -179,7 +180,7 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("poisoned", ["strict"], indirect=True)
 @pytest.mark.parametrize("sampling_name", SAMPLINGS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(cases(2, 6)))
 def test_any_drafts_end_as_without_drafts(running: Running, sampling_name: str, seed: int) -> None:
     """Drafts of right, random and poisoned tokens, and stop tokens."""
     draw = random.Random(seed)

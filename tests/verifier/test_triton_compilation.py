@@ -14,10 +14,13 @@ import torch
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs the package triton (extra dev), and it is not installed here",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None,
+        reason="needs the package triton (extra dev), and it is not installed here",
+    ),
+]
 META = torch.device("meta")
 FIRST_THAT_OVERLAPS = 90
 """The first compute capability whose kernels may begin before the one before them has ended."""
