@@ -46,7 +46,6 @@ SLOW = (
     "servicekit/test_process.py",
     "verifier/drafters/test_drafted_sessions.py",
     "verifier/drafters/test_feed_model.py",
-    "verifier/drafters/test_lying_drafters.py",
     "verifier/test_checkpoint.py",
     "verifier/test_event_loop.py",
     "verifier/test_in_the_interpreter.py",

@@ -262,38 +262,6 @@ def test_the_limits_stay_limits() -> None:
         assert depths[2] <= MAX_DEPTH
 
 
-def test_reports_what_it_expected_and_what_came() -> None:
-    policy = make_policy()
-    candidate = DraftCandidate(
-        record=SequenceDepth(), source=1, match_length=4, place=0, token_ids=[1, 1, 1]
-    )
-    [depth] = policy.choose(
-        [candidate],
-        decode_shape=shape_of(1, 1),
-        shape=shape_of(1, 1),
-        max_drafts=9,
-        draft_context=CONTEXT,
-    )
-    assert depth == 3
-    outcome = policy.learn(
-        shape_of(1, 4),
-        plain_shape=shape_of(1, 1),
-        duration_s=0.004,
-        candidates=[candidate],
-        num_draft_tokens=[3],
-        entries=[0],
-        num_accepted_tokens=np.array([2]),
-        output_token_ids=np.array([[1, 1, 0, -1]]),
-    )
-    # n tokens that agreed promise n / (n + 2).
-    assert outcome.expected_drafts == pytest.approx(4 / 6 + 4 / 6 * 5 / 7 * (1 + 6 / 8))
-    assert outcome.num_accepted == 2
-    assert outcome.duration_s == 0.004
-    assert outcome.expected_s == pytest.approx(0.004)  # The first step sets the scale.
-    assert outcome.plain_s is not None
-    assert 0.7 * 3 * 0.004 < outcome.plain_s < 3 * 0.004
-
-
 def test_of_steps_without_drafts_one_of_eight_is_learned_from_and_all_are_reported() -> None:
     policy = make_policy()
     outcomes = [policy.learn_plain(0.004) for _ in range(16)]

@@ -18,9 +18,7 @@ from tests.verifier.running_engine import (
 )
 from tests.verifier.scoring_engine import (
     StartScoring,
-    check_against_oracle,
     oracle_logits,
-    output_head,
     score,
     stacked,
 )
@@ -82,29 +80,6 @@ def assert_equal(one: list[SequenceScores], other: list[SequenceScores]) -> None
 
 
 class TestBothMethods:
-    def test_equal_transformers_in_request_order(
-        self, start_scoring: StartScoring, bundled_model: LoadedModel, batch: list[DraftsToScore]
-    ) -> None:
-        engine = start_scoring()
-        sampling = Sampling(temperature=1.0)
-        scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
-        for sequence, reported in zip(batch, scores, strict=True):
-            num_prompt = len(sequence.token_ids)
-            logits = oracle_logits(sequence.token_ids + sequence.draft_token_ids)
-            rows = logits[num_prompt - 1 :]
-            expected = torch.log_softmax(rows, dim=-1)
-            # Of float32 arithmetic, whose error depends on the processor.
-            torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=3e-4, rtol=0)
-            torch.testing.assert_close(
-                stacked(reported, "probs"), expected.exp(), atol=1e-5, rtol=0
-            )
-            assert [p.top_token_id for p in reported.positions] == rows.argmax(dim=-1).tolist()
-            head = output_head(stacked(reported, "hidden_state"))
-            torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
-            check_against_oracle(
-                reported.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
-            )
-
     def test_give_the_same_bits_whole_and_in_chunks(
         self, start_scoring: StartScoring, batch: list[DraftsToScore]
     ) -> None:

@@ -132,10 +132,12 @@ class TestGreeting:
             ),
             (pb.Command(update=pb.Update(sequence_id="é" * 33)), "update.sequence_id"),
             (pb.Command(close=pb.Close(sequence_id="x" * 65)), "close.sequence_id"),
+            (pb.Command(), "commands"),
+            (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
         ],
-        ids=["draft's id", "draft's tokens", "update", "close"],
+        ids=["draft's id", "draft's tokens", "update", "close", "unknown command", "second Hello"],
     )
-    async def test_a_command_over_a_limit_is_rejected_and_its_sequence_goes_on(
+    async def test_a_bad_command_is_rejected_alone(
         self,
         start_verifier: StartVerifier,
         greedy_output: list[int],
@@ -189,27 +191,6 @@ class TestGreeting:
         assert violation[0] == field
         await bystander.open(make_open())
         assert await bystander.wait_finished("a") == greedy_output
-
-    @pytest.mark.parametrize(
-        ("command", "field"),
-        [
-            (pb.Command(), "commands"),
-            (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
-        ],
-        ids=["unknown command", "second Hello"],
-    )
-    async def test_an_invalid_command_is_rejected_alone(
-        self,
-        start_verifier: StartVerifier,
-        greedy_output: list[int],
-        command: pb.Command,
-        field: str,
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        await session.send(command, pb.Command(open=make_open()))
-        rejected = await session.wait_rejected()
-        assert (rejected.sequence_id, rejected.code, rejected.field) == ("", INVALID, field)
-        assert await session.wait_finished("a") == greedy_output
 
 
 SamplingParams = sampling_pb2.SamplingParams

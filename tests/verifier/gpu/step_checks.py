@@ -446,37 +446,3 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
         assert failed == [1, 3, 5]
         assert_same(_without(result.verdict, failed), _without(results[1].verdict, failed))
     assert results[0].verdict.logprobs[4]
-
-
-def test_more_sequences_come_and_go_than_there_are_slots() -> None:
-    """One step each; a preempted sequence comes back under another id."""
-    own, host = (
-        decoder_of(weights_of("qwen3"), num_blocks=8, samples_on_device=each)
-        for each in (True, False)
-    )
-    twins = Twins(own, host)
-    sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.4)
-    for turn in range(interpreted_cases(2, 4) * MAX_SEQS):
-        scheduled, sequences = [], []
-        for nth in range(1 + turn % MAX_SEQS):
-            tokens = TEXT[nth : nth + 4 + turn % 7]
-            adjustments = Adjustments(sampling, prompt_length=2)
-            adjustments.count(tokens)
-            history = History(adjustments=adjustments, draft_token_ids=[])
-            sequences.append(
-                JudgedSequence(sampling=sampling, history=history, first_position=len(tokens))
-            )
-            scheduled.append(
-                ScheduledTokens(
-                    token_ids=tokens[-1:],
-                    draft_token_ids=[],
-                    num_computed_tokens=len(tokens) - 1,
-                    block_table=[nth],
-                    # Of some sequences, nothing is known.
-                    table_id=0 if nth == 2 else 1 + 10 * turn + nth,
-                )
-            )
-        layout = lay_out(scheduled, block_size=BLOCK_SIZE)
-        step = twins.launch(layout, sequences)
-        step.wait()
-        step.result()
