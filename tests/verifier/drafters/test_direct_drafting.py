@@ -8,7 +8,6 @@ from tandem.v1 import drafter_pb2 as pb
 from tandem.values import DraftWait, Keep
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_direct
-from tests.verifier.drafters.feeding import drafted_by
 from tests.verifier.drafters.scripted_drafter import appended
 from tests.verifier.running_engine import StartEngine
 from verifier.drafters.drafters import FedDrafter
@@ -109,41 +108,6 @@ class TestHints:
         link.hint_for(3)
         session.wait_end(sequence_id)
         assert all(d.num_draft_tokens == 0 for d in session.decided(sequence_id))
-
-    @pytest.mark.usefixtures("releases_at_once")
-    def test_a_moved_sequence_is_drafted_for_by_the_new_drafter(
-        self, start_engine: StartEngine
-    ) -> None:
-        direct = start_direct(start_engine)
-        a, b = direct.connect(A), direct.connect(B)
-        session, tell = direct.session, Foreteller(2)
-        sequence_id = direct.open([1, 2], max_new_tokens=20, draft_wait=ALWAYS)
-        a.hint_for(3, tell)
-        session.wait_decided(sequence_id, 2)
-        asked = a.receive()
-        session.update(sequence_id, drafter_address=B)
-        direct.running.sync()
-        # The old one's answer comes too late, whatever it says.
-        a.answer(asked, lambda delta: appended(delta, status=pb.STATUS_OK, token_ids=[9]))
-        b.hint_for(6, Foreteller(2))
-        assert session.wait_decided(sequence_id, 3).num_accepted_tokens == 2
-        # To none: the session drafts.
-        session.update(sequence_id, drafting=True, drafter_address="")
-        direct.running.sync()
-        session.read_all()
-        num_decided = len(session.decided(sequence_id))
-        length = 2 + len(session.output(sequence_id))
-        known = [1, 2, *session.output(sequence_id)]
-        session.hint(sequence_id, length, continue_by(hashed, known, 3))
-        assert session.wait_decided(sequence_id, num_decided + 1).num_accepted_tokens == 3
-        direct.running.sync()
-        assert [r.sequence_id for request in a.sent for r in request.releases] == [sequence_id]
-        assert [r.sequence_id for request in b.sent for r in request.releases] == [sequence_id]
-        session.close(sequence_id)
-        session.wait_end(sequence_id)
-        assert session.output(sequence_id) == continue_by(
-            hashed, [1, 2], len(session.output(sequence_id))
-        )
 
 
 class TestAlways:
@@ -261,23 +225,6 @@ class TestStatus:
     def states(self, events: list[object]) -> list[tuple[str, DrafterState]]:
         return [(e.address, e.state) for e in events if isinstance(e, DrafterStatus)]
 
-    def test_every_session_is_told_of_every_change(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        other = direct.running.attach()
-        link = direct.connect()
-        link.late(is_aside=True)
-        link.back()
-        link.down()
-        direct.running.sync()
-        late = direct.running.attach()
-        direct.running.sync()
-        changes = [DrafterState.UP, DrafterState.SLOW, DrafterState.UP, DrafterState.DOWN]
-        for session in (direct.session, other):
-            session.read_all()
-            assert self.states(list(session.events)) == [(A, state) for state in changes]
-        late.read()
-        assert self.states(list(late.events)) == [(A, DrafterState.DOWN)]
-
     def test_an_idle_drafter_is_let_go_by_an_engine_that_does_nothing_else(
         self, start_engine: StartEngine
     ) -> None:
@@ -304,18 +251,6 @@ class TestOwnFaults:
         link.down()
         direct.session.wait_end(sequence_id)
         assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2], 6)
-
-
-def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
-    direct = start_direct(start_engine)
-    link = direct.connect()
-    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST)
-    sequence_id = direct.session.open([1, 2, 3], drafted_by=policy, prompt_length=2)
-    request = link.receive()
-    [delta] = request.sequences
-    assert delta.params.SerializeToString() == policy.encoded_params
-    assert (delta.sequence_id, delta.prompt_length, delta.max_length) == (sequence_id, 2, 10)
-    direct.session.wait_end(sequence_id)
 
 
 class TestEndedTexts:
