@@ -23,7 +23,7 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 
     max_sequence_bytes: int = pydantic.Field(default=32 << 20, ge=TOKEN_BYTES)
     """Most bytes held for one sequence, index included; a longer one gets no drafts. A token takes
-    46 at most with n-grams of 2 to 5 tokens, 86 with TIE_LONGEST, 4 with ALGORITHM_KMP."""
+    86 at most with an index of n-grams of 2 to 5 tokens, 4 without one."""
 
     max_history_bytes: int = pydantic.Field(default=1 << 30, ge=TOKEN_BYTES)
     """Most bytes held for all sequences; beyond, the least recently used is forgotten."""

@@ -114,6 +114,7 @@ POLICIES: Mapping[Preset, DraftingPolicy] = {
         max_ngram=2,
         overlap="allowed",
         tie="earliest",
+        algorithm="kmp",
         num_speculative_tokens=10,
     ),
 }

@@ -386,7 +386,13 @@ def test_variables_of_services_exist() -> None:
 
 
 # Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.
-OTHERS_FLAGS = {"--enable-feature", "--from-literal", "--local-base", "--max-restarts"}
+OTHERS_FLAGS = {
+    "--enable-feature",
+    "--from-literal",
+    "--local-base",
+    "--max-restarts",
+    "--previous",
+}
 
 
 def test_flags_within_sentences_exist() -> None:

@@ -46,7 +46,7 @@ def test_equal_logits_keep_the_lowest_ids_of_a_large_vocabulary() -> None:
 def test_a_message_is_accepted_and_its_unset_fields_are_defaults() -> None:
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     message = sampling_pb2.SamplingParams(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
-    sampling = Sampling(temperature=0.7, logit_bias=((3, 1.5),), min_p=0.1)
+    sampling = Sampling(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
     ours, theirs = (target_probs(logits, each, [1], [2], [3]) for each in (sampling, message))
     assert torch.equal(ours, theirs)
 

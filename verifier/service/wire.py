@@ -4,7 +4,6 @@ Every mistake that a client can make in an Open is found here, before the engine
 by its field.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterable
@@ -50,7 +49,6 @@ from verifier.errors import (
     UnsupportedFieldError,
     WrongModelError,
 )
-from verifier.sampling import Sampling
 from verifier.scheduling.sequence import OpenSequence
 from verifier.service.named_drafters import NamedDrafters
 from verifier.structured.grammars import Grammar, GrammarKind
@@ -552,7 +550,7 @@ def check_num_logprobs(num_logprobs: int | None, served: ServedModel, *, field: 
 
 def check_sampling(
     message: sampling_pb2.SamplingParams, served: ServedModel, *, needs_seed: bool = True
-) -> Sampling:
+) -> SamplingParams:
     """Checks the parameters of one sequence; `needs_seed`: temperature > 0 requires a seed.
 
     Raises:
@@ -563,18 +561,13 @@ def check_sampling(
             f"this version does not know field {unknown}", field=f"sampling.{unknown}"
         )
     try:
-        asked = from_message(SamplingParams, message, path="sampling.")
-        check_ranges(asked, path="sampling.")
+        sampling = from_message(SamplingParams, message, path="sampling.")
+        check_ranges(sampling, path="sampling.")
     except FieldError as error:
         raise InvalidRequestError(error.reason, field=error.field) from None
-    check_in_vocabulary(asked.logit_bias, served, field="sampling.logit_bias")
-    sampling = dataclasses.replace(
-        Sampling.of(asked),
-        is_constrained=asked.structured_output is not None,
-        raw_logprobs=asked.logprobs_mode == "raw",
-    )
+    check_in_vocabulary(sampling.logit_bias, served, field="sampling.logit_bias")
     check_num_logprobs(sampling.logprobs, served, field="sampling.logprobs")
     check_num_logprobs(sampling.prompt_logprobs, served, field="sampling.prompt_logprobs")
-    if needs_seed and sampling.temperature > 0 and asked.seed is None:
+    if needs_seed and sampling.temperature > 0 and sampling.seed is None:
         raise InvalidRequestError("must be set with temperature > 0", field="sampling.seed")
     return sampling
