@@ -125,8 +125,3 @@ def test_in_float32(case: str) -> None:
 
 def test_the_default_splits_are_right() -> None:
     triton_cases.the_default_splits_are_right(torch.float16)
-
-
-@pytest.mark.parametrize("is_expanded", cases([True], [False, True]))
-def test_sequences_of_a_models_step_do_not_mix(is_expanded: bool) -> None:
-    triton_cases.sequences_of_a_models_step_do_not_mix(is_expanded)

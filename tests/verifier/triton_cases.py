@@ -18,9 +18,12 @@ from verifier.attention.backend import AttentionBackend, DeviceTables, device_ta
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.triton_paged import (
+    LARGE_TILES,
     SMALL_STEP_TOKENS,
     Splitting,
     TritonBackend,
+    paged_attention,
+    write,
 )
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
@@ -482,3 +485,83 @@ def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu"
     paged = PagedModel(model, backend=backend, num_blocks=32)
     tables = [list(range(31, 26, -1)), [3, 7, 1], [12, 0]]
     paged.check_that_sequences_do_not_mix(tables, longest=70, is_expanded=is_expanded)
+
+
+def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
+    """Then a tile has more rows, of one token."""
+    world = World(
+        Sizes(num_kv_heads=1, group=20, device=device),
+        [Entry(num_queries=1, length=40), Entry(num_queries=3, length=70)],
+    )
+    for splitting in (TOGETHER, APART):
+        world.check(world.attend(splitting))
+
+
+def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
+    """So there is no split past the last one, whose results would lie among another row's."""
+    for length in (32, 64, 128, 192):
+        world = World(Sizes(device=device), [Entry(num_queries=3, length=length)])
+        for splitting in (TOGETHER, APART):
+            world.check(world.attend(splitting))
+
+
+def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
+    """As when a CUDA graph is replayed: the same step, its tensors filled anew."""
+    for splitting in (TOGETHER, APART):
+        sizes = Sizes(device=device)
+        world = World(sizes, [Entry(num_queries=4, length=60), Entry(num_queries=4, length=90)])
+        other = World(
+            sizes,
+            [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
+        )
+        tables = _tables_to_fill(world)
+        for each in (world, other, world):
+            _fill(tables, each)
+            backend = TritonBackend(device=each.device, splitting=splitting)
+            step = backend.prepare_tables(tables, each.cache)
+            each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
+
+
+def a_cache_may_have_more_values_than_int32_counts(device: str = "cpu") -> None:
+    """Of keys, and of values as many; here they are the same ones. 4 GiB, of which a host's memory
+    holds those that are used.
+    """
+    num_kv_heads, head_dim, block_size = 2, 128, 16
+    block_values = block_size * num_kv_heads * head_dim
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = (
+        torch.randn((heads, 20, head_dim), generator=generator).half().to(device)
+        for heads in (2 * num_kv_heads, num_kv_heads)
+    )
+    attended = []
+    for num_blocks in (2, 2**31 // block_values + 2):
+        cached = torch.empty(
+            (num_blocks, block_size, num_kv_heads, head_dim), dtype=torch.float16, device=device
+        )
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=[0] * 20,
+                    draft_token_ids=[],
+                    num_computed_tokens=0,
+                    block_table=[num_blocks - 1, num_blocks - 2],
+                )
+            ],
+            block_size=block_size,
+        )
+        tables = device_tables(layout, torch.device(device))
+        write(keys, keys, tables.slot_mapping, cached, cached)
+        assert torch.equal(cached[-1], keys[:, :16].transpose(0, 1))
+        attended.append(
+            paged_attention(
+                queries,
+                cached,
+                cached,
+                tables,
+                tiles=LARGE_TILES,
+                scaling=0.1,
+                sliding_window=None,
+                splitting=TOGETHER,
+            )
+        )
+    assert torch.equal(*attended)

@@ -334,7 +334,7 @@ def greedy_by_transformers(name: str, prompt: list[int], count: int) -> list[int
     return token_ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize("name", interpreted_cases(["qwen3"], ["qwen3", "mistral"]))
 def test_sessions_get_the_tokens_of_the_host(name: str) -> None:
     """Each step of all of them: chunks, drafts, penalties, logprobs, scored prompts."""
     requests = requests_of(97)
