@@ -87,6 +87,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 BlockPoolMachine.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=40, deadline=None
 )
+TestIntegrity = BlockPoolMachine.TestCase
 
 
 def test_blocks_that_were_used_are_allocated_before_others() -> None:

@@ -151,3 +151,4 @@ class DraftBufferMachine(RuleBasedStateMachine):
 
 
 DraftBufferMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
+TestAgainstTheNaiveModel = DraftBufferMachine.TestCase

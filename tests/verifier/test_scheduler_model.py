@@ -121,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 SchedulerMachine.TestCase.settings = settings(
     max_examples=examples(60), stateful_step_count=30, deadline=None
 )
+TestScheduler = SchedulerMachine.TestCase
 
 
 def stepped(world: ScheduledWorld, num_steps: int) -> list[list[str]]:

@@ -21,12 +21,15 @@ from tests.verifier.test_triton_compilation import (
     Compiled,
     before_waiting,
     compile_for,
+    compiled,
 )
 from verifier.gpu import experts, fp8
 from verifier.sampling import Sampling
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
+__all__ = ["compiled"]
+
 TEXT = some_tokens(60, 97)
 OF_EVERY_STEP = {"add_norm_kernel", "rotate_and_store_kernel", "attend", "combine"}
 # Of few rows, and those of the logits in FP8, too.
