@@ -79,20 +79,6 @@ async def test_a_step_that_does_not_end_is_reported_and_so_is_its_end(
     await asyncio.to_thread(session.wait_end, sequence_id)
 
 
-async def test_sequences_without_steps_are_a_stall_though_commands_are_handled(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start_engine()
-    session = running.attach()
-    monkeypatch.setattr(running.engine._scheduler, "schedule", list)
-    async with watched(running) as (verdicts, _):
-        sequence_id = session.open([1, 2, 3], max_new_tokens=3)
-        await verdicts.wait(False)
-        session.close(sequence_id)
-        await verdicts.wait(True)
-    await asyncio.to_thread(session.wait_end, sequence_id)
-
-
 async def test_sequences_that_wait_for_their_drafts_are_no_stall(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

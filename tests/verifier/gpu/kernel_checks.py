@@ -54,15 +54,6 @@ def test_add_norm(
     torch.testing.assert_close(residual, theirs, **TOLERANCES[torch.float32])
 
 
-def test_add_norm_of_zeros_and_of_large_numbers_is_finite() -> None:
-    weight = torch.ones(32, device=DEVICE)
-    for value in (0.0, 1e15):
-        residual = torch.full((2, 32), value, device=DEVICE)
-        got = TRITON.add_norm(residual, None, None, weight, eps=EPS, dtype=torch.float16)
-        assert got.isfinite().all()
-        assert (got.float() - float(value > 0)).abs().max() < 1e-3
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize(
@@ -196,10 +187,3 @@ def test_gate(activation: Activation, shape: tuple[int, int], dtype: torch.dtype
     got = TRITON.gate(gate_up, activation)
     expected = PLAIN.gate(gate_up, activation)
     torch.testing.assert_close(got, expected, **TOLERANCES[dtype])
-
-
-@pytest.mark.parametrize("activation", list(Activation))
-def test_gate_of_large_numbers_is_finite(activation: Activation) -> None:
-    gate_up = torch.tensor([[-1e4, 1e4, -80.0, 80.0, 1.0, 1.0, 1.0, 1.0]], device=DEVICE)
-    got = TRITON.gate(gate_up, activation)
-    torch.testing.assert_close(got, PLAIN.gate(gate_up, activation), rtol=1e-5, atol=1e-5)
