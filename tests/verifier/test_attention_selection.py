@@ -12,10 +12,9 @@ import torch
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU
-from verifier.attention.selection import AttentionChoice, choose_attention
 from verifier.build import load_model
 from verifier.config import VerifierConfig
-from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.gpu.attention.selection import AttentionChoice, choose_attention
 
 CUDA = torch.device("cuda")
 

@@ -31,20 +31,18 @@ from verifier.build import load_model
 from verifier.checkpoint.digests import digest_of
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.checkpoint import (
-    checkpoint_of,
-    choose_dtype,
-    load_checkpoint,
-    replaced_weights,
-    uses_experts,
-)
-from verifier.model.digests import digest_of
-from verifier.model.transformers_model import TransformersModel
+from verifier.parity.quantised_values import replaced_weights
+from verifier.transformers_model import dtypes
+from verifier.transformers_model.checkpoint import checkpoint_of, load_checkpoint
+from verifier.transformers_model.config import uses_experts
+from verifier.transformers_model.dtypes import choose_dtype
+from verifier.transformers_model.paged_model import TransformersModel
 
 SaveModel = Callable[..., Path]
 
 LONGROPE = {"rope_type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48}
+
+SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
 
 
 @pytest.fixture

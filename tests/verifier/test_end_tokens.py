@@ -11,10 +11,7 @@ from structlog.testing import capture_logs
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from verifier.build import load_model
 from verifier.checkpoint.end_tokens import with_tokenizers_end_token
-from verifier.checkpoint.folder_checks import check_files
-from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.model.end_tokens import with_tokenizers_end_token
 
 BPE = {
     "added_tokens": [{"id": 7, "content": "<|im_end|>", "special": True}],

@@ -7,10 +7,10 @@ from torch.nn.functional import linear
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
 from verifier.gpu.fp8 import FP8, TORCH_ROW_OPERATIONS, quantised, widened
-from verifier.model import fp8_weights
-from verifier.model.checkpoint import load_checkpoint, reference_logits
-from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
-from verifier.model.parity_probe import make_reference
+from verifier.parity.transformers_check import make_reference
+from verifier.transformers_model import fp8_weights
+from verifier.transformers_model.checkpoint import load_checkpoint, reference_logits
+from verifier.transformers_model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY_VALUE = torch.arange(256, dtype=torch.uint8).view(FP8)

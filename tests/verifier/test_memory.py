@@ -12,13 +12,12 @@ import torch
 
 from servicekit.config import ConfigError
 from tests.verifier.paged_model import make_small_model
-from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
+from verifier.gpu.attention.selection import AttentionChoice
 from verifier.model import model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,

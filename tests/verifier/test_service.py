@@ -29,7 +29,6 @@ from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.errors import OverloadedError
-from verifier.model.checkpoint import reference_logits
 from verifier.server import VerifierServer
 from verifier.service import event_wire
 from verifier.transformers_model.checkpoint import reference_logits

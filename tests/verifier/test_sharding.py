@@ -19,8 +19,8 @@ from transformers import (
 
 from servicekit.config import ConfigError
 from tests.verifier.paged_model import CPU, SMALL, some_tokens
-from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers
 from verifier.tensor_parallel.sharding import shard
+from verifier.transformers_model.fp8_weights import Fp8Linear, quantise_linear_layers
 
 HEADS = {"head_dim": 32}
 CONFIGS: dict[str, Callable[[], Any]] = {

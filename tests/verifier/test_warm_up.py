@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from verifier import warm_up
-from verifier.cpu.loading import packing
-from verifier.cpu.weights import DecoderWeights, WeightType
+from verifier.checkpoint.weight_types import WeightType
+from verifier.cpu import packing
+from verifier.cpu.weights import DecoderWeights
 
 REPOSITORY = Path(__file__).parents[2]
 

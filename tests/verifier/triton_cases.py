@@ -18,6 +18,9 @@ from verifier.attention.backend import AttentionBackend, DeviceTables, device_ta
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.gpu.attention.tiles import LARGE_TILES, SMALL_STEP_TOKENS, Splitting
+from verifier.gpu.attention.triton_backend import TritonBackend
+from verifier.gpu.attention.triton_paged import paged_attention, write
 
 # Each program reads all splits of its rows; and each one split only. Splits far shorter than the
 # sequences here, unlike the default: from 32 tokens for the first two to 128.

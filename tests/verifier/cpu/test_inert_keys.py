@@ -11,11 +11,11 @@ import torch
 from transformers import AutoConfig
 
 from tests.verifier.cpu.test_loader import CONFIGS, save
-from verifier.cpu.loading.families import FAMILIES
-from verifier.cpu.loading.inert_keys import INERT_KEYS
-from verifier.cpu.loading.model_config import read_model_config
-from verifier.cpu.loading.refusals import NotServedError
-from verifier.model.parity_reference import reference
+from verifier.checkpoint.families import FAMILIES
+from verifier.checkpoint.inert_keys import INERT_KEYS
+from verifier.checkpoint.model_config import read_model_config
+from verifier.checkpoint.refusals import NotServedError
+from verifier.parity.reference import reference
 
 ONE_OF_EACH_FAMILY = {CONFIGS[name]().model_type: name for name in CONFIGS}
 # As a file of a family has them; other values are no test of the key.

@@ -25,11 +25,12 @@ from transformers import (
 
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
 from tests.verifier.cpu.running_decoder import load
-from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.loading.refusals import CheckpointError, NotServedError
-from verifier.cpu.weights import WeightType
-from verifier.model.checkpoint import load_checkpoint
-from verifier.model.fp8_weights import quantise_linear_layers
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.weight_types import WeightType
+from verifier.cpu.loading import load_weights
+from verifier.transformers_model.checkpoint import load_checkpoint
+from verifier.transformers_model.fp8_weights import quantise_linear_layers
 
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
 SMALL: dict[str, Any] = {

@@ -14,12 +14,13 @@ import torch
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
 from tests.volume import cases
-from verifier.cpu import parity
+from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights, FloatArray
-from verifier.model.parity_reference import reference
+from verifier.cpu.weights import DecoderWeights
+from verifier.parity import comparison, cpu_check
+from verifier.parity.cpu_check import ParityCheck, Subject
+from verifier.parity.reference import reference
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:

@@ -12,7 +12,6 @@ import pytest
 from servicekit.config import ConfigError
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
-from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
 from verifier.model import own_model
 from verifier.model.memory import choose_num_kv_blocks

@@ -9,7 +9,7 @@ import pytest
 
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
-from verifier.cpu.weights import FloatArray
+from verifier.checkpoint.weight_types import FloatArray
 
 
 def model_threads() -> set[threading.Thread]:

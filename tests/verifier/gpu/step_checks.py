@@ -38,7 +38,6 @@ from tests.verifier.running_engine import (
 )
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
-from verifier.attention.triton_paged import TritonBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import StepHandle, StepResult
 from verifier.drafters.drafters import Drafters

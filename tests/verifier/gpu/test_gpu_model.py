@@ -25,8 +25,6 @@ from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.build import load_model
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import paged_logits
 from verifier.gpu.decoder import GpuDecoder
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer

@@ -20,7 +20,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tests.volume import cases
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured import grammars as module
-from verifier.structured import library_grammar
+from verifier.structured import library_grammar, waiting_jobs
+from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammars
 from verifier.structured.library_grammar import GrammarKind
