@@ -421,10 +421,3 @@ def test_every_value_acts_or_asks_for_nothing_or_is_refused_by_name(
         if not is_null and not _entries(IGNORED[path], found):
             undecided.append(f"without effect: {found.path}")
     assert undecided == []
-
-
-@pytest.mark.parametrize("table", [IGNORED, REFUSED], ids=["ignored", "refused"])
-@pytest.mark.parametrize("path", ENDPOINTS)
-def test_the_tables_name_what_there_is(path: str, table: Mapping[str, Mapping[str, str]]) -> None:
-    used = {entry for found in _deviations(path) for entry in _entries(table[path], found)}
-    assert set(table[path]) - used == set()
