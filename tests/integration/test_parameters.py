@@ -29,11 +29,17 @@ from verifier.service import wire
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PARAMETERS = [
-    pytest.param(path, each, id=f"{path}.{each.name}")
+    (path, each)
     for path, kind in (("sampling", SamplingParams), ("speculation", SpeculationParams))
     for each in declared(kind)
 ]
-each_parameter = pytest.mark.parametrize(("path", "parameter"), PARAMETERS)
+
+
+def each_of(parameters: Sequence[tuple[str, Parameter]]) -> pytest.MarkDecorator:
+    names = [f"{path}.{parameter.name}" for path, parameter in parameters]
+    return pytest.mark.parametrize(("path", "parameter"), parameters, ids=names)
+
+
 # What each request has beside, so that every value inside a range is valid and has an effect.
 SAMPLING: dict[str, Any] = {"seed": 7, "logprobs": 1}
 SPECULATION: dict[str, Any] = {"pool": "p", "prompt_lookup_min": 1, "prompt_lookup_max": 32}
@@ -130,7 +136,7 @@ async def services() -> AsyncIterator[Services]:
             yield Services(stack, opens)
 
 
-@each_parameter
+@each_of(PARAMETERS)
 async def test_every_value_inside_the_range_arrives_at_the_verifier(
     services: Services, path: str, parameter: Parameter
 ) -> None:
@@ -159,11 +165,11 @@ def drafting_of(opened: verifier_pb2.Open) -> bytes:
     copy = verifier_pb2.Open()
     copy.CopyFrom(opened)
     for name in ("sequence_id", "sampling"):
-        copy.ClearField(name)  # type: ignore[arg-type]
+        copy.ClearField(name)
     return copy.SerializeToString(deterministic=True)
 
 
-@each_parameter
+@each_of(PARAMETERS)
 async def test_no_value_outside_the_range_passes_the_gateway(
     services: Services, path: str, parameter: Parameter
 ) -> None:
@@ -184,9 +190,7 @@ async def test_no_value_outside_the_range_passes_the_gateway(
     assert len(services.opens) == num_opens
 
 
-@pytest.mark.parametrize(
-    ("path", "parameter"), [each for each in PARAMETERS if each.values[1].http_name]
-)
+@each_of([each for each in PARAMETERS if each[1].http_name])
 async def test_no_value_outside_the_range_passes_http(
     services: Services, path: str, parameter: Parameter
 ) -> None:
