@@ -15,8 +15,8 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
-from gateway.api.openai import chat, requests, schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import chat, requests, schema
 from gateway.api.openai.responses import conversion
 from gateway.api.openai.responses.schema import ResponsesRequest
 

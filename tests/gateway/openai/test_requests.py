@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai import chat, requests, schema
+from gateway.api.openai.reading import chat, requests, schema
 from gateway.messages.request import GenerateRequest
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from tandem.v1 import sampling_pb2, verifier_pb2

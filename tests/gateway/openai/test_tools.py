@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai import grammars
+from gateway.api.openai.reading import grammars
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
@@ -457,13 +457,13 @@ async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
     parameters: Any,
 ) -> None:
-    monkeypatch.setattr("gateway.api.openai.tools._MAX_SIZE", 500)
+    monkeypatch.setattr("gateway.api.openai.reading.tools._MAX_SIZE", 500)
     running = await start(start_api, verifier, texts, CALL)
     tools = [TOOLS[0], tool(parameters)]
     # Only the tools that may be called count.
     choice = {"type": "function", "function": {"name": "weather"}}
     assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    monkeypatch.setattr("gateway.api.openai.tools._schema_of_call", None)
+    monkeypatch.setattr("gateway.api.openai.reading.tools._schema_of_call", None)
     answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
     assert (answer.status, answer.error["param"]) == (400, "tools")
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
-from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from gateway.api.openai.tools import callable_tools
+from gateway.api.openai.reading import message_schema, schema
+from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
+from gateway.api.openai.reading.tools import callable_tools
 from gateway.messages.request import Conversation
 from gateway.text.chat_template import RESERVED_VARIABLES
 
@@ -47,7 +47,7 @@ def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Con
     )
 
 
-def _check_arguments(messages: Sequence[schema.Message]) -> None:
+def _check_arguments(messages: Sequence[message_schema.Message]) -> None:
     """Refuses arguments of tool calls that hold more than can be parsed at once."""
     size = 0
     for index, message in enumerate(messages):
@@ -64,7 +64,7 @@ def _check_arguments(messages: Sequence[schema.Message]) -> None:
             )
 
 
-def _message(message: schema.Message) -> Mapping[str, Any]:
+def _message(message: message_schema.Message) -> Mapping[str, Any]:
     given: dict[str, Any] = {
         # Templates know no developers: the role is the newer name of the same thing.
         "role": "system" if message.role == "developer" else message.role,
@@ -97,7 +97,7 @@ def _message(message: schema.Message) -> Mapping[str, Any]:
     return given
 
 
-def _text(message: schema.Message) -> str:
+def _text(message: message_schema.Message) -> str:
     content = message.content
     texts = [part.text for part in content] if isinstance(content, list) else [content]
     return "\n".join(text for text in (*texts, message.refusal) if text is not None)

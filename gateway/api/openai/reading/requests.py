@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
-from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
-from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from gateway.api.openai.parameters import values_of
+from gateway.api.openai.reading import forms, grammars, schema
+from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
+from gateway.api.openai.reading.parameters import values_of
 from gateway.messages.request import Conversation, GenerateRequest
 from tandem.values import SamplingDefaults, SamplingParams, SpeculationParams, StructuredOutput
 
@@ -218,7 +218,7 @@ def _to_api_error(model: type[pydantic.BaseModel], error: "ErrorDetails") -> Api
         text = message.removeprefix("Invalid JSON: ")
         return ApiError(400, f"the body is not valid JSON: {text}", code="invalid_json")
     location = [
-        part for part in error["loc"] if part != "[key]" and not str(part).startswith(schema.TAG)
+        part for part in error["loc"] if part != "[key]" and not str(part).startswith(forms.TAG)
     ]
     for union in (["response_format"], ["text", "format"]):
         if location[: len(union)] == union:
@@ -251,7 +251,7 @@ def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | st
             for known, field in each.model_fields.items()
             if name == (field.alias or known)
         ]
-        if any(schema.UNSUPPORTED in field.metadata for field in fields):
+        if any(forms.UNSUPPORTED in field.metadata for field in fields):
             return True
         models = [each for field in fields for each in _models_within(field.annotation)]
     return False

@@ -6,8 +6,8 @@ Owns `tool_choice`. How a model writes its calls is known to `gateway/text/`.
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.api.openai import grammars, schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import grammars, message_schema, schema
 from gateway.text.model_text import ModelText
 from gateway.text.tool_call_form import TAGS, ToolCallForm
 from tandem.values import StructuredOutput
@@ -18,7 +18,7 @@ _MAX_SIZE = 1 << 18
 _SIZE_OF_ELEMENT = 16
 
 
-def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool]:
+def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[message_schema.Tool]:
     """The tools that the model may call."""
     return () if parsed.tool_choice == "none" else parsed.tools or ()
 
@@ -39,7 +39,7 @@ def forced_call(
     if choice in (None, "none", "auto"):
         return None
     tools = list(enumerate(callable_tools(parsed)))
-    if isinstance(choice, schema.NamedToolChoice):
+    if isinstance(choice, message_schema.NamedToolChoice):
         name = choice.function.name
         tools = [(index, tool) for index, tool in tools if tool.function["name"] == name]
         if not tools:
@@ -83,7 +83,9 @@ def _size(value: Any) -> int:
     return size
 
 
-def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm) -> dict[str, Any]:
+def _schema_of_call(
+    tools: Sequence[tuple[int, message_schema.Tool]], form: ToolCallForm
+) -> dict[str, Any]:
     calls = []
     # By names that errors repeat.
     definitions: dict[str, Any] = {}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gateway.api.openai.errors import ApiError
-from gateway.api.openai.tokens import CompletionLogprob
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.tokens import CompletionLogprob
+from gateway.api.openai.writing.usage import UsageTotal
 from tandem.values import FinishReason
 
 #: What an answer may hold that stays in memory to its end.

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 
 from starlette.types import Send
 
-from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part
-from gateway.api.openai.choices import Choice
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.jobs import Job
-from gateway.api.openai.tokens import TokenTexts
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.answers import MAX_ANSWER_BYTES, Part
+from gateway.api.openai.writing.choices import Choice
+from gateway.api.openai.writing.tokens import TokenTexts
+from gateway.api.openai.writing.usage import UsageTotal
 from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
 from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads

@@ -5,14 +5,22 @@ is marked `UNSUPPORTED` accepts only the value that asks for nothing, and is ref
 otherwise. Unknown fields are refused, too.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway.api.openai.parameters import at_most, fields_of
+from gateway.api.openai.reading.forms import (
+    UNSUPPORTED,
+    NotRead,
+    RequestPart,
+    of_kind,
+    one_of,
+    text_or_list,
+)
+from gateway.api.openai.reading.message_schema import MAX_TOOLS, Message, Tool, ToolChoice
+from gateway.api.openai.reading.parameters import at_most, fields_of
 from gateway.api.wire import SAMPLING_LIMITS, SPECULATION_LIMITS
 from gateway.requests.validation import MAX_CHOICES
 from tandem.declared import MAX_UINT32
@@ -25,28 +33,10 @@ MAX_PROMPTS = 128
 MAX_LOGPROBS = 20
 
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
-MAX_PARTS = 1024
-
-#: Marks a field that accepts only values without effect.
-UNSUPPORTED = object()
-
-#: The type of what asks for nothing, whatever it holds.
-NotRead = Annotated[Any, Field(description="Not looked at.")]
-
-#: How the tags of unions begin, to tell them from fields in the place of an error.
-TAG = "#"
-
 
 _Uint32 = Annotated[int, Field(ge=0, le=MAX_UINT32)]
 _ShortText = Annotated[str, Field(max_length=256), at_most(256)]
 _StopText = Annotated[str, Field(min_length=1, max_length=256), at_most(256)]
-
-
-def text_or_list(value: Any) -> str | None:
-    if isinstance(value, list):
-        return "#list"
-    return "#text" if isinstance(value, str) else None
 
 
 def _schema_kind(value: Any) -> str | None:
@@ -62,34 +52,6 @@ def _prompt_kind(value: Any) -> str | None:
     if isinstance(first, str):
         return "#texts"
     return "#token_lists" if isinstance(first, list) else "#tokens"
-
-
-def one_of(kind: Callable[[Any], str | None], what: str) -> Discriminator:
-    """Tells the members of a union apart; `what` is said of a value that is none of them."""
-    return Discriminator(
-        kind, custom_error_type="wrong_type", custom_error_message=f"Input should be {what}"
-    )
-
-
-def of_kind(what: str, *supported: str) -> pydantic.BeforeValidator:
-    """Refuses objects of a type that OpenAI knows and this server does not.
-
-    Args:
-        what: they are, for the caller.
-        supported: what their `type` may be. Without one, the object is left to its own fields.
-    """
-
-    def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in supported:
-            raise PydanticCustomError(
-                "unsupported",
-                "{what} of type {kind} is not supported",
-                {"what": what, "kind": kind[:64]},
-            )
-        return value
-
-    return pydantic.BeforeValidator(check)
 
 
 _Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
@@ -108,14 +70,6 @@ _Stop = Annotated[
     | Annotated[list[_StopText], Field(fail_fast=True, max_length=16), Tag("#list")],
     one_of(text_or_list, "a string or a list of strings"),
 ]
-
-
-class RequestPart(pydantic.BaseModel):
-    """A part of a request."""
-
-    model_config = pydantic.ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
 
 
 class StreamOptions(RequestPart):
@@ -301,171 +255,6 @@ class CompletionRequest(_ChoicesRequest):
     suffix: Annotated[Literal[""] | None, UNSUPPORTED] = None
 
 
-class TextPart(RequestPart):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-    annotations: NotRead = None
-    cache_control: NotRead = None
-    prompt_cache_breakpoint: NotRead = None
-
-
-class RefusalPart(RequestPart):
-    """A part of an assistant's message: text like any other."""
-
-    type: Literal["refusal"]
-    refusal: str
-    cache_control: NotRead = None
-
-    @property
-    def text(self) -> str:
-        """As of a text."""
-        return self.refusal
-
-
-def part_kind(value: Any) -> str:
-    """Tells a refusal from texts."""
-    is_refusal = isinstance(value, dict) and value.get("type") == "refusal"
-    return "#refusal" if is_refusal else "#text"
-
-
-class EarlierFunction(RequestPart):
-    """The function of an earlier tool call."""
-
-    name: str
-    arguments: str
-    """JSON."""
-    parsed_arguments: NotRead = None
-    provider_specific_fields: NotRead = None
-
-
-class EarlierToolCall(RequestPart):
-    """A tool call of an assistant's earlier message."""
-
-    id: str
-    type: Literal["function"] | None = None
-    function: EarlierFunction
-    cache_control: NotRead = None
-    extra_content: NotRead = None
-    index: NotRead = None
-    provider_specific_fields: NotRead = None
-
-
-_Content = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[
-        list[
-            Annotated[
-                Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")],
-                Discriminator(part_kind),
-                of_kind("content", "text", "refusal"),
-            ]
-        ],
-        Field(fail_fast=True, max_length=MAX_PARTS),
-        Tag("#list"),
-    ],
-    one_of(text_or_list, "a string or a list of parts"),
-]
-
-
-class Message(RequestPart):
-    """A message of the conversation so far."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: _Content | None = None
-    name: str | None = None
-    tool_calls: (
-        Annotated[
-            list[Annotated[EarlierToolCall, of_kind("a tool call", "function")]],
-            Field(fail_fast=True, max_length=MAX_TOOLS),
-        ]
-        | None
-    ) = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-    """An assistant's, after its `content`."""
-    reasoning_content: str | None = None
-    """Extension: an assistant's thoughts, for templates that know them."""
-
-    # The same by the names of other servers.
-    reasoning: str | None = None
-    """Counts where there is no `reasoning_content`."""
-    reasoning_text: str | None = None
-    """Counts where there is none of the former."""
-    thinking: str | None = None
-    """Counts where there is none of the former."""
-
-    # What servers and clients note of an answer, in messages that are sent back as they came.
-    annotations: NotRead = None
-    cache_control: NotRead = None
-    citations: NotRead = None
-    extra_content: NotRead = None
-    finish_reason: NotRead = None
-    id: NotRead = None
-    index: NotRead = None
-    logprobs: NotRead = None
-    parsed: NotRead = None
-    phase: NotRead = None
-    provider_specific_fields: NotRead = None
-    reasoning_details: NotRead = None
-    reasoning_opaque: NotRead = None
-    status: NotRead = None
-    stop_reason: NotRead = None
-    thinking_blocks: NotRead = None
-    token_ids: NotRead = None
-    usage: NotRead = None
-
-    audio: Annotated[None, UNSUPPORTED] = None
-    function_call: Annotated[None, UNSUPPORTED] = None
-    images: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
-    partial: Annotated[Literal[False] | None, UNSUPPORTED] = None
-    prefix: Annotated[Literal[False] | None, UNSUPPORTED] = None
-
-
-class Tool(RequestPart):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    function: dict[str, Any]
-    """Its `name`, `description` and `parameters`, a JSON schema."""
-    cache_control: NotRead = None
-
-    @pydantic.field_validator("function")
-    @classmethod
-    def _has_name(cls, value: dict[str, Any]) -> dict[str, Any]:
-        name = value.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= 256:
-            raise PydanticCustomError("no_name", "name must be a string of 1 to 256 characters")
-        if not isinstance(value.get("parameters") or {}, dict):
-            raise PydanticCustomError("no_schema", "parameters must be an object")
-        return value
-
-
-class NamedFunction(RequestPart):
-    """A function by its name."""
-
-    name: str
-
-
-class NamedToolChoice(RequestPart):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-def text_or_named(value: Any) -> str | None:
-    return "#named" if isinstance(value, dict) else text_or_list(value)
-
-
-_ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#text")]
-    | Annotated[NamedToolChoice, of_kind("a choice", "function"), Tag("#named")],
-    one_of(text_or_named, "'none', 'auto', 'required' or a function"),
-]
-
-
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -495,7 +284,7 @@ class ChatCompletionRequest(_ChoicesRequest):
     ) = None
     """For the model's chat template; its calls come as `tool_calls` where their form is known."""
 
-    tool_choice: _ToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     """`auto` by default; `required` or a function's name need structured output."""
 
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None

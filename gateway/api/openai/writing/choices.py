@@ -9,9 +9,9 @@ import itertools
 import secrets
 from collections.abc import Sequence
 
-from gateway.api.openai.answers import Part, ToolCallDelta
-from gateway.api.openai.report import SpeculationReport
-from gateway.api.openai.tokens import TextOffsets, TokenTexts
+from gateway.api.openai.writing.answers import Part, ToolCallDelta
+from gateway.api.openai.writing.report import SpeculationReport
+from gateway.api.openai.writing.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
 from gateway.text.output_reader import Read, ReasoningText
 from gateway.text.tool_call_reader import CallDelta
