@@ -9,7 +9,7 @@ from typing import Any
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.reading import grammars, message_schema, schema
 from gateway.text.model_text import ModelText
-from gateway.text.tool_call_form import TAGS, ToolCallForm
+from gateway.text.output.tool_call_form import TAGS, ToolCallForm
 from tandem.values import StructuredOutput
 
 # Of the parameters in a grammar: it is written in the event loop's thread.

@@ -13,8 +13,8 @@ from gateway.api.openai.writing.answers import Part, ToolCallDelta
 from gateway.api.openai.writing.report import SpeculationReport
 from gateway.api.openai.writing.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
-from gateway.text.output_reader import Read, ReasoningText
-from gateway.text.tool_call_reader import CallDelta
+from gateway.text.output.parts import Read, ReasoningText
+from gateway.text.output.tool_call_reader import CallDelta
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ For programs that read calls in texts of their own; requests are read by `output
 
 from collections.abc import Collection
 
-from gateway.text.output_reader import OutputReader, Reading
-from gateway.text.stop_strings import StopStrings
-from gateway.text.tool_call_form import ToolCallForm, form_of_template
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Reading
+from gateway.text.output.stop_strings import StopStrings
+from gateway.text.output.tool_call_form import ToolCallForm, form_of_template
 
 __all__ = ["HermesParser", "Llama3Parser", "ToolCallForm", "ToolCallParser", "form_of_template"]
 

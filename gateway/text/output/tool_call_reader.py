@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gateway.text.json_mender import JsonMender, mended
+from gateway.text.output.json_mender import JsonMender, mended
 
 # A longer text is none: until it is certain, it is kept.
 MAX_UNCERTAIN_CHARACTERS = 1 << 16

@@ -11,7 +11,7 @@ the first object that is called `arguments` or `parameters`.
 import enum
 import re
 
-from gateway.text.tool_call_reader import BEGIN, END
+from gateway.text.output.tool_call_reader import BEGIN, END
 
 #: Of all forms. A tokenizer may say that they are special, but calls are found by their text.
 TAGS = (BEGIN, END)

@@ -27,17 +27,15 @@ see as something else: a model may quote them while it reasons, or in a call's a
 """
 
 import copy
-import dataclasses
 import enum
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
+from gateway.text.output.stop_strings import StopStrings
+from gateway.text.output.tool_call_reader import BEGIN as CALL_BEGIN
+from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallReader
 from gateway.text.reasoning import BEGIN, END, Reasoning
-from gateway.text.stop_strings import StopStrings
-from gateway.text.tool_call_form import ToolCallForm
-from gateway.text.tool_call_reader import BEGIN as CALL_BEGIN
-from gateway.text.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallDelta, CallReader
 
 # White space before a tag belongs to it, as far as it is not longer, in characters.
 _MAX_SPACE = 256
@@ -56,46 +54,6 @@ class Place(enum.Enum):
     ANSWER = enum.auto()
     CALL = enum.auto()
     BEHIND = enum.auto()
-
-
-class ReasoningText(NamedTuple):
-    """Some of a model's reasoning."""
-
-    text: str
-
-
-#: A text is of the answer.
-Piece = str | ReasoningText | CallDelta
-
-
-class Read(NamedTuple):
-    """What became final with a token's text.
-
-    Attributes:
-        pieces: in the output's order.
-        num_reasoning_tokens: tokens, this one among them or not, that it has become known to be
-            of reasoning.
-        begins_in_call: whether the token came within a call.
-    """
-
-    pieces: Sequence[Piece]
-    num_reasoning_tokens: int = 0
-    begins_in_call: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What is told apart in an output; by default, nothing.
-
-    Attributes:
-        reasoning: where the prompt leaves the model's reasoning.
-        form: in which calls are written; None: they stay text.
-        tool_names: of the tools that may be called; empty: calls stay text.
-    """
-
-    reasoning: Reasoning = Reasoning.NONE
-    form: ToolCallForm | None = None
-    tool_names: frozenset[str] = frozenset()
 
 
 class OutputReader:

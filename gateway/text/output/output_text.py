@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.output_reader import OutputReader, Read, Reading
-from gateway.text.stop_strings import StopStrings
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Read, Reading
+from gateway.text.output.stop_strings import StopStrings
 
 _SKIPPED_AT_ONCE = 4096
 
