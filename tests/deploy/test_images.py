@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
 from servicekit import probe
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import ServerOptions, parse_config
-from servicekit.server import Server
-from servicekit.tls import channel_credentials
+from servicekit.serving.server import Server
 from tests.deploy.manifests import DEPLOY, REPOSITORY, SERVICES, find_tool
 from tests.deploy.test_manifests_match_code import CODE, port_of
 from tests.integration.stack import running_stack

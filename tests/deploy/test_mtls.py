@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from servicekit import probe
 from servicekit.address import parse_address
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import ChannelOptions, ServerOptions
-from servicekit.health import LIVENESS_NAME
 from servicekit.logs import get_logger
-from servicekit.server import Server
-from servicekit.tls import channel_credentials
+from servicekit.serving.health import LIVENESS_NAME
+from servicekit.serving.server import Server
 from tests.deploy.manifests import environment, named, workloads
 
 VARIANT = "ha+mtls+keda+hpa"

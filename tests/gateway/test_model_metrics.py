@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.messages.response import Step
 from gateway.model_metrics import MetricsByModel
-from servicekit.metrics import Exposition, choose_format
+from servicekit.telemetry.metrics import Exposition, choose_format
 from tandem.values import FinishReason
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, read, until

@@ -14,10 +14,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
+from servicekit.channels.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import grpc
 
-from servicekit.watched_files import WatchedFiles
+from servicekit.channels.watched_files import WatchedFiles
 
 
 @dataclasses.dataclass(slots=True, eq=False)

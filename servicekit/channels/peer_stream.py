@@ -8,7 +8,7 @@ asks it for the next message. It holds one message being written and one being r
     connecting --greet--> up --any error--> down, connecting ...
 
 A stream waits until its channel is connected: gRPC's backoff paces the connections
-(`servicekit.channel`), and a stream that broke while it was up is replaced at once. Only a peer
+(`channel.py`), and a stream that broke while it was up is replaced at once. Only a peer
 that accepts connections and ends streams early is paced here.
 """
 

@@ -9,11 +9,11 @@ import functools
 import grpc
 
 from servicekit.address import Address, parse_address
+from servicekit.channels.limits import KEEPALIVE, MAX_RECEIVE_BYTES
+from servicekit.channels.renewed_channel import RenewedChannel
+from servicekit.channels.tls import check_peer_plaintext, peer_files, tls_credentials
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ChannelOptions
-from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES
-from servicekit.renewed_channel import RenewedChannel
-from servicekit.tls import check_peer_plaintext, peer_files, tls_credentials
-from servicekit.watched_files import WatchedFiles
 
 # How long one attempt to connect may take, and how the pauses between attempts grow: a restarted
 # peer is found within seconds, and an absent one does not get many attempts.

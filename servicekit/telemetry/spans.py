@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry, and their way to a collector (OTLP over gRPC).
 
 Owns the library's set-up, and what it takes from a caller and gives to a callee. Imported only by
-processes that trace (`servicekit.tracing`). Spans hold identifiers and numbers, never the content
+processes that trace (`tracing.py`). Spans hold identifiers and numbers, never the content
 of a request.
 
 A collector that is slow or gone harms nobody: ended spans wait in a bounded queue
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from servicekit.trace_context import TRACE_PARENT_KEY
+from servicekit.telemetry.trace_context import TRACE_PARENT_KEY
 
 Attributes = Mapping[str, str | int | float | Sequence[str]]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import grpc
 
 from servicekit.address import is_loopback_target, parse_address
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.watched_files import WatchedFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

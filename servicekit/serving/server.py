@@ -1,7 +1,7 @@
 """The listening ports of a process: gRPC, plaintext health, metrics.
 
 Owns binding, starting and stopping them, and what health says. Knows no service: servicers are
-added to `Server.grpc` before `start`. Signals and exit codes belong to `servicekit.process`.
+added to `Server.grpc` before `start`. Signals and exit codes belong to `process.py`.
 """
 
 import asyncio
@@ -22,23 +22,10 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from servicekit import VERSION, health
+from servicekit import VERSION
 from servicekit.address import Address, parse_address
-from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.errors import ErrorTable
-from servicekit.grpc_stop import GrpcStop
-from servicekit.interceptors.access import AccessInterceptor
-from servicekit.interceptors.bounds import BoundsInterceptor
-from servicekit.interceptors.callers import Caller
-from servicekit.interceptors.error_mapping import ErrorInterceptor
-from servicekit.interceptors.request_id import RequestIdInterceptor
-from servicekit.interceptors.rpc_metrics import MetricsInterceptor
-from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
-from servicekit.listening_socket import cannot_listen
-from servicekit.logs import Logger
-from servicekit.message_limits import LimitOptions, limits_of_methods
-from servicekit.metrics import MetricsServer
-from servicekit.tls import (
+from servicekit.channels.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
+from servicekit.channels.tls import (
     ChannelCertificate,
     ServerCertificate,
     peer_files,
@@ -46,7 +33,21 @@ from servicekit.tls import (
     server_credentials,
     watch_server_certificate,
 )
-from servicekit.watched_files import WatchedFiles
+from servicekit.channels.watched_files import WatchedFiles
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.errors import ErrorTable
+from servicekit.interceptors.access import AccessInterceptor
+from servicekit.interceptors.bounds import BoundsInterceptor
+from servicekit.interceptors.callers import Caller
+from servicekit.interceptors.error_mapping import ErrorInterceptor
+from servicekit.interceptors.request_id import RequestIdInterceptor
+from servicekit.interceptors.rpc_metrics import MetricsInterceptor
+from servicekit.listening_socket import cannot_listen
+from servicekit.logs import Logger
+from servicekit.message_limits import LimitOptions, limits_of_methods
+from servicekit.serving import health
+from servicekit.serving.grpc_stop import GrpcStop
+from servicekit.telemetry.metrics import MetricsServer
 
 # Calls that gRPC has accepted and Python has not begun, some 10 KB each. Beyond it, gRPC ends new
 # calls of any client with CANCELLED. By default it is 1,000, fewer than one connection may open.

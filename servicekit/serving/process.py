@@ -11,7 +11,7 @@
     warn_of_unknown_variables(Options, service="mine", logger=get_logger("mine"))
     end(run(lambda: serve(options)))
 
-Knows no service. The ports belong to `servicekit.server`.
+Knows no service. The ports belong to `servicekit.serving.server`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from servicekit.server import Server
+from servicekit.serving.server import Server
 
 # How long calls that outlive the drain may take to end by themselves. The drain has waited for all
 # work, so these are streams that only their client would end.

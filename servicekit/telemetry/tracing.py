@@ -12,7 +12,7 @@ from servicekit import VERSION
 from servicekit.config import ConfigError
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -47,7 +47,7 @@ def _start(service: str, environ: Mapping[str, str]) -> "Spans":
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        from servicekit.spans import Spans
+        from servicekit.telemetry.spans import Spans
     except ImportError:
         raise ConfigError(
             next(name for name in _ENDPOINTS if environ.get(name)),
