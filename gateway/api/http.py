@@ -24,7 +24,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.acceptor import Acceptor
-from gateway.api.http_connection import Connection, ConnectionLimits, bounded
+from gateway.api.connection import Connection
+from gateway.api.connection_limits import ConnectionLimits
+from gateway.api.http_connection import bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
 from gateway.errors import UnreadError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope
 
-from gateway.api.http_connection import Connection
+from gateway.api.connection import Connection
 from gateway.api.openai import body as bodies
 from gateway.api.openai.body import BodyReader
 from gateway.api.openai.errors import ApiError
