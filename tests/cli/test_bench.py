@@ -20,7 +20,8 @@ import grpc
 import openai
 import pytest
 
-from tandem.cli import bench, main
+from tandem.cli import main
+from tandem.cli.benchmark import run as benchmark_run
 from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
 from tandem.load.run import Amount, poisson_arrivals_s, run_turn
@@ -218,10 +219,10 @@ async def test_variants_begin_each_turn_with_the_same_prompt(
     async def no_server(*_: object) -> AsyncIterator[object]:
         yield None
 
-    monkeypatch.setattr(bench, "run_turn", turn)
-    monkeypatch.setattr(bench, "_endpoint", no_server)
+    monkeypatch.setattr(benchmark_run, "run_turn", turn)
+    monkeypatch.setattr(benchmark_run, "_endpoint", no_server)
     unused: Any = None
-    plan = bench._Plan(
+    plan = benchmark_run.Plan(
         prompts=[Prompt(prompt=str(number), max_new_tokens=1) for number in range(100)],
         variants={"on": True, "off": False},
         turns=[Amount(seconds=1.0)] * 3,
@@ -229,7 +230,7 @@ async def test_variants_begin_each_turn_with_the_same_prompt(
         rate_per_s=None,
         seed=0,
     )
-    await bench._run(plan, unused, unused)
+    await benchmark_run.run(plan, unused, unused)
     assert firsts[True] == firsts[False] == ["0", "5", "10"]
 
 
@@ -476,7 +477,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.cli.bench_progress._LINE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("tandem.cli.benchmark.progress._LINE_INTERVAL_S", 0.02)
     with serving({"completion_tokens": 1}) as url:
         assert main(["bench", "--url", url, *amount]) == 0
     shown = capsys.readouterr()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tandem.cli.check import Check, fail, ok, sampling_check, warn
+from tandem.cli.checks.check import Check, fail, ok, sampling_check, warn
 from tandem.cli.up import INSTALL_ALL, missing_services
 from tandem.free_ports import check_port
 

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 
 from tandem.channel import TlsOptions, load_own_certificate
-from tandem.cli.check import Check, fail, ok, sampling_check, warn
+from tandem.cli.checks.check import Check, fail, ok, sampling_check, warn
 from tandem.cli.connection_flags import UNREACHED_ADVICE, reason_unreached
 from tandem.cli.tls_context import tls_context
 from tandem.client import TandemClient, TandemError
