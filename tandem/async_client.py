@@ -8,16 +8,16 @@ from typing import Self
 import grpc
 
 from tandem import wire
-from tandem.channel import (
+from tandem.continuation import Continuation
+from tandem.generation import Event, EventCollector, Generation, GenerationRequest, Model, Started
+from tandem.transport.channel import (
     TlsOptions,
     may_have_several,
     open_async_channel,
     parse_targets,
     token_metadata,
 )
-from tandem.continuation import Continuation
-from tandem.generation import Event, EventCollector, Generation, GenerationRequest, Model, Started
-from tandem.retry import Attempts, Failover, RetryPolicy
+from tandem.transport.retry import Attempts, Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 

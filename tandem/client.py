@@ -46,16 +46,9 @@ import grpc
 
 from tandem import wire
 from tandem.async_client import AsyncTandemClient
-from tandem.channel import (
-    TlsOptions,
-    may_have_several,
-    open_channel,
-    parse_targets,
-    token_metadata,
-)
 from tandem.continuation import Continuation
-from tandem.drafter_client import AsyncDrafterClient, DrafterClient
-from tandem.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
+from tandem.drafts.drafter_client import AsyncDrafterClient, DrafterClient
+from tandem.drafts.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
 from tandem.generation import (
     Choice,
     Chunk,
@@ -70,7 +63,14 @@ from tandem.generation import (
     TandemError,
     Traced,
 )
-from tandem.retry import Attempts, Failover, RetryPolicy
+from tandem.transport.channel import (
+    TlsOptions,
+    may_have_several,
+    open_channel,
+    parse_targets,
+    token_metadata,
+)
+from tandem.transport.retry import Attempts, Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tandem.values import (
     DraftSource,

@@ -6,7 +6,6 @@ import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
-from tandem.channel import is_loopback_host, load_own_certificate
 from tandem.cli.benchmark.progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.tls_context import tls_context
@@ -15,6 +14,7 @@ from tandem.load.answer import Answer, Summary
 from tandem.load.endpoints import Endpoint, GrpcEndpoint, OpenAiEndpoint
 from tandem.load.run import Amount, run_turn
 from tandem.load.workloads import Prompt
+from tandem.transport.channel import is_loopback_host, load_own_certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from tandem.channel import TlsOptions, load_own_certificate
 from tandem.cli.checks.check import Check, fail, ok, sampling_check, warn
 from tandem.cli.connection_flags import UNREACHED_ADVICE, reason_unreached
 from tandem.cli.tls_context import tls_context
 from tandem.client import TandemClient, TandemError
+from tandem.transport.channel import TlsOptions, load_own_certificate
 
 _SCHEME = re.compile(r"^(dns|ipv4|ipv6):")
 _TIMEOUT_S = 5.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import grpc
 
 from tandem.generation import TandemError
-from tandem.rotation import Rotation
+from tandem.transport.rotation import Rotation
 
 # How calls end that a server lost or never ran. gRPC ends a call with CANCELLED that reaches a
 # server just after its shutdown has begun; whoever cancels a call of theirs, or closes the client,

@@ -21,12 +21,13 @@ import threading
 from collections.abc import Sequence
 from typing import Self
 
-from tandem import draft_exchange, wire
-from tandem.channel import TlsOptions, open_async_channel, open_channel
-from tandem.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
+from tandem import wire
+from tandem.drafts import draft_exchange
+from tandem.drafts.drafting import Draft, DraftedSequence, DrafterLoad, DraftQuery
+from tandem.drafts.propose_stream import ProposeStream
 from tandem.generation import TandemError
 from tandem.messages import from_message
-from tandem.propose_stream import ProposeStream
+from tandem.transport.channel import TlsOptions, open_async_channel, open_channel
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.values import Keep, NgramParams
 

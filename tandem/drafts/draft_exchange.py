@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import grpc
 
-from tandem.drafting import Draft, DraftedSequence, DraftQuery
+from tandem.drafts.drafting import Draft, DraftedSequence, DraftQuery
 from tandem.generation import TandemError
 from tandem.messages import set_field, set_message, word_of
 from tandem.v1 import drafter_pb2

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import grpc
 
-from tandem.renewed_channel import RenewedAsyncChannel, RenewedChannel
+from tandem.transport.renewed_channel import RenewedAsyncChannel, RenewedChannel
 
 # While a call is open, a server that vanished without closing the connection is noticed within the
 # sum of both. A server of Tandem takes a ping every 0.5 s.
 _KEEPALIVE_MS = (10_000, 5_000)
 #: The same for calls that go on elsewhere once they are cut off. A slow link looks like a server
 #: that vanished, so only first attempts use it: a call that it has cut off goes on over a channel
-#: with the long keepalive (`tandem.retry`).
+#: with the long keepalive (`tandem.transport.retry`).
 SHORT_KEEPALIVE_MS = (800, 800)
 
 _CHANNEL_OPTIONS = (

@@ -1,8 +1,8 @@
 """Queries to a drafter and its answers, as plain values.
 
-Owns the vocabulary of `tandem.drafter_client`. Fields mean what `protos/tandem/v1/drafter.proto`
+Owns the vocabulary of `drafter_client.py`. Fields mean what `protos/tandem/v1/drafter.proto`
 says. None leaves a field absent, so the server's default holds. Knows neither gRPC channels nor
-protobuf (`tandem.draft_exchange` translates).
+protobuf (`draft_exchange.py` translates).
 """
 
 import secrets

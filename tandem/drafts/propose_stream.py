@@ -1,6 +1,6 @@
 """Exchanges over a ProposeStream that is opened again after a failure.
 
-Owns the call. Does not know the content of messages (`tandem.draft_exchange`).
+Owns the call. Does not know the content of messages (`tandem.drafts.draft_exchange`).
 """
 
 import asyncio
