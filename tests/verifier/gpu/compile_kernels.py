@@ -48,7 +48,7 @@ def compile_layers(capability: int, element: str) -> None:
     for has_norm in (True, False):
         flags = {"HAS_UPDATE": True, "HAS_UPDATE_NORM": has_norm, **overlap}
         compile_for(capability, add_norm_kernel, norm, BLOCK=4096, **flags)
-    heads = {"qkv": rows, "rotated": rows, "turns": floats, "head_norms": floats}
+    heads = {"qkv": rows, "rotated": rows, "cos_sin": floats, "head_norms": floats}
     heads |= {"slot_mapping": "*i64", "keys": rows, "values": rows, "is_bad": "*i32"}
     heads |= {"eps": "fp32"}
     heads |= dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "num_pairs"), "i32")
