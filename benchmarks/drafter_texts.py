@@ -8,8 +8,8 @@ import numpy.typing as npt
 from drafter.budgets import NGRAMS_PER_ANSWER
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
-from drafter.ngram.draft import SCANNED_DRAFT_WORDS
 from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
+from drafter.ngram.kmp import SCAN_WORDS
 from drafter.ngram.propose import propose_all
 from drafter.ngram.text import HASH_BASE, IndexedText
 from drafter.pool_index.propose import propose_from_pools
@@ -97,8 +97,8 @@ def propose(
 ) -> list[Draft]:
     """Returns the drafts of all texts, however many calls that takes. See `Call`."""
     drafts: list[Draft] = [([], 0)] * len(texts)
-    progress = np.zeros((len(texts), SCANNED_DRAFT_WORDS), dtype=np.int64)
-    scans = address_of(progress) + 8 * SCANNED_DRAFT_WORDS * np.arange(len(texts))
+    progress = np.zeros((len(texts), SCAN_WORDS), dtype=np.int64)
+    scans = address_of(progress) + 8 * SCAN_WORDS * np.arange(len(texts))
     still_open = list(range(len(texts)))
     while still_open:
         call = Call(

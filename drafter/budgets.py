@@ -64,7 +64,7 @@ POOL_SLICE_S = 0.0003
 """How long it keeps the event loop before others get a turn."""
 
 POOL_NGRAMS_PER_PIECE = 256
-POOL_TOKENS_PER_PIECE = 958
+POOL_TOKENS_PER_PIECE = 960
 """The most of one piece of work: each takes about a hundred microseconds."""
 
 SNAPSHOT_SLICE_S = 0.0005

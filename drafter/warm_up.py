@@ -57,7 +57,7 @@ async def _answer_batches() -> None:
             await engine.indexer.task
 
     options = {
-        "index": pb.NgramParams(pool_id="pool"),
+        "index": pb.NgramParams(tie=pb.TIE_LONGEST, pool_id="pool"),
         "scan": pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
     }
     for _ in range(2):

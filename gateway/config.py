@@ -1,18 +1,17 @@
 """The gateway's configuration. `servicekit.config` knows where the values come from."""
 
+import dataclasses
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES
 from gateway.requests.acceptance import RequestDefaults
-from gateway.requests.drafting_policy import POLICIES, DraftingPolicy
+from gateway.requests.drafting_policy import TANDEM
 from servicekit.address import parse_address
-from servicekit.config import ChannelOptions, ServerOptions
-from tandem.declared import MAX_UINT32
-from tandem.values import MAX_NGRAM, SpeculationParams
+from servicekit.config import NO_FLAG, ChannelOptions, ServerOptions
 
 SERVICE = "gateway"
 
@@ -27,9 +26,7 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The options of `python -m gateway`."""
 
-    server: ServerOptions = ServerOptions(
-        listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100", max_connection_age_s=300.0
-    )
+    server: ServerOptions = ServerOptions(listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100")
 
     peers: ChannelOptions = ChannelOptions()
 
@@ -92,38 +89,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most draft tokens requested from a drafter at a time: for two steps, so that a step whose
     drafts were all accepted leaves drafts for the next one."""
 
-    preset: Literal["tandem", "vllm-kmp", "vllm", "transformers"] = "tandem"
-    """The known drafter that is reproduced for requests that name none (docs/drafting.md has the
-    table). The flags below override single values of it; a request that names a preset gets that
-    one unchanged."""
-
     num_speculative_tokens: int | None = pydantic.Field(default=None, ge=0)
-    """Most drafts verified per step; at most the verifiers' limit. If empty: the preset's (tandem:
-    that limit where the number of drafts follows the match, else 7)."""
-
-    prompt_lookup_min: int | None = pydantic.Field(default=None, ge=1, le=MAX_NGRAM)
-    """Shortest n-gram matched; the preset's if empty."""
-
-    prompt_lookup_max: int | None = pydantic.Field(default=None, ge=1, le=MAX_NGRAM)
-    """Longest n-gram matched; the preset's if empty."""
-
-    overlap: Literal["disjoint", "allowed"] | None = None
-    """Whether a match may overlap the n-gram at the end; the preset's if empty."""
-
-    tie: Literal["earliest", "latest", "longest"] | None = None
-    """Which of several matches is continued; the preset's if empty."""
-
-    tokens_per_match: int | None = pydantic.Field(default=None, ge=0, le=MAX_UINT32)
-    """With --tie longest: drafts verified per token of match length; 0 for no such limit; 2 if
-    empty."""
-
-    algorithm: Literal["index", "kmp"] | None = None
-    """How matches are found, by a hash index or by a Knuth-Morris-Pratt scan: the drafts are the
-    same. The preset's if empty."""
-
-    pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
-    """With --tie earliest or latest: a request's pool is searched when its own match is shorter
-    than this; 0: only when there is none. With --tie longest it is always searched."""
+    """Most drafts verified per step; at most the verifiers' limit. If empty: that limit where
+    the number of drafts follows the match, else 7."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
     """Longest prompt accepted, in tokens; the model's limit if empty."""
@@ -133,7 +101,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     --clients, one tenant gets four fifths at most, and where several models are served, one
     model."""
 
-    max_waiting_tokens: int = pydantic.Field(default=2_097_152, ge=1)
+    max_waiting_tokens: Annotated[int, NO_FLAG] = 2_097_152
     """Most prompt tokens that wait for their first output token at a time, counted for each choice;
     further requests are refused, unless no other waits."""
 
@@ -141,30 +109,30 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Whether requests may ask for a trace of every step of the model; the verifiers must allow
     it, too."""
 
-    stream_interval_s: float = pydantic.Field(default=0.005, ge=0, le=1, allow_inf_nan=False)
+    stream_interval_s: Annotated[float, NO_FLAG] = 0.005
     """For how long a stream's tokens are gathered for one message, in seconds; with many streams
     for longer. The first and the last tokens never wait. 0: a message for each step of the
     model."""
 
-    unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    unread_timeout_s: Annotated[float, NO_FLAG] = 60.0
     """How long a client may leave output unread, so that no more can be sent, before its request is
     ended, in seconds."""
 
-    connect_timeout_s: float = pydantic.Field(default=5.0, gt=0, allow_inf_nan=False)
+    connect_timeout_s: Annotated[float, NO_FLAG] = 5.0
     """How long one attempt to reach a verifier may take, in seconds."""
 
-    failover_after_s: float = pydantic.Field(default=1.5, gt=0, allow_inf_nan=False)
+    failover_after_s: Annotated[float, NO_FLAG] = 1.5
     """How long a verifier may not answer, or its engine not step, before its sequences go on at
     another one, in seconds. A step may take twice as long as the longest of the last ones."""
 
-    progress_timeout_s: float = pydantic.Field(default=120.0, gt=0, allow_inf_nan=False)
+    progress_timeout_s: Annotated[float, NO_FLAG] = 120.0
     """The same where there is no other verifier; the session is then begun anew, in seconds."""
 
-    resume_timeout_s: float = pydantic.Field(default=10.0, ge=0, allow_inf_nan=False)
+    resume_timeout_s: Annotated[float, NO_FLAG] = 10.0
     """How long a request whose verifier is gone may wait for one that goes on with it, before it
     ends with UNAVAILABLE, in seconds."""
 
-    max_resumes: int = pydantic.Field(default=4, ge=0)
+    max_resumes: Annotated[int, NO_FLAG] = 4
     """How often a choice may go on at another verifier after it lost its own. Verifiers that shut
     down do not count."""
 
@@ -208,41 +176,17 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         return value
 
     @pydantic.model_validator(mode="after")
-    def _ngrams_are_a_range(self) -> "GatewayConfig":
-        policy = self.drafting_policy()
-        if policy.min_ngram > policy.max_ngram:
-            raise ValueError(
-                f"--prompt-lookup-min {policy.min_ngram} is over "
-                f"--prompt-lookup-max {policy.max_ngram}"
-            )
-        if self.tokens_per_match and policy.tie != "longest":
-            raise ValueError("--tokens-per-match needs --tie longest")
-        return self
-
-    @pydantic.model_validator(mode="after")
     def _tokens_are_known(self) -> "GatewayConfig":
         if self.metrics_need_token and self.clients is None:
             raise ValueError("--metrics-need-token needs --clients")
         return self
 
-    def drafting_policy(self) -> DraftingPolicy:
-        """The policy of requests that name no preset."""
-        given = SpeculationParams(
-            prompt_lookup_min=self.prompt_lookup_min,
-            prompt_lookup_max=self.prompt_lookup_max,
-            overlap=self.overlap,
-            tie=self.tie,
-            tokens_per_match=self.tokens_per_match,
-            algorithm=self.algorithm,
-            pool_min_ngram=self.pool_min_ngram,
-            num_speculative_tokens=self.num_speculative_tokens,
-        )
-        return POLICIES[self.preset].override(given)
-
     def request_defaults(self) -> RequestDefaults:
         """Values that requests leave open, and the gateway's own limits."""
         return RequestDefaults(
-            drafting=self.drafting_policy(),
+            drafting=dataclasses.replace(
+                TANDEM, num_speculative_tokens=self.num_speculative_tokens
+            ),
             hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 # In characters, of a value in the log.
 _MAX_SHOWN = 64
 
+# Clients find new replicas of the gateway; calls in flight end undisturbed.
+_MAX_CONNECTION_AGE_S = 300.0
+
 
 class GatewayServer:
     """One gateway.
@@ -123,6 +126,7 @@ class GatewayServer:
             logger=logger,
             limit_options=limits_pb2,
             admit=None if config.clients is None else self._authenticator.authenticate,
+            max_connection_age_s=_MAX_CONNECTION_AGE_S,
         )
         if config.clients is not None:
             self._clients = WatchedFiles(

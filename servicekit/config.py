@@ -10,9 +10,9 @@ nested models share one flat namespace.
     precedence             flag > variable > YAML > the enclosing model's default > the field's
 
 A list is comma-separated in a flag or variable. A bool is --x / --no-x, and true or false in a
-variable. An empty value sets an optional key to None. Unknown variables are no errors: Kubernetes
-sets <SERVICE>_PORT and the like for every service that it knows. `warn_of_unknown_variables` logs
-the others.
+variable. An empty value sets an optional key to None. A field marked `NO_FLAG` is no key.
+Unknown variables are no errors: Kubernetes sets <SERVICE>_PORT and the like for every service that
+it knows. `warn_of_unknown_variables` logs the others.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ from servicekit.logs import Logger
 from servicekit.yaml_file import ConfigError, load_yaml
 
 __all__ = [
+    "NO_FLAG",
     "ChannelOptions",
     "ConfigError",
     "Option",
@@ -50,6 +51,9 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=pydantic.BaseModel)
+
+#: Marks a field that is no key: no operator needs another value. Tests of its limit do.
+NO_FLAG = "no flag"
 
 _HELP = """Flags win over variables, variables over the YAML file. YAML keys are the flags in
 snake_case. A list is comma-separated."""
@@ -85,33 +89,18 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     allow_plaintext: bool = False
     """Listen without TLS on an address that is not loopback."""
 
-    drain_delay_s: float = pydantic.Field(default=0.0, ge=0, allow_inf_nan=False)
-    """How long new calls are still accepted after SIGTERM, while health already says NOT_SERVING,
-    in seconds: until name services no longer return this address."""
-
     drain_timeout_s: float = pydantic.Field(default=30.0, ge=0, allow_inf_nan=False)
-    """How long requests may take to finish after SIGTERM and --drain-delay-s, in seconds."""
+    """How long requests may take to finish after SIGTERM, in seconds."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
 
-    max_concurrent_streams: int = pydantic.Field(default=1024, ge=1, le=2**31 - 1)
-    """Maximum number of calls in flight on one connection; further ones wait at the client. Where
-    many come and go at the limit, some are refused (UNAVAILABLE), which bounds what resets cost."""
-
-    max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
+    max_concurrent_calls: Annotated[int, NO_FLAG] = 4096
     """Maximum number of calls in flight in total, without health checks; further ones are
     refused."""
 
-    max_connection_age_s: float = pydantic.Field(default=0.0, ge=0, le=10**6, allow_inf_nan=False)
-    """How long a connection takes new calls, in seconds: then its client is asked to open another
-    one (GOAWAY) and finds new replicas; calls in flight end undisturbed. 0 is no limit."""
-
-    request_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
+    request_timeout_s: Annotated[float, NO_FLAG] = 30.0
     """How long a call may take to send its one request, in seconds."""
-
-    reflection: bool = True
-    """Offer gRPC reflection: names and messages of the services, to every client."""
 
     @pydantic.field_validator("listen", "metrics_listen", "health_listen")
     @classmethod
@@ -139,7 +128,7 @@ class ChannelOptions(
     peer_allow_plaintext: bool = False
     """Call services without TLS on addresses that are not loopback."""
 
-    resolve_interval_s: float = pydantic.Field(default=5.0, gt=0, allow_inf_nan=False)
+    resolve_interval_s: Annotated[float, NO_FLAG] = 5.0
     """How often the DNS names of services to call are resolved, in seconds. Each address that a
     name has is a replica of its own."""
 
@@ -301,6 +290,8 @@ def _walk(
         # The instance that a parent defaults to wins over the nested model's own defaults, as in
         # `server: ServerOptions = ServerOptions(listen="127.0.0.1:50051")`.
         default = field.default if defaults is None else getattr(defaults, name)
+        if NO_FLAG in field.metadata:
+            continue
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
             yield from _walk(kind, (*path, name), default, service)

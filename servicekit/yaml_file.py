@@ -3,11 +3,16 @@
 Owns reading such a file. Knows no key of it: `servicekit.config` and other readers do.
 """
 
+import os
+import stat
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+# A device may have no end. A client takes some 100 bytes of its file.
+_MAX_FILE_BYTES = 64 << 20
 
 
 class ConfigError(Exception):
@@ -31,15 +36,35 @@ def load_yaml(key: str, file: Path | str) -> object:
     Raises:
         ConfigError: the file cannot be read, or is no YAML; the error names the key.
     """
+    content = _read(key, file)
     try:
-        return yaml.load(Path(file).read_bytes().decode(), Loader=_YAMLLoader)
-    except OSError as error:
-        raise ConfigError(key, f"{file}: {error.strerror}") from None
+        return yaml.load(content.decode(), Loader=_YAMLLoader)
     except Exception as error:  # not YAMLError alone: `!!bool x` is a KeyError
         problem = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(key, f"{file}{line}: {problem}") from None
+
+
+def _read(key: str, file: Path | str) -> bytes:
+    """The content of a regular file or of a pipe, such as a shell's <(...)."""
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            os.set_blocking(stream.fileno(), True)
+            content = stream.read(_MAX_FILE_BYTES + 1)
+            is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except OSError as error:
+        raise ConfigError(key, f"{file}: {error.strerror}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(key, f"{file}: has more than {_MAX_FILE_BYTES >> 20} MiB")
+    if is_pipe and not content:
+        raise ConfigError(key, f"{file}: is a pipe without content")
+    return content
+
+
+def _without_waiting(file: str, flags: int) -> int:
+    # Opening a pipe would wait for a writer, which may never come.
+    return os.open(file, flags | os.O_NONBLOCK)
 
 
 class _YAMLLoader(yaml.SafeLoader):

@@ -113,7 +113,7 @@ def parameter(
         }
     }
     if isinstance(default, Mapping):
-        return dataclasses.field(default_factory=dict, metadata=metadata)
+        return dataclasses.field(default_factory=dict, hash=False, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

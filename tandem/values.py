@@ -164,6 +164,29 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
     """The grammar that the output follows; None leaves it free."""
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether penalties depend on the sequence's tokens."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits change before the temperature is applied."""
+        return (
+            self.counts_tokens
+            or bool(self.logit_bias)
+            or self.min_new_tokens > 0
+            or self.structured_output is not None
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:

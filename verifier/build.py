@@ -18,7 +18,7 @@ from verifier.drafts.depth_policy import DepthPolicy
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.own_model import find_own, load_own
-from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.sampling.scored_rows import MAX_LOGPROBS, max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 from verifier.service.served_model import ServedModel
@@ -26,6 +26,9 @@ from verifier.warm_up import warm_up_engine
 
 if TYPE_CHECKING:
     from verifier.tensor_parallel.leader import Leader
+
+# For a draft of a sequence that was opened with DRAFT_WAIT_ALWAYS.
+_DRAFT_TIMEOUT_S = 30.0
 
 logger = get_logger(__name__)
 
@@ -80,11 +83,11 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         block_size=ready.block_size,
         num_kv_blocks=ready.num_kv_blocks,
         eos_token_ids=eos_token_ids,
-        max_logprobs=config.max_logprobs if config.logprobs else None,
+        max_logprobs=MAX_LOGPROBS if config.logprobs else None,
         allow_trace=config.allow_trace,
         tokenizer_digest=tokenizer_digest_of(config.model),
         hidden_size=ready.hidden_size,
-        allows_full_scores=config.allow_full_scores,
+        allows_full_scores=config.score == "full",
     )
     logger.info(
         "model loaded",
@@ -158,7 +161,7 @@ def build_engine(
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
-            draft_timeout_s=config.draft_idle_timeout_s,
+            draft_timeout_s=_DRAFT_TIMEOUT_S,
         ),
         observer=observer,
     )

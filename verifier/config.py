@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pydantic
 
 from servicekit.address import parse_address
-from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.config import NO_FLAG, ChannelOptions, ServerOptions
 from servicekit.cores import available_cores
 
 SERVICE = "verifier"
@@ -32,7 +32,7 @@ class VerifierConfig(
     """How late a drafter may answer. One that stays later is put aside for a while: no step waits
     for it; at 40 times this, it counts as gone. In seconds."""
 
-    drafter_idle_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    drafter_idle_timeout_s: Annotated[float, NO_FLAG] = 60.0
     """How long a drafter that no sequence needs stays connected, in seconds."""
 
     model: Path
@@ -47,9 +47,6 @@ class VerifierConfig(
     tensor_parallel_size: int = pydantic.Field(default=1, ge=1)
     """Processes that share one model, each on its own device, started by
     `torchrun --nproc-per-node N -m verifier`."""
-
-    devices: tuple[int, ...] | None = None
-    """GPUs to run on, one per process; the first ones if empty."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and K/V; auto is the checkpoint's. Where transformers computes on a CPU
@@ -66,8 +63,7 @@ class VerifierConfig(
 
     attention_backend: Literal["auto", "sdpa", "triton", "flash_attn"] = "auto"
     """How attention is computed on a GPU, and with transformers; auto is, on a GPU, the first of
-    triton and flash_attn that is installed and can serve the model in blocks of --block-size, else
-    sdpa."""
+    triton and flash_attn that is installed and can serve the model, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0, le=1024)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
@@ -79,12 +75,12 @@ class VerifierConfig(
     max_num_seqs: int = pydantic.Field(default=64, ge=1)
     """Largest number of sequences in a step; further ones wait."""
 
-    max_num_waiting: int = pydantic.Field(default=1024, ge=1)
+    max_num_waiting: Annotated[int, NO_FLAG] = 1024
     """Largest number of waiting sequences; further ones are refused with RESOURCE_EXHAUSTED. Those
     that go on with output that a verifier decided before are refused at twice this, and at twice
-    --max-waiting-tokens. A tenant that has less than its share of either finds room in any case."""
+    `max_waiting_tokens`. A tenant that has less than its share of either finds room in any case."""
 
-    max_waiting_tokens: int = pydantic.Field(default=1 << 22, ge=1)
+    max_waiting_tokens: Annotated[int, NO_FLAG] = 1 << 22
     """Largest number of tokens of all waiting sequences, unless only one waits; a token takes some
     40 bytes. Further sequences are refused with RESOURCE_EXHAUSTED."""
 
@@ -99,10 +95,6 @@ class VerifierConfig(
     while serving; limits verifies all that the limits of the verifier, the request and the match
     allow, so that a repeated run does not depend on measured durations."""
 
-    block_size: int = pydantic.Field(default=0, ge=0)
-    """Tokens per K/V block; 0 is 16, or 256 with flash_attn, which needs a multiple of it; triton
-    needs a power of two from 16 to 256."""
-
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""
 
@@ -116,33 +108,22 @@ class VerifierConfig(
     logprobs: bool = True
     """Whether requests may ask for logprobs."""
 
-    max_logprobs: int = pydantic.Field(default=20, ge=0)
-    """Largest number of likeliest tokens per position whose logprobs a request may ask for."""
-
     allow_trace: bool = False
     """Whether requests may ask for a trace of every step: what was computed, where, and from which
     proposals."""
 
-    allow_score: bool = True
-    """Whether callers may use Score. Gateways do not need it; it also needs --logprobs."""
+    score: Literal["none", "drafts", "full"] = "drafts"
+    """What callers may ask of Score: nothing, the scores of drafts, or also each position's
+    distribution over the vocabulary and its hidden state, up to 4 MiB a call, from which they can
+    learn much of the model's weights. Gateways do not need it; it also needs --logprobs."""
 
     allow_structured_output: bool = False
     """Whether requests may have the output follow a grammar of theirs. A hostile grammar can slow
     the steps of all requests: for clients that are trusted not to send one."""
 
-    allow_full_scores: bool = False
-    """Whether Score requests may ask for each position's distribution over the vocabulary and its
-    hidden state, up to 4 MiB a call. Callers can learn much of the model's weights from them."""
-
-    draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Longest wait for a draft of a sequence opened with DRAFT_WAIT_ALWAYS, in seconds."""
-
-    stall_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    stall_timeout_s: Annotated[float, NO_FLAG] = 30.0
     """Longest duration of one step, or of having sequences without finishing a step, before
     liveness probes fail, in seconds."""
-
-    max_session_event_bytes: int = pydantic.Field(default=8 << 20, ge=1 << 16)
-    """Largest number of bytes of events that a session may leave unread before it is ended."""
 
     @pydantic.field_validator("drafters")
     @classmethod

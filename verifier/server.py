@@ -41,6 +41,9 @@ SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_
 # the event loop, and with it hints, would wait that long.
 _SWITCH_INTERVAL_S = 0.00005
 
+# Of events that a session leaves unread; it is ended beyond.
+_MAX_SESSION_EVENT_BYTES = 8 << 20
+
 # Longer than a step takes.
 _LAST_STEP_TIMEOUT_S = 10.0
 # For the names of the drafters, before the model is loaded.
@@ -95,9 +98,9 @@ class VerifierServer:
             self.server.watch_peer_certificate(config.peers)
         self.servicer = VerifierServicer(
             admits_drafter=self._admitted.admit,
-            max_session_event_bytes=config.max_session_event_bytes,
+            max_session_event_bytes=_MAX_SESSION_EVENT_BYTES,
             max_waiting_tokens=config.max_waiting_tokens,
-            allow_score=config.allow_score,
+            allow_score=config.score != "none",
             spans=spans,
         )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)

@@ -129,7 +129,7 @@ async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
     config = bench.size.large.config()
     kv = _kv_shape(config, 1, bench.size.dtype)
     choice = choose_attention(
-        "auto", block_size=0, device=bench.device, dtype=bench.size.dtype, head_dim=kv.head_dim
+        "auto", device=bench.device, dtype=bench.size.dtype, head_dim=kv.head_dim
     )
     attend = _attending(bench, kv, int(config.num_attention_heads), choice, sequences)
     copy = bench.copying()

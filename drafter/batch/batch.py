@@ -17,7 +17,7 @@ from drafter.batch.write import write_response
 from drafter.budgets import MAX_APPENDED_UNINDEXED, MAX_LIVE_TOKENS, MIN_UNINDEXED
 from drafter.history.history import History
 from drafter.history.store import HistoryStore, StreamLease
-from drafter.ngram.draft import SCANNED_DRAFT_WORDS
+from drafter.ngram.kmp import SCAN_WORDS
 from servicekit.kernels.memory import address_of, untouched
 from tandem.v1 import drafter_pb2
 
@@ -180,7 +180,7 @@ class Batch:
     def begin_scan(self, i: int) -> None:
         """Lets the scan for a row's draft go on from call to call."""
         if i not in self._scans:
-            self._scans[i] = np.zeros(SCANNED_DRAFT_WORDS, dtype=np.int64)
+            self._scans[i] = np.zeros(SCAN_WORDS, dtype=np.int64)
             self.rows[i, scan.SCAN] = address_of(self._scans[i])
 
     def write(self) -> bytes:

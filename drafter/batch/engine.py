@@ -161,7 +161,7 @@ class DraftEngine:
             batch.refuse(i, INVALID, message=_INTERNAL_ERROR)
         else:
             batch.ask(i, history)
-            num_ngrams = history.num_unindexed * history.params.num_sizes
+            num_ngrams = history.num_unindexed * history.params.num_tables
             if batch.is_open(i) and num_ngrams > MAX_AWAITED_NGRAMS:
                 batch.answer_indexing(i)
 

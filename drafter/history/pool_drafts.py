@@ -23,7 +23,7 @@ class PoolDrafts:
         """Starts the store's work, eviction of expired texts included; returns at once."""
         self._on_work()
 
-    def keep(self, history: History, keep: Keep, feed_id: str, length: int = 0) -> None:
+    def keep(self, history: History, keep: Keep, feed_id: str = "", length: int = 0) -> None:
         """Feeds its pool the text of a finished sequence, if it names one.
 
         Args:
@@ -39,8 +39,8 @@ class PoolDrafts:
         self.store.feed(
             params.pool_id,
             history.token_ids[start : length or history.length],
-            feed_id=feed_id,
             ngram_mask=params.ngram_mask,
+            feed_id=feed_id,
         )
         self._on_work()
 

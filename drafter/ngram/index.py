@@ -19,11 +19,9 @@ A lookup (`match.py`) begins with the smallest size. Let an (n-1)-gram be at the
 - If it occurred once, the token before that occurrence says whether the n-gram occurred.
 - If it is repeated, the table of n holds every n-gram that ends with it.
 
-An occurrence [end - n, end) counts once the text has `end + lag` tokens: lag n where an occurrence
-must not overlap the suffix that it matches, else 1. The tables of all sizes hold the occurrences
-that count at one length of the text, `INDEXED_LENGTH`. With lag n the last (n-1)-gram that counts
-ends one token later than the last n-gram. If that (n-1)-gram is repeated, its n-gram is entered
-with the next token: the `PENDING` word of the table of n says so.
+Of a text whose first `INDEXED_LENGTH` tokens are indexed, the tables of all sizes hold the
+occurrences that end at least max_ngram tokens before that: none of them shares a token with the
+suffix that it may match. A lookup scans the few tokens behind them.
 
 If n-grams collide so much that a table has no slot for one, the text loses its index: it is scanned
 from then on, as with `ALGORITHM_KMP`, and its drafts stay the same. The hash is secret, so this
@@ -34,25 +32,22 @@ import numpy as np
 
 from drafter.ngram.table import (
     DIRECTORY,
-    DISJOINT,
-    END_MASK,
     ENTERED,
     ENTRIES,
     INDEXED,
     INDEXED_LENGTH,
     LENGTH,
-    LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
     NO_SLOT,
-    PENDING,
     PROBES_PER_ENTRY,
     SHAPE,
+    SLOT_BYTES,
     TABLE_WORDS,
     TABLES,
-    TIE,
     TOKENS,
     chunk_number,
+    earliest_of,
     enter,
     free_slot,
     hash_at,
@@ -74,12 +69,6 @@ BLOCK = 32
 
 SCRATCH_WORDS = 8 * BLOCK + 1
 """Int64 words that entering a block works on."""
-
-
-@kernel
-def lag_of(n: int, disjoint: bool) -> int:
-    """Returns how far before the end of the text an n-gram must end to count."""
-    return n if disjoint else 1
 
 
 @kernel
@@ -115,7 +104,6 @@ def fetch_slots(header: int, index: int, count: int, hashes: int, mixed: int, ch
         chunks: address that receives the addresses of their chunks.
     """
     table = header + 8 * (TABLES + TABLE_WORDS * index)
-    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     shape = load_i64(table + 8 * SHAPE)
     slot_bits = slot_bits_of(shape)
     directory = load_i64(table + 8 * DIRECTORY)
@@ -124,18 +112,17 @@ def fetch_slots(header: int, index: int, count: int, hashes: int, mixed: int, ch
         chunk = load_i64(directory + 8 * chunk_number(shape, mixed_hash))
         store_i64(mixed + 8 * i, signed(mixed_hash))
         store_i64(chunks + 8 * i, chunk)
-        prefetch(chunk + slot_bytes * home_of(mixed_hash, slot_bits))
+        prefetch(chunk + SLOT_BYTES * home_of(mixed_hash, slot_bits))
 
 
 @kernel
 def fetch_known(header: int, n: int, slot_bits: int, count: int, mixed: int, chunks: int) -> None:
     """Prefetches the tokens that n-grams will be compared with, after `fetch_slots`."""
-    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     tokens = load_i64(header + 8 * TOKENS)
     for i in range(count):
         slot = home_of(np.uint64(load_i64(mixed + 8 * i)), slot_bits)
-        word = signed(load_u32(load_i64(chunks + 8 * i) + slot_bytes * slot))
-        prefetch(tokens + 4 * ((word & END_MASK) - n))
+        word = load_i64(load_i64(chunks + 8 * i) + SLOT_BYTES * slot)
+        prefetch(tokens + 4 * (earliest_of(word) - n))
 
 
 @kernel
@@ -159,11 +146,8 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
     """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     max_ngram = load_i64(header + 8 * MAX_NGRAM)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
     indexed = load_i64(header + 8 * INDEXED_LENGTH)
     tokens = load_i64(header + 8 * TOKENS)
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
     # Ends and polynomials of the n-grams to enter: of this size, of the next size, and first
     # occurrences of n-grams that are repeated now. Those are not in their table yet, nor any equal.
     ends, hashes = scratch, scratch + 8 * BLOCK
@@ -173,8 +157,7 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
     num_probes = scratch + 64 * BLOCK
     store_i64(num_probes, 0)
 
-    # The last end of this size that counts.
-    last = indexed + block - lag_of(min_ngram, disjoint)
+    last = indexed + block - max_ngram
     count, num_first, num_entered = 0, 0, 0
     for end in range(max(min_ngram, last - block + 1), last + 1):
         store_i64(ends + 8 * count, end)
@@ -190,30 +173,20 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         fetch_slots(header, index, num_first, first_hashes, mixed, chunks)
         for i in range(num_first):
             mixed_hash = np.uint64(load_i64(mixed + 8 * i))
-            slot = free_slot(
-                load_i64(chunks + 8 * i), slot_bits, slot_words, mixed_hash, num_probes
-            )
+            slot = free_slot(load_i64(chunks + 8 * i), slot_bits, mixed_hash, num_probes)
             if slot == 0:
                 return end_index(header, num_entered, num_probes)
-            write_new(slot, slot_words, mixed_hash, load_i64(first_ends + 8 * i))
+            write_new(slot, mixed_hash, load_i64(first_ends + 8 * i))
         num_entered += num_first + count
         num_new, num_first, num_next = num_first, 0, 0
 
         fetch_slots(header, index, count, hashes, mixed, chunks)
         fetch_known(header, n, slot_bits, count, mixed, chunks)
-        pending = table + 8 * (TABLE_WORDS + PENDING)
-        if disjoint and n < max_ngram:
-            if load_i64(pending) != 0:
-                end = last - block
-                store_i64(next_ends, end)
-                store_i64(next_hashes, signed(hash_at(tokens, end, n + 1, base)))
-                num_next = 1
-            store_i64(pending, 0)
         for i in range(count):
             end = load_i64(ends + 8 * i)
             mixed_hash = np.uint64(load_i64(mixed + 8 * i))
             chunk = load_i64(chunks + 8 * i)
-            known = enter(chunk, slot_bits, tie, tokens, mixed_hash, end, n, num_probes)
+            known = enter(chunk, slot_bits, tokens, mixed_hash, end, n, num_probes)
             if known == NO_SLOT:
                 return end_index(header, num_entered, num_probes)
             if known == ENTERED:
@@ -226,16 +199,11 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
                     extended = extend_hash(tokens, hash_, known, n, power)
                     store_i64(first_hashes + 8 * num_first, extended)
                     num_first += 1
-                if disjoint and end == last:
-                    store_i64(pending, 1)
-                else:
-                    store_i64(next_ends + 8 * num_next, end)
-                    extended = extend_hash(tokens, hash_, end, n, power)
-                    store_i64(next_hashes + 8 * num_next, extended)
-                    num_next += 1
+                store_i64(next_ends + 8 * num_next, end)
+                extended = extend_hash(tokens, hash_, end, n, power)
+                store_i64(next_hashes + 8 * num_next, extended)
+                num_next += 1
         store_i64(table + 8 * ENTRIES, load_i64(table + 8 * ENTRIES) + num_new)
-        if disjoint:
-            last -= 1
         power *= base
         ends, next_ends = next_ends, ends
         hashes, next_hashes = next_hashes, hashes

@@ -35,7 +35,8 @@ class Algorithm(Enum):
     """How occurrences are found; the drafts are the same."""
 
     INDEX = "index"
-    """A hash index, updated as tokens arrive: the same cost at every length."""
+    """A hash index, updated as tokens arrive: the same cost at every length. Only for
+    `Tie.LONGEST` with `Overlap.DISJOINT`: the text is scanned under other options."""
     KMP = "kmp"
     """A scan of the history: no memory beside the tokens, but a cost linear in their number."""
 
@@ -99,9 +100,14 @@ class NgramParams:
         return (1 << self.max_ngram) - (1 << (self.min_ngram - 1))
 
     @property
-    def num_sizes(self) -> int:
-        """How many n-gram sizes are tried."""
-        return self.max_ngram - self.min_ngram + 1
+    def num_tables(self) -> int:
+        """How many n-gram sizes the text's index has; 0: the text is scanned."""
+        is_indexed = (
+            self.algorithm is Algorithm.INDEX
+            and self.tie is Tie.LONGEST
+            and self.overlap is Overlap.DISJOINT
+        )
+        return self.max_ngram - self.min_ngram + 1 if is_indexed else 0
 
 
 DEFAULT_PARAMS = NgramParams()

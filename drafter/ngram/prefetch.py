@@ -12,28 +12,28 @@ import numpy.typing as npt
 from drafter.ngram.table import (
     ACCEPTED_DISTANCE,
     DRAFT_DISTANCE,
-    END_BITS,
-    END_MASK,
     INDEXED,
     LENGTH,
-    LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
     REPEATED,
     SHAPE,
+    SLOT_BYTES,
     TABLE_WORDS,
     TABLES,
-    TIE,
+    TAG_SHIFT,
     TOKENS,
     directory_entry,
+    earliest_of,
     hash_at,
     home_of,
+    latest_of,
     mix,
     slot_bits_of,
     tag_of,
 )
 from servicekit.kernels.jit import kernel
-from servicekit.kernels.memory import load_i64, load_u32, prefetch, signed
+from servicekit.kernels.memory import load_i64, prefetch
 
 
 @kernel
@@ -50,11 +50,10 @@ def prefetch_end(header: int) -> None:
     length = load_i64(header + 8 * LENGTH)
     prefetch(tokens + 4 * length - 4)
     prefetch(tokens + 4 * length - 68)
-    if load_i64(header + 8 * TIE) == LONGEST:
-        for word in (DRAFT_DISTANCE, ACCEPTED_DISTANCE):
-            place = tokens + 4 * (length - load_i64(header + 8 * word))
-            prefetch(place - 32)
-            prefetch(place + 28)
+    for word in (DRAFT_DISTANCE, ACCEPTED_DISTANCE):
+        place = tokens + 4 * (length - load_i64(header + 8 * word))
+        prefetch(place - 32)
+        prefetch(place + 28)
 
 
 @kernel
@@ -68,9 +67,8 @@ def hash_end(header: int, n: int, base: np.uint64) -> np.uint64:
 def home_slot(header: int, n: int, mixed: np.uint64) -> int:
     """Returns the address of the slot at which the lookup of an n-gram begins."""
     table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
-    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     slot = home_of(mixed, slot_bits_of(load_i64(table + 8 * SHAPE)))
-    return load_i64(directory_entry(table, mixed)) + slot_bytes * slot
+    return load_i64(directory_entry(table, mixed)) + SLOT_BYTES * slot
 
 
 @kernel
@@ -83,19 +81,16 @@ def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
 @kernel
 def has_tag(slot: int, mixed: np.uint64) -> bool:
     """Whether the hash bits in a slot are those of an n-gram."""
-    word = signed(load_u32(slot))
-    return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
+    word = load_i64(slot)
+    return word != 0 and word >> TAG_SHIFT == tag_of(mixed)
 
 
 @kernel
 def prefetch_source(header: int, slot: int) -> None:
-    """Prefetches the tokens around a slot's end: they are compared, and copied from."""
+    """Prefetches the tokens around a slot's ends: they are compared, and copied from."""
     tokens = load_i64(header + 8 * TOKENS)
-    end = signed(load_u32(slot)) & END_MASK
-    prefetch(tokens + 4 * end - 32)
-    prefetch(tokens + 4 * end + 28)
-    if load_i64(header + 8 * TIE) == LONGEST:
-        end = signed(load_u32(slot + 4))
+    word = load_i64(slot)
+    for end in (earliest_of(word), latest_of(word)):
         prefetch(tokens + 4 * end - 32)
         prefetch(tokens + 4 * end + 28)
 
@@ -146,7 +141,7 @@ def prefetch_matches(
         min_ngram = load_i64(header + 8 * MIN_NGRAM)
         if not has_tag(slot, mixed[t, min_ngram]):
             continue
-        if signed(load_u32(slot)) & REPEATED == 0:
+        if load_i64(slot) & REPEATED == 0:
             prefetch_source(header, slot)
             continue
         slots[t] = slot

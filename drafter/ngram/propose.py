@@ -1,13 +1,12 @@
 """Drafts for many texts in one kernel call, and brings their indexes up to date.
 
-Owns the budget of a call: work beyond it is left to later calls. What a draft is, is known to
-`draft.py`.
+Owns the budget of a call: work beyond it is left to later calls. A text has an index or is scanned.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter.ngram.draft import SCANNED_DRAFT_WORDS, draft_of, scan_draft, scanned_draft
+from drafter.ngram.draft import write_draft
 from drafter.ngram.index import (
     BUDGET_SPENT,
     DONE,
@@ -16,6 +15,8 @@ from drafter.ngram.index import (
     catch_up,
     count_unindexed,
 )
+from drafter.ngram.kmp import SCAN_WORDS, is_scanned, scan, scan_result
+from drafter.ngram.match import NEAR_WORDS, match
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
 from drafter.ngram.table import INDEXED, LENGTH, MAX_NGRAM_TOKENS
 from servicekit.kernels.jit import kernel
@@ -54,7 +55,7 @@ def propose_all(
             tokens are scanned, and stay unindexed.
         draft_starts: where in `drafts` each draft goes, [num_texts].
         drafts: receives the drafts.
-        scans: addresses of `SCANNED_DRAFT_WORDS` words each, zeros at first, in which a scan
+        scans: addresses of `SCAN_WORDS` words each, zeros at first, in which a scan
             continues from call to call; 0: there is none, and a text that needs one is `MUST_SCAN`,
             [num_texts].
         lengths: receives the number of tokens of each text, [num_texts].
@@ -67,9 +68,8 @@ def propose_all(
     slots = np.empty(_GROUP, dtype=np.int64)
     is_looked_up = np.zeros(_GROUP, dtype=np.bool_)
     scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
-    progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
-    pattern = np.empty(MAX_NGRAM_TOKENS, dtype=np.uint32)
-    candidates = np.empty((2, max_unindexed + MAX_NGRAM_TOKENS), dtype=np.int64)
+    progress = np.empty(SCAN_WORDS, dtype=np.int64)
+    near = np.empty(NEAR_WORDS, dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])
@@ -98,20 +98,22 @@ def propose_all(
                     statuses[t] = BUDGET_SPENT
                     continue
                 progress[:] = 0
-                scan = scans[t] if scans[t] != 0 else address_of(progress)
-                allowed = max(budget - spent, 1) * SCANNED_PER_ENTRY
-                draft = address_of(drafts) + 4 * draft_starts[t]
-                num_scanned = scan_draft(header, rooms[t], draft, scan, allowed)
+                words = scans[t] if scans[t] != 0 else address_of(progress)
+                num_scanned = scan(header, words, max(budget - spent, 1) * SCANNED_PER_ENTRY)
                 spent += 1 + num_scanned // SCANNED_PER_ENTRY
-                is_done, count, match_length = scanned_draft(scan)
-                if is_done:
-                    draft_lengths[t], match_lengths[t] = count, match_length
-                else:
+                if not is_scanned(words):
                     statuses[t] = MUST_SCAN
+                    continue
+                size, earliest, latest = scan_result(words)
+                draft = address_of(drafts) + 4 * draft_starts[t]
+                draft_lengths[t], match_lengths[t] = write_draft(
+                    header, size, earliest, latest, rooms[t], draft
+                )
         prefetch_matches(headers[group:stop], is_looked_up, base, mixed, slots)
         for t in range(group, stop):
             if is_looked_up[t - group]:
+                size, earliest, latest = match(headers[t], base, address_of(near))
                 draft = address_of(drafts) + 4 * draft_starts[t]
-                draft_lengths[t], match_lengths[t] = draft_of(
-                    headers[t], base, rooms[t], draft, pattern, candidates
+                draft_lengths[t], match_lengths[t] = write_draft(
+                    headers[t], size, earliest, latest, rooms[t], draft
                 )

@@ -3,11 +3,11 @@
 The arrays belong to `text.py`; which n-grams are entered, and when, is decided in `index.py`.
 
 An occurrence is named by its *end*: the n-gram is tokens [end - n, end), and a draft copied from it
-starts at token `end`. A slot of a table holds one end, whether the n-gram occurred again, and 9
-bits of its hash:
+starts at token `end`. A slot of a table is a word of 64 bits: an n-gram's earliest and latest end,
+whether it occurred again, and 18 bits of its hash.
 
-    bit  31 ... 23 | 22       | 21 ...... 0      TIE_LONGEST: a second word, the latest end
-         hash      | repeated | end (> 0)        0: an empty slot
+    bit  62 ... 45 | 44       | 43 ... 22  | 21 ....... 0
+         hash      | repeated | latest end | earliest end (> 0)        0: an empty slot
 
 A match of the hash bits is confirmed by comparing tokens, so a collision never changes an answer.
 Slots are probed linearly within a chunk, at most `MAX_PROBES` of them; if an n-gram finds no slot,
@@ -20,13 +20,13 @@ The header of a text, int64 words:
     0  address of the tokens, uint32       8   distance of the last draft's source (0: none)
     1  length: number of tokens            9   text length at which that draft was made
     2  min_ngram                           10  distance of the last accepted draft's source
-    3  max_ngram                           11  indexed length: the index covers so many tokens
+    3  max_ngram                           11  indexed length, see `index.py`
     4  disjoint: 0 or 1                    12  1: there is an index; 0: the text is scanned (KMP)
     5  tie: 0 earliest 1 latest 2 longest  13  capacity: how many tokens fit in the buffer
     6  tokens_per_match                   14, 15  its pool, see `pool_index/link.py`
-    16 + 4 j, for n = min_ngram + j: address of the directory, which is the list of the chunks'
+    16 + 3 j, for n = min_ngram + j: address of the directory, which is the list of the chunks'
        addresses; shape (number of chunks, the least 2^d - 1 that numbers them all << 24,
-       log2(slots per chunk) << 48); entries; whether the next n-gram of this size is to be entered
+       log2(slots per chunk) << 48); entries
 
 Growth: Litwin, "Linear hashing", VLDB 1980. Hash: a polynomial over the n-gram's tokens with a
 secret odd base, mod 2^64, then multiplied and shifted. The last token has the power 1, so that
@@ -44,14 +44,13 @@ from servicekit.kernels.memory import (
     prefetch,
     signed,
     store_i64,
-    store_u32,
 )
 
 TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH = range(7)
 DRAFT_DISTANCE, DRAFTED_AT, ACCEPTED_DISTANCE, INDEXED_LENGTH, INDEXED, CAPACITY = range(8, 14)
 TABLES = 16
-TABLE_WORDS = 4
-DIRECTORY, SHAPE, ENTRIES, PENDING = range(4)
+TABLE_WORDS = 3
+DIRECTORY, SHAPE, ENTRIES = range(3)
 
 EARLIEST, LATEST, LONGEST = range(3)
 
@@ -61,7 +60,10 @@ MAX_NGRAM_TOKENS = 32
 END_BITS = 22
 END_MASK = MAX_TEXT_TOKENS = (1 << END_BITS) - 1
 """Longest text that can be indexed; the bits of a slot that hold an end."""
-REPEATED = 1 << END_BITS
+REPEATED = 1 << (2 * END_BITS)
+TAG_SHIFT = 2 * END_BITS + 1
+
+SLOT_BYTES = 8
 
 MIN_SLOTS = 64
 """Slots of a new table."""
@@ -129,7 +131,7 @@ def home_of(mixed: np.uint64, slot_bits: int) -> int:
 @kernel
 def tag_of(mixed: np.uint64) -> int:
     """Returns the hash bits that a slot holds."""
-    return signed(mixed >> np.uint64(64 - 31 + END_BITS))
+    return signed(mixed >> np.uint64(TAG_SHIFT + 1))
 
 
 @kernel
@@ -153,14 +155,23 @@ def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
 
 
 @kernel
-def find(
-    table: int, slot_words: int, mixed: np.uint64, tokens: int, pattern: int, n: int
-) -> tuple[int, int, bool]:
+def earliest_of(slot: int) -> int:
+    """Returns the earliest end in a slot's word."""
+    return slot & END_MASK
+
+
+@kernel
+def latest_of(slot: int) -> int:
+    """Returns the latest end in a slot's word."""
+    return (slot >> END_BITS) & END_MASK
+
+
+@kernel
+def find(table: int, mixed: np.uint64, tokens: int, pattern: int, n: int) -> int:
     """Looks up an n-gram.
 
     Args:
         table: address of the table's words.
-        slot_words: words per slot: 2 with `TIE_LONGEST`, else 1.
         mixed: the n-gram's mixed hash.
         tokens: address of the tokens of the text.
         pattern: address of the n-gram's tokens; 0: the hash bits are not confirmed, so another
@@ -168,8 +179,7 @@ def find(
         n: its size.
 
     Returns:
-        (end, latest end, whether it is repeated); the ends are equal where a slot has one word,
-        and 0 if the n-gram is not there.
+        Its slot's word; 0: it is not there.
     """
     chunk = load_i64(directory_entry(table, mixed))
     slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
@@ -177,25 +187,21 @@ def find(
     tag = tag_of(mixed)
     slot_mask = (1 << slot_bits) - 1
     for _ in range(MAX_PROBES):
-        address = chunk + 4 * slot_words * slot
-        word = signed(load_u32(address))
+        word = load_i64(chunk + SLOT_BYTES * slot)
         if word == 0:
             break
-        if word >> (END_BITS + 1) == tag:
-            end = word & END_MASK
-            if pattern == 0 or equal_tokens(tokens + 4 * (end - n), pattern, n):
-                latest = signed(load_u32(address + 4)) if slot_words == 2 else end
-                return end, latest, word & REPEATED != 0
+        if word >> TAG_SHIFT == tag and (
+            pattern == 0 or equal_tokens(tokens + 4 * (earliest_of(word) - n), pattern, n)
+        ):
+            return word
         slot = (slot + 1) & slot_mask
-    return 0, 0, False
+    return 0
 
 
 @kernel
-def write_new(address: int, slot_words: int, mixed: np.uint64, end: int) -> None:
+def write_new(address: int, mixed: np.uint64, end: int) -> None:
     """Writes the only occurrence of an n-gram into an empty slot."""
-    store_u32(address, np.uint32(tag_of(mixed) << (END_BITS + 1) | end))
-    if slot_words == 2:
-        store_u32(address + 4, np.uint32(end))
+    store_i64(address, tag_of(mixed) << TAG_SHIFT | end << END_BITS | end)
 
 
 @kernel
@@ -206,15 +212,13 @@ def count_probes(num_probes: int, probes: int) -> None:
 
 
 @kernel
-def free_slot(
-    chunk: int, slot_bits: int, slot_words: int, mixed: np.uint64, num_probes: int
-) -> int:
+def free_slot(chunk: int, slot_bits: int, mixed: np.uint64, num_probes: int) -> int:
     """Returns the address of the empty slot for an n-gram, see `enter`; 0: none is near."""
     slot_mask = (1 << slot_bits) - 1
     slot = home_of(mixed, slot_bits)
     for probes in range(MAX_PROBES):
-        address = chunk + 4 * slot_words * slot
-        if load_u32(address) == 0:
+        address = chunk + SLOT_BYTES * slot
+        if load_i64(address) == 0:
             count_probes(num_probes, probes)
             return address
         slot = (slot + 1) & slot_mask
@@ -224,21 +228,13 @@ def free_slot(
 
 @kernel
 def enter(
-    chunk: int,
-    slot_bits: int,
-    tie: int,
-    tokens: int,
-    mixed: np.uint64,
-    end: int,
-    n: int,
-    num_probes: int,
+    chunk: int, slot_bits: int, tokens: int, mixed: np.uint64, end: int, n: int, num_probes: int
 ) -> int:
     """Enters an occurrence of an n-gram that is later than all that were entered.
 
     Args:
         chunk: address of its chunk.
         slot_bits: log2 of the slots per chunk.
-        tie: which of its ends are stored.
         tokens: address of the tokens of the text.
         mixed: its mixed hash.
         end: where it ends.
@@ -249,26 +245,20 @@ def enter(
         `ENTERED` if it is the first; the first one's end if it is the second; `MET_BEFORE` if it
         is a later one; `NO_SLOT` if there is no slot for it.
     """
-    slot_words = 2 if tie == LONGEST else 1
     tag = tag_of(mixed)
     slot_mask = (1 << slot_bits) - 1
     slot = home_of(mixed, slot_bits)
     for probes in range(MAX_PROBES):
-        address = chunk + 4 * slot_words * slot
-        word = signed(load_u32(address))
+        address = chunk + SLOT_BYTES * slot
+        word = load_i64(address)
         if word == 0:
-            write_new(address, slot_words, mixed, end)
+            write_new(address, mixed, end)
             count_probes(num_probes, probes)
             return ENTERED
-        if word >> (END_BITS + 1) == tag:
-            known = word & END_MASK
+        if word >> TAG_SHIFT == tag:
+            known = earliest_of(word)
             if equal_tokens(tokens + 4 * (known - n), tokens + 4 * (end - n), n):
-                if tie == LATEST:
-                    store_u32(address, np.uint32((word ^ known) | REPEATED | end))
-                else:
-                    store_u32(address, np.uint32(word | REPEATED))
-                if slot_words == 2:
-                    store_u32(address + 4, np.uint32(end))
+                store_i64(address, tag << TAG_SHIFT | REPEATED | end << END_BITS | known)
                 count_probes(num_probes, probes)
                 return MET_BEFORE if word & REPEATED != 0 else known
         slot = (slot + 1) & slot_mask
@@ -302,7 +292,6 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
     """
     n = load_i64(header + 8 * MIN_NGRAM) + index
     table = header + 8 * (TABLES + TABLE_WORDS * index)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
     tokens = load_i64(header + 8 * TOKENS)
     directory = load_i64(table + 8 * DIRECTORY)
     shape = load_i64(table + 8 * SHAPE)
@@ -310,29 +299,22 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
     num_probes = np.zeros(1, dtype=np.int64)
 
     # One pass per step, so that neither mispredicted branches nor waits for memory add up.
-    words = np.empty(source_slots * slot_words, dtype=np.uint32)
+    words = np.empty(source_slots, dtype=np.int64)
     count = 0
     for slot in range(source_slots):
-        address = source + 4 * slot_words * slot
-        word = load_u32(address)
-        words[count * slot_words] = word
-        if slot_words == 2:
-            words[2 * count + 1] = load_u32(address + 4)
-            store_u32(address + 4, np.uint32(0))
-        store_u32(address, np.uint32(0))
+        word = load_i64(source + SLOT_BYTES * slot)
+        words[count] = word
+        store_i64(source + SLOT_BYTES * slot, 0)
         count += signed(word != 0)
     for first in range(0, count, MOVED_TOGETHER):
         stop = min(first + MOVED_TOGETHER, count)
         for i in range(stop, min(stop + MOVED_TOGETHER, count)):
-            prefetch(tokens + 4 * ((signed(words[i * slot_words]) & END_MASK) - n))
+            prefetch(tokens + 4 * (earliest_of(words[i]) - n))
         for i in range(first, stop):
-            word = words[i * slot_words]
-            mixed = mix(hash_at(tokens, signed(word) & END_MASK, n, base))
+            mixed = mix(hash_at(tokens, earliest_of(words[i]), n, base))
             chunk = load_i64(directory + 8 * chunk_number(shape, mixed))
-            address = free_slot(chunk, slot_bits, slot_words, mixed, address_of(num_probes))
+            address = free_slot(chunk, slot_bits, mixed, address_of(num_probes))
             if address == 0:
                 store_i64(header + 8 * INDEXED, 0)
                 return
-            store_u32(address, word)
-            if slot_words == 2:
-                store_u32(address + 4, words[2 * i + 1])
+            store_i64(address, words[i])

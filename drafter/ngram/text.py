@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import count_unindexed
-from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.params import NgramParams, Overlap, Tie
 from drafter.ngram.table import (
     CHUNK_SLOTS,
     MAX_LOAD_PERCENT,
     MAX_TEXT_TOKENS,
     MIN_SLOTS,
+    SLOT_BYTES,
     TABLES,
 )
 from servicekit.kernels.memory import address_of
@@ -76,9 +77,8 @@ class IndexedText:
         self.params = params
         self.buffer: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
         self.max_tokens = max_tokens
-        is_indexed = params.algorithm is Algorithm.INDEX
-        num_tables = params.num_sizes if is_indexed else 0
-        self._chunks = [[_new_slots(MIN_SLOTS, params)] for _ in range(num_tables)]
+        num_tables = params.num_tables
+        self._chunks = [[_new_slots(MIN_SLOTS)] for _ in range(num_tables)]
         self._directory_capacity = 1
         self._set_header(np.zeros(_header_words(num_tables, 1), dtype=np.int64))
         words = self._words
@@ -87,7 +87,7 @@ class IndexedText:
         words[ngram_table.DISJOINT] = params.overlap is Overlap.DISJOINT
         words[ngram_table.TIE] = _TIES[params.tie]
         words[ngram_table.TOKENS_PER_MATCH] = params.tokens_per_match
-        words[ngram_table.INDEXED] = is_indexed
+        words[ngram_table.INDEXED] = num_tables > 0
         self.allocated_bytes = (
             OBJECT_BYTES + self._header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)
         )
@@ -119,7 +119,7 @@ class IndexedText:
         num_bytes = self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
         if known == 0:
             first_slots = _first_slots(num_new_tokens, len(self._chunks))
-            num_bytes += sum(first_slots) * _slot_bytes(self.params)
+            num_bytes += sum(first_slots) * SLOT_BYTES
             num_bytes -= sum(chunks[0].nbytes for chunks in self._chunks)
         return num_bytes
 
@@ -145,8 +145,7 @@ class IndexedText:
     def table_growth_bytes(self, index: int) -> int:
         """Returns by how much `grow_table` raises `allocated_bytes`."""
         chunks = self._chunks[index]
-        slots = self._slots_after_growth(index)
-        new_bytes = slots * _slot_bytes(self.params)
+        new_bytes = self._slots_after_growth(index) * SLOT_BYTES
         if len(chunks) == 1 and new_bytes > chunks[0].nbytes:
             return new_bytes - chunks[0].nbytes
         if len(chunks) < self._directory_capacity:
@@ -156,8 +155,8 @@ class IndexedText:
     def grow_table(self, index: int) -> None:
         """Makes room for more n-grams; moves at most `CHUNK_SLOTS` of them."""
         chunks = self._chunks[index]
-        added = _new_slots(self._slots_after_growth(index), self.params)
-        if len(chunks) == 1 and added.nbytes > chunks[0].nbytes:
+        added = _new_slots(self._slots_after_growth(index))
+        if len(chunks) == 1 and len(added) > len(chunks[0]):
             old = chunks[0]
             self._replace_chunk(index, added)
         else:
@@ -168,8 +167,7 @@ class IndexedText:
                 self.allocated_bytes += self._directory_capacity * len(self._chunks) * 8
                 self._double_directories()
             self._write_chunk(index, len(chunks) - 1)
-        old_slots = old.nbytes // _slot_bytes(self.params)
-        ngram_table.move_entries(self.address, index, HASH_BASE, address_of(old), old_slots)
+        ngram_table.move_entries(self.address, index, HASH_BASE, address_of(old), len(old))
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
@@ -180,26 +178,25 @@ class IndexedText:
         assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes
         if not self.is_indexed:
             return
-        words = _slot_bytes(self.params) // 4
         for index, chunks in enumerate(self._chunks):
-            assert all(len(chunk) <= CHUNK_SLOTS * words for chunk in chunks)
-            entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)
+            assert all(len(chunk) <= CHUNK_SLOTS for chunk in chunks)
+            entries = sum(int(np.count_nonzero(chunk)) for chunk in chunks)
             assert entries == self._words[_word(index, ngram_table.ENTRIES)]
 
     def _size_tables(self, num_tokens: int) -> None:
         """Gives the tables, which are empty, the size that so many tokens will probably need."""
         for index, slots in enumerate(_first_slots(num_tokens, len(self._chunks))):
             if slots > MIN_SLOTS:
-                self._replace_chunk(index, _new_slots(slots, self.params))
+                self._replace_chunk(index, _new_slots(slots))
 
-    def _replace_chunk(self, index: int, chunk: npt.NDArray[np.uint32]) -> None:
+    def _replace_chunk(self, index: int, chunk: npt.NDArray[np.int64]) -> None:
         """Replaces the only chunk of a table."""
         self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
         self._chunks[index][0] = chunk
         self._write_chunk(index, 0)
 
     def _slots_after_growth(self, index: int) -> int:
-        slots = self._chunks[index][0].nbytes // _slot_bytes(self.params)
+        slots = len(self._chunks[index][0])
         if slots == CHUNK_SLOTS:
             return CHUNK_SLOTS
         # A long text that has just arrived would double a table again and again: where one has
@@ -235,8 +232,7 @@ class IndexedText:
         """Writes the address of a chunk, which is the table's last, and the table's shape."""
         chunk = self._chunks[index][i]
         self._words[self._directory_start(index) + i] = address_of(chunk)
-        slots = chunk.nbytes // _slot_bytes(self.params)
-        self._words[_word(index, ngram_table.SHAPE)] = ngram_table.shape_of(i + 1, slots)
+        self._words[_word(index, ngram_table.SHAPE)] = ngram_table.shape_of(i + 1, len(chunk))
 
     def _directory_start(self, index: int) -> int:
         return _header_words(len(self._chunks), 0) + self._directory_capacity * index
@@ -244,23 +240,20 @@ class IndexedText:
 
 def tokens_that_fit(params: NgramParams, max_bytes: int) -> int:
     """Returns how many tokens certainly fit, index included; -1: not even an empty text does."""
-    return _tokens_that_fit(params.algorithm, params.num_sizes, params.tie, max_bytes)
+    return _tokens_that_fit(params.num_tables, max_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _tokens_that_fit(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int) -> int:
+def _tokens_that_fit(num_tables: int, max_bytes: int) -> int:
     def max_bytes_of(num_tokens: int) -> int:
         """The buffer's free room is left out: `max_tokens` bounds it."""
-        num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
-        if algorithm is Algorithm.KMP:
-            return num_bytes
         # A table has at most 2.5 slots per entry (see `room_in`), or per entry that was expected.
         slots_per_entry = 200 / MAX_LOAD_PERCENT
         num_slots = MIN_SLOTS + slots_per_entry * (num_tokens + 2)
         directory = 2 * (1 + num_tokens * slots_per_entry / CHUNK_SLOTS)
-        slot_bytes = 8 if tie is Tie.LONGEST else 4
-        table_bytes = num_slots * slot_bytes + (ngram_table.TABLE_WORDS + directory) * 8
-        return num_bytes + math.ceil(num_sizes * table_bytes)
+        table_bytes = num_slots * SLOT_BYTES + (ngram_table.TABLE_WORDS + directory) * 8
+        text_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
+        return text_bytes + math.ceil(num_tables * table_bytes)
 
     return bisect.bisect_right(range(MAX_TEXT_TOKENS + 1), max_bytes, key=max_bytes_of) - 1
 
@@ -286,12 +279,8 @@ def _first_slots(num_tokens: int, num_tables: int) -> list[int]:
     return [min(max(count, MIN_SLOTS), CHUNK_SLOTS) for count in slots[:num_tables]]
 
 
-def _slot_bytes(params: NgramParams) -> int:
-    return 8 if params.tie is Tie.LONGEST else 4
-
-
-def _new_slots(num_slots: int, params: NgramParams) -> npt.NDArray[np.uint32]:
-    return np.zeros(num_slots * _slot_bytes(params) // 4, dtype=np.uint32)
+def _new_slots(num_slots: int) -> npt.NDArray[np.int64]:
+    return np.zeros(num_slots, dtype=np.int64)
 
 
 def _header_words(num_tables: int, directory_capacity: int) -> int:

@@ -52,9 +52,7 @@ CURSORS = 8
 """32 positions, see `index.py`."""
 CURSOR_INDICES = 40
 """The cursors' places in the order of `HEAD_INDEX`."""
-HEAD_OVERLAP = 72
-"""How many tokens from the oldest on are overlap, see `tokens.py`."""
-DIRECTORY_BLOCKS = 73
+DIRECTORY_BLOCKS = 72
 """Block numbers of the directory's parts, see `table.py`."""
 DIRECTORY_PARTS = 512
 

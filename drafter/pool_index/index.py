@@ -11,10 +11,6 @@ indexed, and `index` moves it towards the tail in small steps. Does not know whe
 Occurrences of an n-gram are linked from the earliest to the latest, and the oldest token is evicted
 first. So an evicted occurrence is the earliest one, and its link names the new earliest: the table
 stays exact.
-
-The latest occurrence has no next one. If a growing sequence owns it, its link names the latest
-occurrence that this sequence does not own: a sequence that must not draft from itself finds that in
-one step.
 """
 
 from drafter.ngram.table import MAX_NGRAM_TOKENS
@@ -24,9 +20,7 @@ from drafter.pool_index.arena import (
     CURSORS,
     HEAD,
     HEAD_INDEX,
-    HEAD_OVERLAP,
     NGRAM_MASK,
-    POOL_TOKENS,
     TAIL,
     Arena,
     word,
@@ -45,14 +39,11 @@ from drafter.pool_index.table import (
     split_page,
 )
 from drafter.pool_index.tokens import (
-    JOINTS,
-    LINKS,
-    OWNERS,
     begins_at,
+    link_of,
     position_after,
     position_before,
-    set_side_word,
-    side_word,
+    set_link,
 )
 from servicekit.kernels.jit import kernel
 
@@ -89,17 +80,6 @@ def index(arena: Arena, pool: int, max_ngrams: int) -> int:
         while position != tail:
             if num_indexed == max_ngrams:
                 return num_indexed
-            num_overlapping = _overlap_at(arena, header, position)
-            if num_overlapping > 0:
-                # Its n-grams are those of the text before. The cursor waits until all have arrived.
-                at = header + CURSOR_INDICES + n - 1
-                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + POOL_TOKENS)
-                if (tail_index - word(arena, at)) & _MODULUS <= num_overlapping:
-                    break
-                for _ in range(num_overlapping):
-                    position = position_after(arena, position)
-                arena[header + CURSORS + n - 1] = position
-                arena[at] += num_overlapping
             if not _insert(arena, pool, position, n):
                 return -1
             position = position_after(arena, position)
@@ -128,11 +108,10 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
     ngram_mask = word(arena, header + NGRAM_MASK)
     head = word(arena, header + HEAD)
     head_index = word(arena, header + HEAD_INDEX)
-    num_overlapping = word(arena, header + HEAD_OVERLAP)
     position = head
     for n in range(1, min(MAX_NGRAM_TOKENS, num_text_tokens - 1) + 1):
         position = position_after(arena, position)
-        if (ngram_mask >> (n - 1)) & 1 and n >= num_overlapping:
+        if (ngram_mask >> (n - 1)) & 1:
             cursor_index = word(arena, header + CURSOR_INDICES + n - 1)
             # With the cursor at most n tokens past the head it is not indexed yet.
             if (cursor_index - head_index) & _MODULUS > n:
@@ -141,14 +120,6 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
         if (ngram_mask >> k) & 1 and arena[header + CURSORS + k] == head:
             arena[header + CURSORS + k] = position_after(arena, head)
             arena[header + CURSOR_INDICES + k] += 1
-
-
-@kernel
-def _overlap_at(arena: Arena, header: int, position: int) -> int:
-    """How many tokens from the position on are overlap."""
-    if position == word(arena, header + HEAD):
-        return word(arena, header + HEAD_OVERLAP)
-    return side_word(arena, position, JOINTS) if begins_at(arena, position) else 0
 
 
 @kernel
@@ -186,7 +157,7 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
         while arena[at + 2] != 0:
             latest = word(arena, at + 2)
             if _same_before(arena, latest, position, n):
-                if not _link(arena, pool, latest, position, n):
+                if not set_link(arena, pool, latest, n, position):
                     return False
                 arena[at + 2] = position
                 return True
@@ -196,19 +167,6 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
             return True
         if not split_page(arena, pool, page):
             return False
-
-
-@kernel
-def _link(arena: Arena, pool: int, latest: int, position: int, n: int) -> bool:
-    """Links the latest occurrence of an n-gram to the next one; False: no room."""
-    side = LINKS + n - 1
-    owner = side_word(arena, position, OWNERS)
-    if owner != 0:
-        is_of_owner = side_word(arena, latest, OWNERS) == owner
-        foreign = side_word(arena, latest, side) if is_of_owner else latest
-        if not set_side_word(arena, pool, position, side, foreign):
-            return False
-    return set_side_word(arena, pool, latest, side, position)
 
 
 @kernel
@@ -224,7 +182,4 @@ def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
     if latest == position:
         empty_slot(arena, pool, page, at)
         return
-    side = LINKS + n - 1
-    arena[at + 1] = side_word(arena, position, side)
-    if side_word(arena, latest, side) == position:
-        set_side_word(arena, pool, latest, side, 0)
+    arena[at + 1] = link_of(arena, position, n)

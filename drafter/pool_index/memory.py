@@ -31,10 +31,9 @@ from drafter.pool_index.records import (
     Pool,
     PoolLimits,
     Text,
-    owner_tag_of,
 )
 from drafter.pool_index.text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
-from drafter.pool_index.tokens import JOINTS, position_after, set_side_word
+from drafter.pool_index.tokens import position_after
 
 # With fewer free blocks the arena counts as full.
 _SPARE_BLOCKS = 8
@@ -43,10 +42,10 @@ _SPARE_BLOCKS = 8
 class PoolMemory:
     """Owned by the event loop, through the store.
 
-    Alone changes a pool's `block` and `num_kept`, and a text's `start`, `last`, `num_tokens`,
-    `num_overlap` and `previous`. Invariants (see `check_integrity`): `occupied_bytes` is never
-    above `max_pools_bytes - max_waiting_bytes`, nor are a pool's bytes above `max_pool_bytes`;
-    every block but the arena's first belongs to a pool.
+    Alone changes a pool's `block` and `num_kept`, and a text's `start` and `num_tokens`. Invariants
+    (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes - max_waiting_bytes`,
+    nor are a pool's bytes above `max_pool_bytes`; every block but the arena's first belongs to a
+    pool.
 
     Attributes:
         arena: the memory of all pools, for kernels.
@@ -89,28 +88,11 @@ class PoolMemory:
         pool = text.pool
         tail, was_empty = self._header(pool, TAIL), self._header(pool, POOL_TOKENS) == 0
         begins = text.num_tokens == 0
-        owner = owner_tag_of(text.feed_key) if text.end else 0
-        num_overlapping = max(0, text.num_overlap - text.num_tokens)
-        if num_overlapping > 0:
-            # Overlap is never drafted: it needs no owner.
-            token_ids, owner = token_ids[:num_overlapping], 0
-        previous = None if num_overlapping > 0 else text.previous
-        if previous is not None and previous.num_tokens == 0:
-            previous = None  # evicted meanwhile
-        if previous is not None and not self._join(previous, previous.last):
-            return 0
-        num_appended = append_tokens(
-            self.arena, pool.block, token_ids, begins, num_overlapping, owner
-        )
-        first = self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
-        if previous is not None:
-            self._join(previous, first if num_appended > 0 else 0)
-        if num_appended > 0:
-            text.last = self._header(pool, TAIL) - 1
-            if num_overlapping == 0:
-                text.previous = None
-            if begins:
-                text.start = first
+        num_appended = append_tokens(self.arena, pool.block, token_ids, begins)
+        if begins and num_appended > 0:
+            text.start = (
+                self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
+            )
         text.num_tokens += num_appended
         return num_appended
 
@@ -145,9 +127,7 @@ class PoolMemory:
 
     def evict(self, text: Text, max_tokens: int) -> None:
         """Evicts up to so many tokens of the oldest text of its pool, from its beginning."""
-        num_evicted = evict(self.arena, text.pool.block, text.num_tokens, max_tokens)
-        text.num_tokens -= num_evicted
-        text.num_overlap = max(0, text.num_overlap - num_evicted)
+        text.num_tokens -= evict(self.arena, text.pool.block, text.num_tokens, max_tokens)
 
     def remove(self, text: Text) -> None:
         """Removes the record of an added text that has no tokens any more."""
@@ -175,10 +155,6 @@ class PoolMemory:
         assert int(self.arena[USED]) == blocks, "every block has one owner"
         assert self._record_bytes == record_bytes
         assert self.occupied_bytes <= self._limits.max_pools_bytes - self._limits.max_waiting_bytes
-
-    def _join(self, text: Text, position: int) -> bool:
-        """Writes where the text continues after its last token; False: there is no room."""
-        return set_side_word(self.arena, text.pool.block, text.last, JOINTS, position)
 
     def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
         """Counts bytes of records, and bounds the blocks of the arena and the pool by the rest."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
+from drafter.ngram.draft import MAX_MATCH_LENGTH
 from drafter.ngram.index import DONE
-from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.ngram.table import (
     EARLIEST,
     LENGTH,
@@ -39,13 +39,9 @@ from drafter.pool_index.table import (
     slot_after,
 )
 from drafter.pool_index.tokens import (
-    JOINTS,
-    LINKS,
-    OWNERS,
     begins_at,
     position_after,
     position_before,
-    side_word,
 )
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import as_pointer, load_i64
@@ -96,7 +92,6 @@ def propose_from_pools(
             load_i64(header + 8 * MIN_NGRAM),
             load_i64(header + 8 * MAX_NGRAM),
             tie,
-            0,
         )
         if position == 0 or match_length <= own_length:
             continue
@@ -134,7 +129,6 @@ def find_in_pool(
     min_ngram: int,
     max_ngram: int,
     tie: int,
-    own_tag: int,
 ) -> tuple[int, int]:
     """Finds the place in a pool's texts that a context may be continued from.
 
@@ -148,8 +142,6 @@ def find_in_pool(
         max_ngram: longest that is looked up; the longest that is found wins.
         tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if
             they are equal.
-        own_tag: tag of the asking sequence: occurrences in text that it fed itself are skipped; 0:
-            it fed none. If the earliest is its own, the latest foreign one is used for both.
 
     Returns:
         (position of the draft's first token, length of the match); (0, 0): nothing matches.
@@ -169,14 +161,7 @@ def find_in_pool(
             at = next_slot(arena, page, slot_after(page, at), key)
         if arena[at + 2] == 0:
             break
-        last = word(arena, at + 2)
-        if own_tag != 0 and side_word(arena, last, OWNERS) == own_tag:
-            last = side_word(arena, last, LINKS + n - 1)
-            if last == 0:
-                break
-        earliest, latest = word(arena, at + 1), last
-        if own_tag != 0 and side_word(arena, earliest, OWNERS) == own_tag:
-            earliest = last
+        earliest, latest = word(arena, at + 1), word(arena, at + 2)
     if latest == 0:
         return 0, 0
     position = earliest if tie == EARLIEST else latest
@@ -192,7 +177,7 @@ def find_in_pool(
 def copy_from_pool(
     arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], max_tokens: int
 ) -> int:
-    """Copies tokens from a position on, up to the end of the last text that continues theirs.
+    """Copies tokens from a position on, up to the end of their text.
 
     Returns:
         How many.
@@ -202,10 +187,7 @@ def copy_from_pool(
     while count < max_tokens:
         out[count] = arena[position]
         count += 1
-        following = position_after(arena, position)
-        if following == tail or begins_at(arena, following):
-            following = side_word(arena, position, JOINTS)
-            if following == 0:
-                break
-        position = following
+        position = position_after(arena, position)
+        if position == tail or begins_at(arena, position):
+            break
     return count

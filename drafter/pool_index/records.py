@@ -57,12 +57,17 @@ class PoolLimits:
         return self.max_pools_bytes // 8
 
 
+def feed_key_of(feed_id: str) -> bytes:
+    """What is kept of a feed's id."""
+    return hashlib.blake2b(feed_id.encode(), digest_size=16).digest() if feed_id else b""
+
+
 class FeedOutcome(Enum):
     """What became of a text that was fed."""
 
     KEPT = "kept"
     DUPLICATE = "duplicate"
-    """A text with the same feed id is there."""
+    """A text with its feed id is in the pool."""
     TOO_SHORT = "too_short"
     DROPPED = "dropped"
     """Too much text was waiting to be appended."""
@@ -76,32 +81,16 @@ class TextEviction(Enum):
     EXPIRED = "expired"
 
 
-def feed_key_of(feed_id: str) -> bytes:
-    """The stored form of a feed id; empty for none."""
-    return hashlib.blake2b(feed_id.encode(), digest_size=16).digest() if feed_id else b""
-
-
-def owner_tag_of(feed_key: bytes) -> int:
-    """The owner's tag of a growing text, in [1, 2^31).
-
-    Two sequences with the same tag, a chance of 2^-31, do not draft from each other.
-    """
-    return int.from_bytes(feed_key[:4]) & 0x7FFFFFFF or 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolText:
     """One text, as it is fed to a pool and as snapshots hold it."""
 
     pool_id: str
     token_ids: npt.NDArray[np.uint32]
-    feed_key: bytes
     ngram_mask: int
     age_s: float = 0.0
-    num_overlap: int = 0
-    """See `Text`."""
-    end: int = 0
-    """See `Text`."""
+    feed_key: bytes = b""
+    """Of the id that it was fed with; empty: none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +98,7 @@ class Pool:
     """The record of one pool; its tokens and its index are in `block`, 0: not allocated yet.
 
     `texts` are in the order of feeding; the last `num_waiting` of them have tokens that wait to be
-    appended, and count `waiting_bytes`. `newest` maps a feed key to the last of its texts. Each
-    change that a snapshot would show raises `version`.
+    appended, and count `waiting_bytes`. Each change that a snapshot would show raises `version`.
     """
 
     pool_id: str
@@ -122,7 +110,7 @@ class Pool:
     waiting_bytes: int = 0
     is_unindexed: bool = False
     texts: "deque[Text]" = field(default_factory=deque)
-    newest: "dict[bytes, Text]" = field(default_factory=dict)
+    feed_keys: set[bytes] = field(default_factory=set)
 
     @property
     def has_work(self) -> bool:
@@ -131,35 +119,24 @@ class Pool:
 
     def add(self, text: "Text") -> None:
         self.texts.append(text)
-        self.version += 1
         if text.feed_key:
-            self.newest[text.feed_key] = text
+            self.feed_keys.add(text.feed_key)
+        self.version += 1
 
     def remove(self, text: "Text") -> None:
         self.texts.remove(text)
+        self.feed_keys.discard(text.feed_key)
         self.version += 1
-        if self.newest.get(text.feed_key) is text:
-            del self.newest[text.feed_key]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Text:
-    """One text, or a piece of one that is fed while it grows.
-
-    `num_tokens` of it are in the pool; `waiting` are still to be appended. A piece begins with
-    `num_overlap` tokens of overlap (`tokens.py`); `end` is the length of the whole text up to the
-    end of this piece, 0: it is no piece. `previous` is the piece before, until the two are joined
-    in the pool, and `last` the position of its last token there.
-    """
+    """One text: `num_tokens` of it are in the pool; `waiting` are still to be appended."""
 
     pool: Pool
-    feed_key: bytes
     fed_at_s: float
     waiting: npt.NDArray[np.uint32] | None
     waiting_bytes: int
-    num_overlap: int
-    end: int
-    previous: "Text | None"
+    feed_key: bytes = b""
     num_tokens: int = 0
     start: int = 0
-    last: int = 0

@@ -12,7 +12,6 @@ from drafter.pool_index.arena import (
     BLOCK_BITS,
     HEAD,
     HEAD_INDEX,
-    HEAD_OVERLAP,
     MAX_POOL_BLOCKS,
     POOL_TOKENS,
     TAIL,
@@ -25,15 +24,11 @@ from drafter.pool_index.index import move_cursors, unindex_head
 from drafter.pool_index.table import free_table, make_table
 from drafter.pool_index.tokens import (
     FIRST,
-    JOINTS,
     OFFSET,
-    OWNERS,
     chain_block,
     free_token_block,
     position_after,
     set_begins,
-    set_side_word,
-    side_word,
 )
 from servicekit.kernels.jit import kernel
 
@@ -64,22 +59,13 @@ def free_pool(arena: Arena, pool: int) -> None:
 
 
 @kernel
-def append_tokens(
-    arena: Arena,
-    pool: int,
-    token_ids: npt.NDArray[np.uint32],
-    begins: bool,
-    num_overlapping: int,
-    owner: int,
-) -> int:
+def append_tokens(arena: Arena, pool: int, token_ids: npt.NDArray[np.uint32], begins: bool) -> int:
     """Appends tokens of one text as long as there is room; returns how many.
 
     Args:
         arena, pool: the pool.
         token_ids: [n] uint32.
         begins: whether they begin the text.
-        num_overlapping: then, how many of the text's tokens are overlap.
-        owner: see `tokens.py`.
     """
     header = pool << BLOCK_BITS
     for i in range(len(token_ids)):
@@ -95,13 +81,7 @@ def append_tokens(
                 free_token_block(arena, pool, last)
             arena[header + TAIL] = start
             tail = start
-        if not set_side_word(arena, pool, tail, OWNERS, owner):
-            return i
         if begins and i == 0:
-            if not set_side_word(arena, pool, tail, JOINTS, num_overlapping):
-                return 0
-            if arena[header + POOL_TOKENS] == 0:
-                arena[header + HEAD_OVERLAP] = num_overlapping
             set_begins(arena, tail)
         arena[tail] = token_ids[i]
         arena[header + TAIL] = tail + 1
@@ -126,11 +106,6 @@ def evict(arena: Arena, pool: int, num_text_tokens: int, max_tokens: int) -> int
         arena[header + POOL_TOKENS] -= 1
         if after_head & OFFSET == FIRST:
             free_token_block(arena, pool, head >> BLOCK_BITS)
-        num_overlapping = 0
         if i + 1 < num_text_tokens:
             set_begins(arena, after_head)
-            num_overlapping = max(0, word(arena, header + HEAD_OVERLAP) - 1)
-        elif arena[header + POOL_TOKENS] > 0:
-            num_overlapping = side_word(arena, after_head, JOINTS)
-        arena[header + HEAD_OVERLAP] = num_overlapping
     return count

@@ -4,14 +4,10 @@ Owns the layout of a token block: the order of positions, where texts begin, and
 tokens. Does not know which part of the chain is filled (`text.py`), nor what links mean
 (`index.py`).
 
-    token block  previous block, next block, 34 side blocks, 30 words of bits (a text begins here),
-                 then 958 tokens
-    side block   a word for each token of a token block, 0 until it is set; allocated with the first
-                 one: 32 side blocks of links, one per n; one of owners; one of joints
-    owner        tag of the growing sequence that a token belongs to; 0: none
-    joint        of the first token of a text: how many of its tokens are *overlap*, copies of the
-                 last tokens of the text that it continues, so that matches reach back into it. Of
-                 the last token of a text: position of the token that continues it. 0: neither
+    token block  previous block, next block, 32 side blocks, 30 words of bits (a text begins here),
+                 then 960 tokens
+    side block   a link for each token of a token block, 0 until it is set; one block per n-gram
+                 size, allocated with its first link
 """
 
 from drafter.pool_index.arena import (
@@ -24,11 +20,7 @@ from drafter.pool_index.arena import (
 )
 from servicekit.kernels.jit import kernel
 
-LINKS = 0
-"""The side of the links of n is `LINKS + n - 1`."""
-OWNERS = 32
-JOINTS = 33
-_NUM_SIDES = 34
+_NUM_SIDES = 32
 
 _PREVIOUS = 0
 _NEXT = 1
@@ -76,23 +68,21 @@ def set_begins(arena: Arena, position: int) -> None:
 
 
 @kernel
-def side_word(arena: Arena, position: int, side: int) -> int:
-    """Returns the word of a token in a side block; 0 unless it was set."""
-    block = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side)
+def link_of(arena: Arena, position: int, n: int) -> int:
+    """Returns the link of n at a position; 0 unless it was set."""
+    block = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + n - 1)
     return 0 if block == 0 else word(arena, (block << BLOCK_BITS) + (position & OFFSET))
 
 
 @kernel
-def set_side_word(arena: Arena, pool: int, position: int, side: int, value: int) -> bool:
-    """Sets the word of a token in a side block; False: there is no room."""
-    at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side
+def set_link(arena: Arena, pool: int, position: int, n: int, link: int) -> bool:
+    """Sets the link of n at a position; False: there is no room."""
+    at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + n - 1
     if arena[at] == 0:
-        if value == 0:
-            return True
         arena[at] = allocate_block(arena, pool)
         if arena[at] == 0:
             return False
-    arena[(word(arena, at) << BLOCK_BITS) + (position & OFFSET)] = value
+    arena[(word(arena, at) << BLOCK_BITS) + (position & OFFSET)] = link
     return True
 
 

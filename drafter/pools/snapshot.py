@@ -8,7 +8,7 @@ taken (`snapshotter.py`).
     8 bytes     uint32   uint32         JSON, UTF-8      uint32 each     32 bytes
 
     header  {"pool_id", "ngram_mask", "texts": [record, ...]}
-    record  [num_tokens, age_s, feed_key in hex, num_overlap, end], see `PoolText`
+    record  [num_tokens, age_s, feed_key in hex], see `PoolText`
 
 Texts are in the order of feeding; numbers are little-endian.
 """
@@ -32,7 +32,7 @@ import numpy as np
 from drafter.pool_index.records import MAX_POOL_BYTES, PoolText
 
 MAGIC = b"TNDMPOOL"
-VERSION = 2
+VERSION = 3
 SUFFIX = ".pool"
 _PARTIAL_SUFFIX = ".partial"
 
@@ -212,7 +212,7 @@ def _header_of(texts: Sequence[PoolText]) -> bytes:
     records = (
         json.dumps(
             [
-                [len(text.token_ids), text.age_s, text.feed_key.hex(), text.num_overlap, text.end]
+                [len(text.token_ids), text.age_s, text.feed_key.hex()]
                 for text in texts[first : first + _RECORDS_TOGETHER]
             ]
         )
@@ -230,21 +230,17 @@ def _parse(body: memoryview, header_bytes: int) -> list[PoolText]:
         raise ValueError(f"pool {pool_id!r} with n-grams {ngram_mask:#x}")
     texts = []
     start = 0
-    for num_tokens, age_s, feed_key, num_overlap, text_end in header["texts"]:
+    for num_tokens, age_s, feed_key in header["texts"]:
         end = start + int(num_tokens)
         if not (start < end <= len(token_ids) and math.isfinite(age_s) and age_s >= 0):
             raise ValueError(f"a text of {num_tokens} tokens, {age_s} s old")
-        if not (0 <= num_overlap <= num_tokens and text_end >= 0):
-            raise ValueError(f"{num_overlap} of {num_tokens} tokens overlap, up to {text_end}")
         texts.append(
             PoolText(
                 pool_id=pool_id,
                 token_ids=token_ids[start:end],
-                feed_key=bytes.fromhex(feed_key),
                 age_s=float(age_s),
+                feed_key=bytes.fromhex(feed_key),
                 ngram_mask=ngram_mask,
-                num_overlap=int(num_overlap),
-                end=int(text_end),
             )
         )
         start = end

@@ -9,10 +9,6 @@ waits for it; drafts come from the part that is indexed. Pools with work take tu
 is fed much, or indexed anew, does not hold up the others. To make room the oldest text is evicted,
 piece by piece from its beginning: that of the same pool if the pool is at its bound, else the
 oldest of all.
-
-A text that is fed while it grows is stored as pieces. Each begins with a copy of the last tokens of
-the piece before, which are not indexed again, and drafts continue from piece to piece. So the
-pieces give the same drafts as the whole text.
 """
 
 import math
@@ -24,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.budgets import POOL_NGRAMS_PER_PIECE, POOL_TOKENS_PER_PIECE
-from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.pool_index.memory import PoolMemory
 from drafter.pool_index.records import (
     POOL_RECORD_BYTES,
@@ -110,65 +105,26 @@ class PoolStore:
         return self._memory.occupied_bytes + self._waiting_bytes
 
     def feed(
-        self, pool_id: str, token_ids: npt.NDArray[np.uint32], *, feed_id: str, ngram_mask: int
+        self, pool_id: str, token_ids: npt.NDArray[np.uint32], *, ngram_mask: int, feed_id: str = ""
     ) -> FeedOutcome:
         """Feeds a text to a pool; `work` will append it.
 
         Args:
             pool_id: of the pool, which is made if there is none.
             token_ids: [n] uint32; copied.
-            feed_id: a text whose id is in the pool is not fed again. Empty: always a new text.
             ngram_mask: bit n - 1 for each n-gram size that the pool's index must cover.
+            feed_id: a text whose id is in the pool is not fed again. Empty: always a new text.
         """
-        return self._feed(
+        outcome = self._add(
             PoolText(
                 pool_id=pool_id,
                 token_ids=token_ids,
+                ngram_mask=ngram_mask,
                 feed_key=feed_key_of(feed_id),
-                ngram_mask=ngram_mask,
             )
         )
-
-    def grow(
-        self,
-        pool_id: str,
-        token_ids: npt.NDArray[np.uint32],
-        *,
-        feed_id: str,
-        num_fed: int,
-        ngram_mask: int,
-    ) -> int:
-        """Feeds the new tokens of a growing text to a pool; `work` will append them.
-
-        Args:
-            pool_id, ngram_mask: see `feed`.
-            token_ids: the whole text, [n] uint32; the new tokens are copied.
-            feed_id: id of the text, not empty; tokens that were fed under it are not fed again.
-            num_fed: how many tokens were fed before, as far as the caller knows.
-
-        Returns:
-            How many tokens have been fed now, dropped ones included.
-        """
-        feed_key = feed_key_of(feed_id)
-        pool = self._pools.get(pool_id)
-        known = None if pool is None else pool.newest.get(feed_key)
-        if known is not None:
-            # A text that was fed whole does not grow.
-            num_fed = max(num_fed, known.end or len(token_ids))
-        if len(token_ids) <= num_fed:
-            return num_fed
-        num_overlap = min(num_fed, MAX_MATCH_LENGTH)
-        outcome = self._feed(
-            PoolText(
-                pool_id=pool_id,
-                token_ids=token_ids[num_fed - num_overlap :],
-                feed_key=feed_key,
-                ngram_mask=ngram_mask,
-                num_overlap=num_overlap,
-                end=len(token_ids),
-            )
-        )
-        return num_fed if outcome is FeedOutcome.TOO_SHORT else len(token_ids)
+        self._on_feed(outcome)
+        return outcome
 
     def restore(self, text: PoolText) -> FeedOutcome:
         """Adds a text of a snapshot; the oldest first, and before any is fed."""
@@ -243,11 +199,9 @@ class PoolStore:
                 yield PoolText(
                     pool_id=pool_id,
                     token_ids=token_ids,
-                    feed_key=text.feed_key,
                     age_s=max(0.0, now_s - fed_at_s),
                     ngram_mask=pool.ngram_mask,
-                    num_overlap=text.num_overlap,
-                    end=text.end,
+                    feed_key=text.feed_key,
                 )
 
     def check_integrity(self) -> None:
@@ -260,8 +214,7 @@ class PoolStore:
         assert set(self._turns) == {pool for pool in self._pools.values() if pool.has_work}
         for pool in self._pools.values():
             assert pool.texts, "a pool without text is not there"
-            for feed_key, text in pool.newest.items():
-                assert text is [each for each in pool.texts if each.feed_key == feed_key][-1]
+            assert pool.feed_keys == {text.feed_key for text in pool.texts if text.feed_key}
             assert pool.num_kept == sum(text in self._texts for text in pool.texts)
             waiting = [text for text in pool.texts if text.waiting is not None]
             assert waiting == list(pool.texts)[len(pool.texts) - pool.num_waiting :]
@@ -270,17 +223,11 @@ class PoolStore:
         fed_at = [text.fed_at_s for text in self._texts]
         assert fed_at == sorted(fed_at)
 
-    def _feed(self, text: PoolText) -> FeedOutcome:
-        outcome = self._add(text)
-        self._on_feed(outcome)
-        return outcome
-
     def _add(self, fed: PoolText) -> FeedOutcome:
         if len(fed.token_ids) < MIN_TEXT_TOKENS:
             return FeedOutcome.TOO_SHORT
         pool = self._pools.get(fed.pool_id)
-        known = None if pool is None else pool.newest.get(fed.feed_key)
-        if known is not None and fed.end <= known.end:
+        if pool is not None and fed.feed_key in pool.feed_keys:
             return FeedOutcome.DUPLICATE
         # A waiting text counts with its record and a pool's: nothing else limits their number.
         waiting_bytes = fed.token_ids.nbytes + TEXT_RECORD_BYTES + POOL_RECORD_BYTES
@@ -292,16 +239,12 @@ class PoolStore:
         if pool is None:
             pool = self._pools[fed.pool_id] = Pool(fed.pool_id, self._num_pools_made << 32)
             self._num_pools_made += 1
-        num_before = fed.end - (len(waiting) - fed.num_overlap)
         text = Text(
             pool=pool,
-            feed_key=fed.feed_key,
             fed_at_s=self._clock() - fed.age_s,
             waiting=waiting,
             waiting_bytes=waiting_bytes,
-            num_overlap=fed.num_overlap,
-            end=fed.end,
-            previous=known if known is not None and 0 < known.end == num_before else None,
+            feed_key=fed.feed_key,
         )
         pool.add(text)
         self._num_texts += 1

@@ -2,7 +2,7 @@
 
 A preset reproduces a known drafter (docs/drafting.md has the table), and is tested against that
 one's proposals. A request that names one gets all its values and may override single ones; the
-others get the policy that the gateway's operator configured the same way. Pure.
+others get `TANDEM`, with the gateway's own number of drafts. Pure.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ _VLLM = DraftingPolicy(
     algorithm="kmp",
 )
 
-#: By preset that a request or an operator can name.
+#: By preset that a request can name.
 POLICIES: Mapping[Preset, DraftingPolicy] = {
     "tandem": TANDEM,
     "vllm-kmp": dataclasses.replace(_VLLM, overlap="disjoint"),
@@ -114,6 +114,7 @@ POLICIES: Mapping[Preset, DraftingPolicy] = {
         max_ngram=2,
         overlap="allowed",
         tie="earliest",
+        algorithm="kmp",
         num_speculative_tokens=10,
     ),
 }

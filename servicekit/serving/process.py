@@ -63,8 +63,8 @@ async def serve_until_signalled(
     """Serves until SIGTERM or SIGINT, then drains and stops; the server is stopped on return.
 
     Sets health to SERVING, prints the ready line on stdout, and waits. At the first signal health
-    becomes NOT_SERVING; after `drain_delay_s` the server refuses calls and drains for at most
-    `drain_timeout_s`. A second signal stops it at once.
+    becomes NOT_SERVING, the server refuses calls and drains for at most `drain_timeout_s`. A second
+    signal stops it at once.
 
     Args:
         server: a started server.
@@ -182,7 +182,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _drain_and_stop(server: Server, drain: Callable[[], Awaitable[None]] | None) -> None:
     loop = asyncio.get_running_loop()
-    await asyncio.sleep(server.options.drain_delay_s)
     deadline_s = loop.time() + server.options.drain_timeout_s
     if drain is not None:
         # Before the drain: otherwise clients with open channels would keep sending their calls

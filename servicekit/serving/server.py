@@ -53,6 +53,10 @@ from servicekit.telemetry.metrics import MetricsServer
 # calls of any client with CANCELLED. By default it is 1,000, fewer than one connection may open.
 _MAX_PENDING_CALLS = 8_192
 
+# Of one connection; further ones wait at the client. Where many come and go at the limit, some are
+# refused (UNAVAILABLE), which bounds what resets cost.
+_MAX_CONCURRENT_STREAMS = 1024
+
 # Probes are few; a plaintext port that anyone may reach needs no more.
 _MAX_PROBE_STREAMS = 64
 _MAX_PROBE_BYTES = 4096
@@ -79,6 +83,7 @@ class Server:
         logger: Logger,
         limit_options: LimitOptions | None = None,
         admit: Callable[[Caller], object] | None = None,
+        max_connection_age_s: float = 0.0,
     ) -> None:
         """Makes the gRPC servers; binds nothing yet.
 
@@ -93,6 +98,8 @@ class Server:
                 transport's limit only.
             admit: raises an exception of the error table for a caller who may not call; None
                 admits all.
+            max_connection_age_s: how long a connection takes new calls: then its client is asked
+                to open another one (GOAWAY) and finds new replicas. 0 is no limit.
         """
         self.options = options
         self.logger = logger
@@ -152,8 +159,8 @@ class Server:
                 ErrorInterceptor(error_table, logger, limits),
             ],
             options=[
-                *_arguments(options.max_concurrent_streams, MAX_RECEIVE_BYTES),
-                *_max_age(options.max_connection_age_s),
+                *_arguments(_MAX_CONCURRENT_STREAMS, MAX_RECEIVE_BYTES),
+                *_max_age(max_connection_age_s),
             ],
         )
         self._stop = GrpcStop(self.grpc)
@@ -164,10 +171,9 @@ class Server:
             self._health.add_to_server(self._probes)
             self._probes_stop = GrpcStop(self._probes)
         self._health.add_to_server(self.grpc)
-        if options.reflection:
-            reflection.enable_server_reflection(
-                [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
-            )
+        reflection.enable_server_reflection(
+            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
+        )
 
     @property
     def address(self) -> str:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("up", "generate", "bench", "top", "doctor")
+COMMANDS = ("up", "generate", "bench", "doctor")
 
 _INTERRUPTED = 130
 # Modules that the extra `cli` installs, by their package; the client alone needs none of them.
-_PACKAGES = {"typer": "typer", "rich": "rich", "prometheus-client": "prometheus_client"}
+_PACKAGES = {"typer": "typer", "rich": "rich"}
 
 # Features that other systems have a flag for and that are out of Tandem's scope.
 _OUT_OF_SCOPE = {

@@ -62,21 +62,12 @@ class SamplingFlags:
     temperature: Annotated[float, typer.Option(rich_help_panel="Sampling", help="0 is greedy")] = (
         0.0
     )
-    top_p: Annotated[
-        float,
-        typer.Option(rich_help_panel="Sampling", help="keep this much probability"),
-    ] = 1.0
-    top_k: Annotated[
-        int, typer.Option(rich_help_panel="Sampling", help="keep the K likeliest; 0 keeps all")
-    ] = 0
     seed: Annotated[
         int | None, typer.Option(rich_help_panel="Sampling", help="equal seeds, equal output")
     ] = None
 
     def params(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
-        )
+        return SamplingParams(temperature=self.temperature, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +91,6 @@ def command(
     max_new_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="maximum output tokens")
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="end before it; repeatable")
-    ] = None,
-    priority: Annotated[int, typer.Option(metavar="N", help="higher first")] = 0,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -128,21 +115,14 @@ def command(
             "terminal or NO_COLOR is set",
         ),
     ] = False,
-    summary: Annotated[
-        bool | None,
-        typer.Option(
-            "--summary/--no-summary",
-            help="print tokens, seconds and acceptance on stderr at the end (default: if stderr "
-            "is a terminal)",
-        ),
-    ] = None,
     sampling: SamplingFlags,
     speculation: SpeculationFlags,
     connection: ConnectionFlags,
 ) -> int:
     """Streams a completion of PROMPT to stdout.
 
-    Without other flags it is greedy, with speculation, up to the model's limit.
+    Without other flags it is greedy, with speculation, up to the model's limit. If stderr is a
+    terminal, tokens, seconds and acceptance are printed there at the end.
     """
     connection.check()
     colours = show_drafts and not (as_json or trace) and has_colour(sys.stdout)
@@ -150,8 +130,6 @@ def command(
         prompt=_prompt(prompt, token_ids),
         model_id=model_id,
         max_new_tokens=max_new_tokens,
-        stop_sequences=stop or (),
-        priority=priority,
         trace=trace,
         # A server without a tokenizer refuses it, and takes token ids only.
         report_tokens=colours and token_ids is None,
@@ -162,7 +140,7 @@ def command(
         as_json=as_json,
         trace=trace,
         colours_steps=colours and token_ids is not None,
-        summary=is_live(sys.stderr) if summary is None else summary,
+        summary=is_live(sys.stderr),
     )
     try:
         client = TandemClient(

@@ -1,11 +1,9 @@
 """What `tandem up` shows in a terminal: a table of the services, and their logs above it.
 
-Owns the table, the pipes that logs come through, and the reading of metrics. Does not start, stop
-or restart anything.
+Owns the table and the pipes that logs come through. Does not start, stop or restart anything.
 """
 
 import asyncio
-import contextlib
 import io
 import json
 import os
@@ -21,17 +19,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tandem.cli.scraping import History, ScrapeError, Snapshot, Window, metrics_url, scrape
-from tandem.cli.service_figures import acceptance, kv_used, tokens_per_s
 from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.cli.terminal import has_colour, printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_SCRAPE_INTERVAL_S = 2.0
-# Rates and shares are of so long.
-_WINDOW_S = 10.0
 _REFRESHES_PER_S = 4
 # Longest line of a log that is shown; the rest follows as further lines.
 _LINE_LIMIT_BYTES = 64 << 10
@@ -40,7 +33,6 @@ _LAST_LOGS_S = 1.0
 _BAR_CELLS = 10
 # In the line of a log that says how far a start is.
 _LOADING = b'"event": "loading"'
-_FIGURES = ("tokens/s", "accepted", "K/V used")
 
 
 class LiveOutput:
@@ -48,13 +40,10 @@ class LiveOutput:
 
     Args:
         names: of the processes.
-        metrics: the address of each process's metrics, by its name.
     """
 
-    def __init__(self, names: Sequence[str], metrics: Mapping[str, str]) -> None:
-        self._metrics = metrics
+    def __init__(self, names: Sequence[str]) -> None:
         self._supervisor: Supervisor | None = None
-        self._histories: dict[str, History] = {}
         # Since when a process starts, by name, and what turns meanwhile; and how far it is.
         self._starting: dict[str, tuple[float, Spinner]] = {}
         self._progress: dict[str, str] = {}
@@ -75,7 +64,6 @@ class LiveOutput:
             name: writing for name, (_, writing) in pipes.items()
         }
         self._logs: list[asyncio.Task[None]] = []
-        self._scraping: asyncio.Task[None] | None = None
 
     def report(self, line: str) -> None:
         self._print(f"tandem up: {' '.join(line.split())}")
@@ -93,20 +81,17 @@ class LiveOutput:
                 os.fdopen(read_end, "rb"),
             )
             self._logs.append(asyncio.create_task(self._print_logs(name, reader)))
-        self._scraping = asyncio.create_task(self._scrape_forever())
         self._live.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._scraping is not None
-        self._scraping.cancel()
         # The ends of the pipes, unless a process that was abandoned still holds one.
         for descriptor in (self.log_descriptors or {}).values():
             os.close(descriptor)
         await asyncio.wait(self._logs, timeout=_LAST_LOGS_S)
         for reading in self._logs:
             reading.cancel()
-        await asyncio.gather(*self._logs, self._scraping, return_exceptions=True)
+        await asyncio.gather(*self._logs, return_exceptions=True)
         self._live.stop()
 
     async def _print_logs(self, name: str, reader: asyncio.StreamReader) -> None:
@@ -127,34 +112,13 @@ class LiveOutput:
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
 
-    async def _scrape_forever(self) -> None:
-        while True:
-            states = [] if self._supervisor is None else self._supervisor.states()
-            await asyncio.gather(*(self._scrape(state) for state in states))
-            await asyncio.sleep(_SCRAPE_INTERVAL_S)
-
-    async def _scrape(self, state: ProcessState) -> None:
-        new: Snapshot | None = None
-        if state.addresses is not None:
-            url = metrics_url(self._metrics[state.name])
-            with contextlib.suppress(ScrapeError):
-                new = await asyncio.to_thread(scrape, url)
-        if new is None:
-            self._histories.pop(state.name, None)
-        else:
-            self._histories.setdefault(state.name, History(_WINDOW_S)).add(new)
-
     def _table(self) -> Table:
         """Called by the thread that refreshes the terminal."""
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column("service", no_wrap=True)
         table.add_column("state", no_wrap=True)
-        for title in _FIGURES:
-            table.add_column(title, justify="right", no_wrap=True)
         for state in [] if self._supervisor is None else self._supervisor.states():
-            history = self._histories.get(state.name)
-            window = history.window if history else None
-            table.add_row(state.name, self._state(state), *_figures(state.name, window))
+            table.add_row(state.name, self._state(state))
         return table
 
     def _state(self, state: ProcessState) -> Spinner | Text:
@@ -200,11 +164,3 @@ def _progress(line: bytes) -> str:
         return ""
     filled = "#" * (percent * _BAR_CELLS // 100)
     return f"{part} {filled:.<{_BAR_CELLS}} {percent} %"
-
-
-def _figures(name: str, window: Window | None) -> list[str]:
-    if window is None:
-        return [""] * len(_FIGURES)
-    if name == "gateway":
-        return [tokens_per_s(window), acceptance(window), ""]
-    return ["", "", kv_used(window.new) if name.startswith("verifier") else ""]

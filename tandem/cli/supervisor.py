@@ -61,6 +61,8 @@ class ProcessSpec:
     name: str
     """For messages, e.g. "verifier-0"."""
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of this process."""
     listen_flags: Mapping[str, str] = field(default_factory=lambda: {"grpc": "--listen"})
     """The flag that sets each kind of address of the ready line."""
     listen: Mapping[str, str] = field(default_factory=lambda: {"grpc": "127.0.0.1:0"})
@@ -254,6 +256,7 @@ class _Process:
             self._running = await asyncio.create_subprocess_exec(
                 *dying_with_parent(command),
                 *flags,
+                env={**os.environ, **self._spec.environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._stderr,

@@ -37,8 +37,8 @@ _DRAFTER_PATIENCE_S = 5.0
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-# The variables that set devices and threads for all verifiers.
-_VERIFIER_DEVICES, _VERIFIER_THREADS = "TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"
+# Which GPUs all verifiers see, and the variable that sets the threads of each.
+_VISIBLE_DEVICES, _VERIFIER_THREADS = "CUDA_VISIBLE_DEVICES", "TANDEM_VERIFIER_THREADS"
 
 #: What installs all services, in Tandem's source tree.
 INSTALL_ALL = "pip install -e '.[all]'"
@@ -95,7 +95,8 @@ class Topology:
         return [
             ProcessSpec(
                 name=_verifier_name(index),
-                command=_service("verifier", metrics_address, *options, *part),
+                command=_service("verifier", metrics_address, *options),
+                environment=part,
                 listen={"grpc": address},
             )
             for index, (address, metrics_address, part) in enumerate(
@@ -103,17 +104,21 @@ class Topology:
             )
         ]
 
-    def _parts(self) -> list[list[str]]:
-        """Which part of the machine each verifier has, if there are several."""
+    def _parts(self) -> list[dict[str, str]]:
+        """Which part of the machine each verifier has, if there are several, as variables."""
         count = self.num_verifiers
-        given = _VERIFIER_DEVICES if self.device == "cuda" else _VERIFIER_THREADS
-        if count == 1 or given in os.environ:
-            return [[]] * count
+        if count == 1:
+            return [{}]
         if self.device == "cuda":
-            return [["--devices", str(index)] for index in range(count)]
+            visible = os.environ.get(_VISIBLE_DEVICES)
+            devices = visible.split(",") if visible else list(map(str, range(count)))
+            # One verifier each; if there are too few, several verifiers share one.
+            return [{_VISIBLE_DEVICES: devices[index % len(devices)]} for index in range(count)]
+        if _VERIFIER_THREADS in os.environ:
+            return [{}] * count
         # One core is left to the services beside them, as a single one leaves it.
         num_threads = max(1, (_num_cores() - 1) // count)
-        return [["--threads", str(num_threads)]] * count
+        return [{_VERIFIER_THREADS: str(num_threads)}] * count
 
     def gateway(
         self, metrics_address: str, drafters: Sequence[str], verifiers: Sequence[str]
@@ -185,7 +190,7 @@ def command(
 
     The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>. What up
     sets itself does not count there: the model, and all addresses of --listen, --http-listen and
-    --metrics-listen. Metrics are on free ports; up prints the command of tandem top with them.
+    --metrics-listen. Metrics are on free ports; up prints their addresses.
     """
     if missing := missing_services():
         report(
@@ -254,8 +259,7 @@ async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
         return
     from tandem.cli.live_output import LiveOutput
 
-    metrics = ports.metrics_by_name()
-    async with LiveOutput(list(metrics), metrics) as output:
+    async with LiveOutput(ports.names()) as output:
         yield output
 
 
@@ -326,7 +330,7 @@ async def _serve(
         await asyncio.gather(*starts, ready, return_exceptions=True)
     # The gateway's HTTP port has its metrics, too, but may ask for TLS, a certificate or a token.
     metrics = [ports.gateway_metrics, *ports.verifier_metrics, *ports.drafter_metrics]
-    report("watch it with: tandem top " + " ".join(metrics))
+    report("metrics at " + " ".join(metrics))
     await supervisor.watch()
 
 
@@ -370,13 +374,13 @@ class _Ports:
             gateway_metrics=next(found),
         )
 
-    def metrics_by_name(self) -> dict[str, str]:
-        """The address of each process's metrics."""
-        return {
-            **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
-            **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
-            _GATEWAY: self.gateway_metrics,
-        }
+    def names(self) -> list[str]:
+        """Of all processes."""
+        return [
+            *(_drafter_name(index) for index in range(len(self.drafter_metrics))),
+            *(_verifier_name(index) for index in range(len(self.verifier_metrics))),
+            _GATEWAY,
+        ]
 
 
 def _drafter_name(index: int) -> str:

@@ -91,7 +91,9 @@ class _AlgorithmEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Algorithm.V
     ALGORITHM_UNSPECIFIED: _Algorithm.ValueType  # 0
     """The server's choice."""
     ALGORITHM_INDEX: _Algorithm.ValueType  # 1
-    """A hash index, updated as tokens arrive: constant cost per proposal."""
+    """A hash index, updated as tokens arrive: constant cost per proposal. There is one for TIE_LONGEST
+    with OVERLAP_DISJOINT; under other options the history is scanned, as with ALGORITHM_KMP.
+    """
     ALGORITHM_KMP: _Algorithm.ValueType  # 2
     """A Knuth-Morris-Pratt scan of the history: cost linear in its length."""
 
@@ -101,7 +103,9 @@ class Algorithm(_Algorithm, metaclass=_AlgorithmEnumTypeWrapper):
 ALGORITHM_UNSPECIFIED: Algorithm.ValueType  # 0
 """The server's choice."""
 ALGORITHM_INDEX: Algorithm.ValueType  # 1
-"""A hash index, updated as tokens arrive: constant cost per proposal."""
+"""A hash index, updated as tokens arrive: constant cost per proposal. There is one for TIE_LONGEST
+with OVERLAP_DISJOINT; under other options the history is scanned, as with ALGORITHM_KMP.
+"""
 ALGORITHM_KMP: Algorithm.ValueType  # 2
 """A Knuth-Morris-Pratt scan of the history: cost linear in its length."""
 Global___Algorithm: _TypeAlias = Algorithm  # noqa: Y015

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.metrics import read_metrics
 from examples.demo_model.dataset import read_heldout
 from tandem.cli import main
-from tandem.cli.scraping import Window, metrics_url, scrape
-from tandem.cli.service_figures import figures
 from tandem.ready_line import parse_ready_line
 from tests.cli.pseudo_terminal import PseudoTerminal, pseudo_terminal
 
@@ -38,11 +37,6 @@ class RunningStack:
     addresses: Mapping[str, str]
     terminal: PseudoTerminal
 
-    @property
-    def metrics(self) -> list[str]:
-        """As `tandem up` reports them: of gateway, verifier and drafter."""
-        return list(self.terminal.wait_for(r"tandem top (\S+) (\S+) (\S+)\r\n").groups())
-
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
@@ -60,7 +54,7 @@ def stack() -> Iterator[RunningStack]:
             addresses = parse_ready_line(process.stdout.readline())
             assert addresses is not None, terminal.shown
             # The drafter may still compile its kernels.
-            terminal.wait_for("watch it with: tandem top")
+            terminal.wait_for("metrics at")
             yield RunningStack(process, addresses, terminal)
             process.send_signal(signal.SIGINT)
             assert process.wait(120.0) == 0
@@ -106,16 +100,11 @@ def run_in_terminal(*arguments: str, status: int = 0, **environ: str) -> str:
 
 
 def test_up_shows_a_table_of_all_services_below_their_logs(stack: RunningStack, run: Run) -> None:
-    serves = f"gateway .*serves at {stack.addresses['grpc']}"
-    # Without tokens yet: the counters have been read once.
-    stack.terminal.wait_for(rf"{serves}\x1b\[0m +0 ")
     run("generate", TASK["prompt"], "--target", stack.addresses["grpc"])
     stack.terminal.wait_for(
-        "K/V used",
         "drafter-0",
-        r"verifier-0 .* 0%",
-        # The share of accepted drafts, for as long as the window.
-        rf"{serves}.*\d%",
+        "verifier-0 .*serves at",
+        f"gateway .*serves at {stack.addresses['grpc']}",
         '"event": "request_opened"',
     )
 
@@ -145,29 +134,6 @@ def _without_wait(shown: str) -> str:
         "",
         shown,
     )
-
-
-def test_top_prints_a_frame_of_every_kind_of_service(stack: RunningStack, run: Run) -> None:
-    gateway, verifier, drafter = stack.metrics
-    # The gateway's are on its HTTP port, too.
-    urls = gateway, stack.addresses["http"], f"http://{verifier}/metrics", drafter
-    status, shown, errors = run("top", *urls, "--once", "--interval", "0.1")
-    assert (status, errors) == (0, "")
-    assert "\x1b" not in shown
-    assert all(url in shown for url in urls)
-    for text in ("gateways", "verifiers", "drafters", "tokens/s", "TTFT ms", "K/V used", "depth"):
-        assert text in shown
-
-
-def test_top_names_what_does_not_answer_and_what_is_no_service(
-    stack: RunningStack, run: Run, unused_tcp_port: int
-) -> None:
-    absent = f"127.0.0.1:{unused_tcp_port}"
-    stranger = f"http://{stack.addresses['http']}/health"
-    status, shown, _ = run("top", absent, stranger, "--once", "--interval", "0.1")
-    assert status == 1
-    assert f"{absent}: Connection refused" in shown
-    assert f"{stranger}: " in shown
 
 
 def test_bench_finds_equal_output_and_accepted_drafts_over_both_apis(
@@ -212,26 +178,19 @@ def test_all_commands_and_the_openai_api_tell_the_numbers_of_the_metrics(
         "num_draft_tokens": "tandem_spec_decode_num_draft_tokens_total",
         "num_accepted_tokens": "tandem_spec_decode_num_accepted_tokens_total",
     }
-    before = scrape(metrics_url(stack.addresses["http"]))
+    before = read_metrics(stack.addresses["http"])
 
-    def counted() -> Window:
+    def counted() -> dict[str, float]:
         """Since the last time."""
         nonlocal before
-        window = Window(old=before, new=scrape(metrics_url(stack.addresses["http"])))
-        before = window.new
-        return window
+        old, before = before, read_metrics(stack.addresses["http"])
+        return {name: before.total(each) - old.total(each) for name, each in counters.items()}
 
     target = ("--target", stack.addresses["grpc"])
-    _, output, errors = run("generate", TASK["prompt"], *target, "--json", "--summary")
-    window = counted()
+    _, output, _ = run("generate", TASK["prompt"], *target, "--json")
     usage = json.loads(output)["usage"]
-    assert {name: window.increase(counter) for name, counter in counters.items()} == {
-        name: usage[name] for name in counters
-    }
+    assert counted() == {name: usage[name] for name in counters}
     assert usage["num_accepted_tokens"] > 0
-    rate = f"{usage['num_accepted_tokens'] / usage['num_draft_tokens']:.0%}"
-    assert f"{rate} of {usage['num_draft_tokens']} drafts accepted" in errors
-    assert figures("gateway", window)["accepted"] == rate
 
     body = {"model": "model", "prompt": TASK["prompt"], "max_tokens": 2000, "temperature": 0}
     request = urllib.request.Request(
@@ -241,8 +200,7 @@ def test_all_commands_and_the_openai_api_tell_the_numbers_of_the_metrics(
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         told = json.loads(answer.read())["usage"]
-    window = counted()
-    assert {name: window.increase(counter) for name, counter in counters.items()} == {
+    assert counted() == {
         **{name: told["speculation"].get(name) for name in counters},
         "prompt_tokens": told["prompt_tokens"],
         "output_tokens": told["completion_tokens"],
@@ -250,13 +208,12 @@ def test_all_commands_and_the_openai_api_tell_the_numbers_of_the_metrics(
 
     file = tmp_path / "result.json"
     assert run("bench", *target, "--requests", "4", "--json", str(file))[0] == 0
-    window = counted()
+    increase = counted()
     [found] = json.loads(file.read_text())["speculation"].values()
-    assert found["output_tokens"] == window.increase(counters["output_tokens"])
-    accepted, drafted = (
-        window.increase(counters[name]) for name in ("num_accepted_tokens", "num_draft_tokens")
+    assert found["output_tokens"] == increase["output_tokens"]
+    assert found["acceptance_rate"] == (
+        increase["num_accepted_tokens"] / increase["num_draft_tokens"]
     )
-    assert found["acceptance_rate"] == accepted / drafted
 
 
 def test_bench_counts_what_the_server_refuses(
@@ -284,23 +241,19 @@ def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> Non
     assert "\x1b[32mok  \x1b[0m" in shown
 
 
-@pytest.mark.parametrize(("name", "until"), [("top", "gateways"), ("bench", "requests")])
 def test_ctrl_c_in_a_terminal_ends_without_a_traceback(
-    stack: RunningStack, name: str, until: str
+    stack: RunningStack,
 ) -> None:
-    flags = {
-        "top": (stack.addresses["http"],),
-        "bench": ("--target", stack.addresses["grpc"], "--seconds", "600", "--concurrency", "1"),
-    }
+    flags = ("--target", stack.addresses["grpc"], "--seconds", "600", "--concurrency", "1")
     with pseudo_terminal() as terminal:
         process = subprocess.Popen(
-            command(name, *flags[name]),
+            command("bench", *flags),
             stdout=terminal.descriptor,
             stderr=terminal.descriptor,
             env=ENVIRON,
         )
         try:
-            terminal.wait_for(until)
+            terminal.wait_for("requests")
             process.send_signal(signal.SIGINT)
             assert process.wait(60.0) == 130
         finally:

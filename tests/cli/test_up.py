@@ -118,7 +118,7 @@ async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
         served_at = [*drafters.split(","), *verifiers.split(",")]
         for served in [*served_at, *addresses.values()]:
             assert await accepts(served)
-        watch = await running.until_reported("watch it with: tandem top")
+        watch = await running.until_reported("metrics at")
         shown = watch.split()[-5:]
         # Plaintext and without a token, whatever the gateway's HTTP port speaks.
         assert shown[0] == option(argv, "--metrics-listen")
@@ -246,7 +246,7 @@ async def test_a_signal_stops_all_though_nobody_reads_stderr_any_more(
     async with running_up(folder, stderr=writing) as running:
         os.close(writing)
         addresses = await running.ready()
-        await shown.until(b"watch it with")
+        await shown.until(b"metrics at")
         transport.close()
         await shown.closed.wait()
         running.process.send_signal(number)
@@ -262,7 +262,7 @@ async def test_logs_are_read_on_when_their_terminal_is_closed(
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput(["drafter-0"], {}) as output:
+        async with LiveOutput(["drafter-0"]) as output:
             assert output.log_descriptors is not None
             os.close(master)
             # More than a pipe holds.
@@ -293,7 +293,7 @@ async def test_the_table_shows_how_far_a_start_is(monkeypatch: pytest.MonkeyPatc
 
     with pseudo_terminal() as terminal, os.fdopen(os.dup(terminal.descriptor), "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput(["drafter-0", "verifier-0"], {}) as output:
+        async with LiveOutput(["drafter-0", "verifier-0"]) as output:
             output.watch(Starting(output.report))
             assert output.log_descriptors is not None
             log(
@@ -374,35 +374,37 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
 @pytest.mark.parametrize(
     ("device", "num_verifiers", "variables", "parts"),
     [
-        (None, 1, {}, [[]]),
-        ("cuda", 1, {}, [[]]),
-        ("cuda", 2, {}, [["--devices", "0"], ["--devices", "1"]]),
-        ("cuda", 2, {"TANDEM_VERIFIER_DEVICES": "1"}, [[], []]),
-        (None, 3, {}, [["--threads", "2"]] * 3),
-        ("cpu", 9, {}, [["--threads", "1"]] * 9),
-        ("cpu", 2, {"TANDEM_VERIFIER_THREADS": "4"}, [[], []]),
+        (None, 1, {}, [{}]),
+        ("cuda", 1, {}, [{}]),
+        ("cuda", 2, {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (
+            "cuda",
+            2,
+            {"CUDA_VISIBLE_DEVICES": "4,6"},
+            [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}],
+        ),
+        ("cuda", 2, {"CUDA_VISIBLE_DEVICES": "1"}, [{"CUDA_VISIBLE_DEVICES": "1"}] * 2),
+        (None, 3, {}, [{"TANDEM_VERIFIER_THREADS": "2"}] * 3),
+        ("cpu", 9, {}, [{"TANDEM_VERIFIER_THREADS": "1"}] * 9),
+        ("cpu", 2, {"TANDEM_VERIFIER_THREADS": "4"}, [{}, {}]),
     ],
 )
 def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     device: up.Device | None,
     num_verifiers: int,
     variables: dict[str, str],
-    parts: list[list[str]],
+    parts: list[dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(up, "_num_cores", lambda: 8)
-    for name in ("TANDEM_VERIFIER_DEVICES", "TANDEM_VERIFIER_THREADS"):
+    for name in ("CUDA_VISIBLE_DEVICES", "TANDEM_VERIFIER_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     topology = up.Topology(model=up.BUNDLED_MODEL, device=device, num_verifiers=num_verifiers)
     addresses = [f"127.0.0.1:{index}" for index in range(num_verifiers)]
-    commands = [list(each.command) for each in topology.verifiers(addresses, addresses, [])]
-    assert [each[-2:] if part else part for each, part in zip(commands, parts, strict=True)] == (
-        parts
-    )
-    if not any(parts):
-        assert not any({"--devices", "--threads"} & set(each) for each in commands)
+    specs = topology.verifiers(addresses, addresses, [])
+    assert [spec.environment for spec in specs] == parts
 
 
 @pytest.mark.parametrize(

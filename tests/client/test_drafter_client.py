@@ -16,7 +16,7 @@ import pytest
 from drafter.batch.batch import Batch
 from drafter.errors import NotServingError
 from drafter.ngram.params import NgramParams as DrafterParams
-from drafter.ngram.params import Overlap
+from drafter.ngram.params import Overlap, Tie
 from tandem.client import (
     AsyncDrafterClient,
     Draft,
@@ -109,7 +109,8 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
-    sequence, text = client.open(), repeating_text(2, 20_000)
+    sequence = client.open(params=NgramParams(tie="longest"))
+    text = repeating_text(2, 20_000)
     await client.propose(sequence, text, max_draft_tokens=5)
     drafter.drafter.store.release(sequence.sequence_id)
     text += [3, 1]
@@ -121,7 +122,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     assert indexing is not None
     await asyncio.wait_for(indexing, 60)
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
-        text, DrafterParams(), 5
+        text, DrafterParams(tie=Tie.LONGEST, tokens_per_match=2), 5
     )
 
 

@@ -134,7 +134,7 @@ def test_probes_use_the_health_port_and_known_health_services(variant: str) -> N
 def test_a_pod_has_the_time_to_drain(variant: str) -> None:
     for workload in workloads(variant):
         server = configuration(variant, workload).server
-        drain_s = server.drain_delay_s + server.drain_timeout_s
+        drain_s = server.drain_timeout_s
         pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert workload.pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + END_S
         for word in workload.container.get("command", ()):

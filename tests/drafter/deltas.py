@@ -6,6 +6,9 @@ from typing import Any
 from drafter.batch.wire import MAX_TOKENS_PER_DELTA
 from tandem.v1 import drafter_pb2 as pb
 
+INDEXED = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=0)
+"""The options with an index; texts with others are scanned."""
+
 
 def delta(
     sequence_id: str,

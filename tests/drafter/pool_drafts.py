@@ -6,7 +6,6 @@ import numpy as np
 
 from drafter.pool_index.arena import Arena
 from drafter.pool_index.propose import copy_from_pool, find_in_pool
-from drafter.pool_index.records import feed_key_of, owner_tag_of
 
 
 def draft_from_pool(
@@ -18,7 +17,6 @@ def draft_from_pool(
     max_ngram: int,
     tie: int,
     max_draft_tokens: int,
-    own: str = "",
 ) -> tuple[list[int], int] | None:
     """Returns (draft, match length), or None if nothing matches.
 
@@ -30,12 +28,10 @@ def draft_from_pool(
         max_ngram: the most that are looked up.
         tie: which occurrence counts.
         max_draft_tokens: how long the draft may be.
-        own: feed id of the pieces that are not drafted from.
     """
     buffer = np.array(context, dtype=np.uint32)
-    tag = owner_tag_of(feed_key_of(own)) if own else 0
     position, match_length = find_in_pool(
-        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, tag
+        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie
     )
     if position == 0:
         return None

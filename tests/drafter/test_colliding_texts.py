@@ -16,12 +16,12 @@ import pytest
 from benchmarks.drafter_texts import Call
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import DONE
-from drafter.ngram.params import Algorithm, NgramParams, Tie
+from drafter.ngram.params import Algorithm
 from drafter.ngram.text import HASH_BASE, IndexedText, tokens_that_fit
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.running_drafter import exchange
-from tests.drafter.texts import MAX_TOKENS, propose_for
+from tests.drafter.texts import INDEXED, MAX_TOKENS, propose_for
 from tests.module_process import drafter_at
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
@@ -55,12 +55,11 @@ def assert_answers_as_a_scan_does(text: IndexedText) -> None:
 
 
 @pytest.mark.parametrize("max_ngram", [1, 3])
-@pytest.mark.parametrize("tie", Tie)
-def test_tokens_chosen_by_the_public_mixing_alone_fill_no_chunk(tie: Tie, max_ngram: int) -> None:
+def test_tokens_chosen_by_the_public_mixing_alone_fill_no_chunk(max_ngram: int) -> None:
     tokens = tokens_in_even_chunks(None)
     assert len(tokens) == NUM_COLLIDING
     text = IndexedText(
-        params=NgramParams(min_ngram=1, max_ngram=max_ngram, tie=tie), max_tokens=MAX_TOKENS
+        params=replace(INDEXED, min_ngram=1, max_ngram=max_ngram), max_tokens=MAX_TOKENS
     )
     for start in range(0, len(tokens), 1000):
         text.append(tokens[start : start + 1000])
@@ -71,12 +70,11 @@ def test_tokens_chosen_by_the_public_mixing_alone_fill_no_chunk(tie: Tie, max_ng
 
 
 @pytest.mark.parametrize("piece", [64, NUM_COLLIDING])
-@pytest.mark.parametrize("tie", Tie)
 def test_tokens_chosen_with_the_secret_base_turn_the_index_into_a_scan(
-    tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
+    piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
-    params = NgramParams(min_ngram=1, tie=tie)
+    params = replace(INDEXED, min_ngram=1)
     max_bytes = 1 << 20
     text = IndexedText(params=params, max_tokens=tokens_that_fit(params, max_bytes))
     tokens = tokens_in_even_chunks(5)
@@ -90,15 +88,14 @@ def test_tokens_chosen_with_the_secret_base_turn_the_index_into_a_scan(
     assert_answers_as_a_scan_does(text)
 
 
-@pytest.mark.parametrize("tie", Tie)
 def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
-    tie: Tie, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With base 1 the hash is the sum of the tokens; these pairs have two sums."""
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(1))
     up = np.arange(20_000, dtype=np.uint32)
     tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
-    text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2, tie=tie), max_tokens=MAX_TOKENS)
+    text = IndexedText(params=replace(INDEXED, min_ngram=2, max_ngram=2), max_tokens=MAX_TOKENS)
     text.append(tokens)
     propose_for([text], [0])
     assert not text.is_indexed
@@ -112,7 +109,7 @@ def test_probing_for_long_counts_as_work() -> None:
     colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     num_calls = []
     for tokens in (np.arange(len(colliding), dtype=np.uint32), colliding):
-        text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2), max_tokens=MAX_TOKENS)
+        text = IndexedText(params=replace(INDEXED, min_ngram=2, max_ngram=2), max_tokens=MAX_TOKENS)
         text.append(tokens)
         num_calls.append(1)
         while Call([text], [0], hash_base=np.uint64(1)).run().statuses[0] != DONE:
@@ -134,7 +131,7 @@ def test_the_hash_of_a_token_depends_on_the_base() -> None:
 async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:
     """Against a real process: if it hangs, this test still ends."""
     tokens = tokens_in_even_chunks(None, 8400).tolist()
-    params = pb.NgramParams(min_ngram=1, max_ngram=1)
+    params = pb.NgramParams(min_ngram=1, max_ngram=1, tie=pb.TIE_LONGEST)
     async with (
         drafter_at("127.0.0.1:0") as (_, address),
         grpc.aio.insecure_channel(address) as channel,

@@ -1,10 +1,10 @@
 """A text and its index: bytes, growth, entries, and how much one call indexes."""
 
-import itertools
 import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from benchmarks.drafter_texts import Call
 from drafter.budgets import NGRAMS_PER_ANSWER
 from drafter.ngram.index import BLOCK, BUDGET_SPENT, DONE, MUST_SCAN
-from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.propose import SCANNED_PER_ENTRY
 from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES
 from drafter.ngram.text import IndexedText, tokens_that_fit
-from tests.drafter.texts import KMP, MAX_TOKENS, propose_for, text_of
+from tests.drafter.texts import INDEXED, KMP, MAX_TOKENS, propose_for, text_of
 from tests.volume import cases, examples
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +41,9 @@ def num_entries(text: IndexedText, n: int) -> int:
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize(
-    ("tie", "max_bytes_per_token"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
-)
-def test_at_no_length_a_token_takes_more_than_promised(
-    tie: Tie, max_bytes_per_token: int, repeats: bool
-) -> None:
+def test_at_no_length_a_token_takes_more_than_promised(repeats: bool) -> None:
     tokens = text_that_fills_tables(150_000) if repeats else np.arange(150_000, dtype=np.uint32)
-    text = IndexedText(params=NgramParams(tie=tie), max_tokens=MAX_TOKENS)
+    text = IndexedText(params=INDEXED, max_tokens=MAX_TOKENS)
     worst = 0.0
     for start in range(0, len(tokens), 250):
         text.append(tokens[start : start + 250])
@@ -56,13 +51,14 @@ def test_at_no_length_a_token_takes_more_than_promised(
         if text.length >= 1000:
             worst = max(worst, text.allocated_bytes / text.length)
     text.check_integrity()
-    assert worst <= max_bytes_per_token
+    assert worst <= 64
 
 
-@pytest.mark.parametrize("tie", Tie)
+@pytest.mark.parametrize("params", [INDEXED, KMP])
 @pytest.mark.parametrize("max_bytes", [5_000, 50_000, 1 << 20, 3 << 20])
-def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_bytes: int) -> None:
-    params = NgramParams(tie=tie)
+def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(
+    params: NgramParams, max_bytes: int
+) -> None:
     num_tokens = tokens_that_fit(params, max_bytes)
     assert num_tokens > max_bytes / 130 - 40
     text = IndexedText(params=params, max_tokens=num_tokens)
@@ -74,10 +70,9 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     assert text.allocated_bytes <= max_bytes
 
 
-@pytest.mark.parametrize("tie", Tie)
-def test_a_text_whose_ngrams_are_all_entered_occupies_no_more_than_its_bound(tie: Tie) -> None:
+def test_a_text_whose_ngrams_are_all_entered_occupies_no_more_than_its_bound() -> None:
     """As much as a table can hold per token: one size, and no n-gram twice."""
-    params = NgramParams(min_ngram=2, max_ngram=2, tie=tie)
+    params = replace(INDEXED, min_ngram=2, max_ngram=2)
     for max_bytes in [*range(1_800, 9_000, 60), *range(60_000, 400_000, 20_000)]:
         num_tokens = tokens_that_fit(params, max_bytes)
         if num_tokens < 0:
@@ -95,14 +90,12 @@ def test_a_text_whose_ngrams_are_all_entered_occupies_no_more_than_its_bound(tie
 @given(
     parts=st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8),
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
-    overlap=st.sampled_from(Overlap),
-    tie=st.sampled_from(Tie),
 )
 def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
-    parts: list[list[int]], sizes: list[int], overlap: Overlap, tie: Tie
+    parts: list[list[int]], sizes: list[int]
 ) -> None:
     smallest, largest = sizes
-    text = text_of([], NgramParams(min_ngram=smallest, max_ngram=largest, overlap=overlap, tie=tie))
+    text = text_of([], replace(INDEXED, min_ngram=smallest, max_ngram=largest))
     context: list[int] = []
     for part in parts:
         context += part
@@ -111,8 +104,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
     text.check_integrity()
 
     def counted_ngrams(n: int) -> list[tuple[int, ...]]:
-        lag = n if overlap is Overlap.DISJOINT else 1
-        return [tuple(context[end - n : end]) for end in range(n, len(context) - lag + 1)]
+        return [tuple(context[end - n : end]) for end in range(n, len(context) - largest + 1)]
 
     for n in range(smallest, largest + 1):
         shorter = Counter(counted_ngrams(n - 1))
@@ -129,10 +121,9 @@ def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> Non
             ngram = [*range(size)]
             ngram[place] = 1000 + i
             context += [*ngram, 10**6 + i]
-        params = NgramParams(min_ngram=size, max_ngram=size, overlap=Overlap.ALLOWED)
-        text = text_of(context, params)
+        text = text_of(context, replace(INDEXED, min_ngram=size, max_ngram=size))
         propose_for([text], [0])
-        kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
+        kinds = {tuple(context[end - size : end]) for end in range(size, len(context) - size + 1)}
         assert num_entries(text, size) == len(kinds)
 
 
@@ -142,7 +133,7 @@ def test_the_first_tokens_are_indexed_without_growing_a_table(
 ) -> None:
     grown: list[int] = []
     monkeypatch.setattr(IndexedText, "grow_table", lambda self, index: grown.append(index))
-    text = text_of(range(num_tokens), NgramParams())
+    text = text_of(range(num_tokens), INDEXED)
     propose_for([text], [0])
     assert text.num_unindexed == 0
     assert not grown
@@ -159,8 +150,7 @@ def test_a_long_append_grows_each_table_at_most_twice(
         grow_table(text, index)
 
     monkeypatch.setattr(IndexedText, "grow_table", record_and_grow)
-    params = NgramParams()
-    text = text_of(range(10), params)
+    text = text_of(range(10), INDEXED)
     propose_for([text], [0])
     text.append(text_that_fills_tables(8000))
     propose_for([text], [0])
@@ -194,7 +184,7 @@ MEASURE = """
 import gc, sys
 import numpy as np
 from drafter.ngram.text import IndexedText
-from drafter.ngram.params import NgramParams, Tie, Algorithm
+from drafter.ngram.params import NgramParams, Tie
 from tests.drafter.texts import propose_for
 
 def resident_bytes():
@@ -202,9 +192,8 @@ def resident_bytes():
         return int(file.read().split()[1]) * 4096
 
 num_texts, num_tokens, delta = map(int, sys.argv[1:4])
-tie = Tie[sys.argv[4]]
 rng = np.random.default_rng(1)
-params = NgramParams(tie=tie)
+params = NgramParams(tie=Tie.LONGEST)
 source = rng.integers(0, 2**32, num_tokens + num_texts, dtype=np.uint32)
 
 def make(i):
@@ -232,18 +221,10 @@ AMOUNTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tie", "amount"),
-    cases(
-        list(zip(itertools.cycle([Tie.EARLIEST, Tie.LONGEST]), AMOUNTS, strict=False)),
-        list(itertools.product([Tie.EARLIEST, Tie.LONGEST], AMOUNTS)),
-    ),
-)
-def test_reported_bytes_match_the_growth_of_the_process(
-    tie: Tie, amount: tuple[int, int, int]
-) -> None:
+@pytest.mark.parametrize("amount", cases(AMOUNTS[1:4], AMOUNTS))
+def test_reported_bytes_match_the_growth_of_the_process(amount: tuple[int, int, int]) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, *map(str, amount), tie.name],
+        [sys.executable, "-c", MEASURE, *map(str, amount)],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())
@@ -252,7 +233,7 @@ def test_reported_bytes_match_the_growth_of_the_process(
 
 def test_no_call_enters_more_than_its_budget() -> None:
     # A text that repeats: n-grams of every size are entered, and no table grows.
-    text = text_of(list(range(64)) * 2048, NgramParams())
+    text = text_of(list(range(64)) * 2048, INDEXED)
     num_calls = 1
     while (call := Call([text], [8]).run()).statuses[0] != DONE:
         num_calls += 1
@@ -261,8 +242,8 @@ def test_no_call_enters_more_than_its_budget() -> None:
 
 
 def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls() -> None:
-    long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
-    short = text_of([1, 2, 9, 1, 2], NgramParams())
+    long = [text_of(list(range(40_000)), INDEXED) for _ in range(3)]
+    short = text_of([1, 2, 9, 1, 2], INDEXED)
     propose_for([short], [0])
     call = Call([*long, short], [8] * 4).run()
     assert call.statuses[:3].all(), "these need many calls"
@@ -271,7 +252,7 @@ def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls()
 
 
 def test_the_budget_of_a_call_is_for_all_of_its_texts() -> None:
-    texts = [text_of(range(5000), NgramParams()) for _ in range(4)]
+    texts = [text_of(range(5000), INDEXED) for _ in range(4)]
     Call(texts, [0] * 4).run()
     num_indexed = sum(text.length - text.num_unindexed for text in texts)
     assert num_indexed <= NGRAMS_PER_ANSWER + BLOCK

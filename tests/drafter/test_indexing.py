@@ -27,7 +27,7 @@ from drafter.history.history import History
 from drafter.ngram.index import BUDGET_SPENT
 from drafter.ngram.text import HASH_BASE
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import replay
+from tests.drafter.deltas import INDEXED, replay
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import FakeClock, StartDrafter, exchange
 
@@ -38,7 +38,7 @@ async def test_text_without_a_draft_request_is_answered_at_once_and_indexed_in_t
     running = await start_drafter()
     rng = random.Random(1)
     text = [rng.randrange(2**32) for _ in range(30_000)]
-    for delta in replay("a", text):
+    for delta in replay("a", text, params=INDEXED):
         [proposal] = await running.propose(delta)
         assert (proposal.status, proposal.base_length) == (
             pb.STATUS_OK,
@@ -61,7 +61,7 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
     text = [rng.randrange(2**32) for _ in range(24_000)]
     text += text[23_900:23_910]
     stream = running.open_stream()
-    for delta in replay("a", text):
+    for delta in replay("a", text, params=INDEXED):
         await running.propose(delta)
     other = pb.SequenceDelta(sequence_id="b", token_ids=[1, 2, 9, 1, 2], max_draft_tokens=3)
     ask_now = pb.SequenceDelta(sequence_id="a", base_length=len(text), max_draft_tokens=20)
@@ -84,7 +84,7 @@ async def test_a_long_text_without_room_for_a_draft_has_no_match_and_is_indexed_
     local = LocalDrafter()
     text = random.Random(4).sample(range(2**32), 8_000)
     assert len(text) * 4 > MAX_AWAITED_NGRAMS
-    ask = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
+    ask = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20, params=INDEXED)
     for max_length, status in (
         (len(text) + 1, pb.STATUS_INDEXING),
         (len(text), pb.STATUS_NO_MATCH),
@@ -103,7 +103,7 @@ async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
     running = await start_drafter()
     text = list(range(4_000))
     text += text[100:110]
-    delta = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
+    delta = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20, params=INDEXED)
     assert len(text) * 4 <= MAX_AWAITED_NGRAMS
     [proposal] = await running.propose(delta)
     assert list(proposal.token_ids) == text[110:130]
@@ -123,7 +123,7 @@ async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed
 
     monkeypatch.setattr(store, "grow_table", fail_for_one)
     for sequence_id in ("bad", "good"):
-        await running.propose(*replay(sequence_id, list(range(8_000))))
+        await running.propose(*replay(sequence_id, list(range(8_000)), params=INDEXED))
     await running.indexed()
     assert store.num_sequences == 1
     assert running.histories["good"].num_unindexed <= 5
@@ -142,7 +142,12 @@ async def test_a_text_that_the_growth_of_another_evicts_keeps_no_other_from_bein
 
     async def append(base: int, stop: int, *names: str) -> None:
         deltas = [
-            pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids[base:stop])
+            pb.SequenceDelta(
+                sequence_id=id_,
+                base_length=base,
+                token_ids=token_ids[base:stop],
+                params=None if base else INDEXED,
+            )
             for id_ in names
         ]
         await local.exchange(pb.ProposeRequest(sequences=deltas))
@@ -167,7 +172,7 @@ async def test_drain_stops_the_indexer(
     servicer = running.drafter.servicer
     # It would never end.
     monkeypatch.setattr(Indexer, "_index", lambda *arguments: None)
-    for delta in replay("a", list(range(20_000))):
+    for delta in replay("a", list(range(20_000)), params=INDEXED):
         await running.propose(delta)
     indexer = servicer.engine.indexer
     assert indexer.task is not None
@@ -178,7 +183,7 @@ async def test_drain_stops_the_indexer(
 
 async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    for delta in replay("a", list(range(60_000))):
+    for delta in replay("a", list(range(60_000)), params=INDEXED):
         await running.propose(delta)
     await running.stub.Release(pb.ReleaseRequest(releases=[pb.Release(sequence_id="a")]))
     await running.indexed()
@@ -187,7 +192,8 @@ async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDraft
 
 async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
     local = LocalDrafter()
-    await local.append("a", 0, [1, 2])
+    created = pb.SequenceDelta(sequence_id="a", token_ids=[1, 2], params=INDEXED)
+    await local.exchange(pb.ProposeRequest(sequences=[created]))
     await local.settle()
     history = local.histories["a"]
     for base in range(2, MIN_UNINDEXED - 2, 2):
@@ -206,7 +212,7 @@ async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
     store = local.drafter.store
     batches = [Batch(store, store.start_stream()) for _ in range(2)]
     for sequence_id, batch in zip("ab", batches, strict=True):
-        delta = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(100))
+        delta = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(100), params=INDEXED)
         batch.scan(pb.ProposeRequest(sequences=[delta]).SerializeToString())
         await local.engine.answer(batch)
     for batch in batches:
@@ -225,7 +231,12 @@ async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> No
         await local.exchange(
             pb.ProposeRequest(
                 sequences=[
-                    pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids)
+                    pb.SequenceDelta(
+                        sequence_id=id_,
+                        base_length=base,
+                        token_ids=token_ids,
+                        params=None if base else INDEXED,
+                    )
                     for id_ in sequence_ids
                 ]
             )
@@ -255,8 +266,8 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
     await local.exchange(
         pb.ProposeRequest(
             sequences=[
-                pb.SequenceDelta(sequence_id="short", token_ids=range(100)),
-                pb.SequenceDelta(sequence_id="long", token_ids=range(8000)),
+                pb.SequenceDelta(sequence_id="short", token_ids=range(100), params=INDEXED),
+                pb.SequenceDelta(sequence_id="long", token_ids=range(8000), params=INDEXED),
             ]
         )
     )
@@ -300,7 +311,7 @@ async def test_a_live_batch_waits_for_no_second_step_of_a_long_text(
         await cool_down()
 
     monkeypatch.setattr(slices, "cool_down", record_and_cool_down)
-    for part in replay("long", range(30_000)):
+    for part in replay("long", range(30_000), params=INDEXED):
         await local.exchange(pb.ProposeRequest(sequences=[part]))
     for step in range(1, 4):
         for _ in range(3):
@@ -315,7 +326,7 @@ async def test_a_step_of_the_indexer_enters_no_more_ngrams_than_it_may() -> None
     local = LocalDrafter()
     await local.engine.indexer.close()
     # A text that repeats: n-grams of every size are entered, and no table grows.
-    for part in replay("a", list(range(64)) * 200):
+    for part in replay("a", list(range(64)) * 200, params=INDEXED):
         await local.exchange(pb.ProposeRequest(sequences=[part]))
     history = local.histories["a"]
     records, slots = local.drafter.store.table.records, np.array([history.slot])
@@ -333,7 +344,10 @@ async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
     for base, count in ((0, 40), (40, 200)):
         deltas = [
             pb.SequenceDelta(
-                sequence_id=name, base_length=base, token_ids=range(base, base + count)
+                sequence_id=name,
+                base_length=base,
+                token_ids=range(base, base + count),
+                params=None if base else INDEXED,
             )
             for name in names
         ]
@@ -361,7 +375,7 @@ async def test_there_is_one_task_however_many_batches_leave_work() -> None:
     local = LocalDrafter()
     tasks = set()
     for id_ in "abc":
-        delta = pb.SequenceDelta(sequence_id=id_, token_ids=range(100))
+        delta = pb.SequenceDelta(sequence_id=id_, token_ids=range(100), params=INDEXED)
         await local.exchange(pb.ProposeRequest(sequences=[delta]))
         tasks.add(local.engine.indexer.task)
     assert len(tasks) == 1
@@ -379,7 +393,9 @@ async def test_the_indexer_goes_on_after_a_failure_where_a_text_was_released(
         index_texts(records, slots, *rest)
 
     monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_empty_slots)
-    deltas = [pb.SequenceDelta(sequence_id=id_, token_ids=range(100)) for id_ in "ab"]
+    deltas = [
+        pb.SequenceDelta(sequence_id=id_, token_ids=range(100), params=INDEXED) for id_ in "ab"
+    ]
     await local.exchange(pb.ProposeRequest(sequences=deltas))
     local.drafter.store.release("a")
     await local.settle()

@@ -23,7 +23,7 @@ from drafter.ngram.index import MUST_GROW
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import delta
+from tests.drafter.deltas import INDEXED, delta
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
@@ -33,7 +33,11 @@ def step(base_length: int, num_tokens: int, *names: str) -> pb.ProposeRequest:
     return pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(
-                sequence_id=name, base_length=base_length, token_ids=tokens, max_draft_tokens=2
+                sequence_id=name,
+                base_length=base_length,
+                token_ids=tokens,
+                max_draft_tokens=2,
+                params=None if base_length else INDEXED,
             )
             for name in names
         ]
@@ -188,11 +192,11 @@ async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
     texts = [np.arange(10, dtype=np.uint32)] * 2
     with monkeypatch.context() as failing:
         failing.setattr(pools, "work", lambda: 1 // 0)
-        pools.feed("p", texts[0], feed_id="", ngram_mask=2)
+        pools.feed("p", texts[0], ngram_mask=2)
         await running.drafter.pool_keeper.settle()
     assert pools.num_pools == pools.num_texts == 0
     assert_failed_once(running, "pools_failed", "pools")
-    pools.feed("p", texts[1], feed_id="", ngram_mask=2)
+    pools.feed("p", texts[1], ngram_mask=2)
     await running.drafter.pool_keeper.settle()
     assert pools.num_tokens == 10
 
@@ -222,7 +226,7 @@ def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> Non
     try:
         for i in range(3000):
             token_ids = np.arange(4, dtype=np.uint32)
-            store.feed(f"{i}", token_ids, feed_id="", ngram_mask=2)
+            store.feed(f"{i}", token_ids, ngram_mask=2)
             if i % 40 == 39:
                 store.finish()
                 now_s += 6
@@ -362,7 +366,9 @@ async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
     store = local.drafter.store
     fail_to_index_bad(store, monkeypatch)
     await local.exchange(
-        pb.ProposeRequest(sequences=[delta(name, 0, range(num_tokens), 0) for name in names])
+        pb.ProposeRequest(
+            sequences=[delta(name, 0, range(num_tokens), 0, params=INDEXED) for name in names]
+        )
     )
     assert len(local.batch.slots_with(kind)) == 3
     await local.settle()

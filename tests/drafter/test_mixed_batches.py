@@ -314,7 +314,7 @@ async def test_a_text_whose_index_moves_for_its_own_answer_is_read_where_it_is_t
 ) -> None:
     """The memory at its old address may be used by others."""
     local = LocalDrafter()
-    params = pb.NgramParams(min_ngram=2, max_ngram=2)
+    params = pb.NgramParams(min_ngram=2, max_ngram=2, tie=pb.TIE_LONGEST)
     await local.exchange(request_of(delta("a", 0, range(6_000), 0, params=params)))
     await local.settle()
     history = local.histories["a"]

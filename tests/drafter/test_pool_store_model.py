@@ -5,6 +5,7 @@ from its beginning; and the remaining texts are drafted from as if no others had
 """
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from drafter.pool_index.records import (
     PoolLimits,
     PoolText,
     TextEviction,
-    feed_key_of,
 )
 from drafter.pools.snapshot import read_pool, snapshots_in, write_pool
 from drafter.pools.store import PoolStore
@@ -35,25 +35,12 @@ def ngrams(min_ngram: int, max_ngram: int) -> int:
     return (1 << max_ngram) - (1 << (min_ngram - 1))
 
 
-class FedText(brute_force_pool.Piece):
-    """A text in the model: its remaining tokens, and when it was fed.
+@dataclass
+class FedText:
+    """A text in the model: its remaining tokens, and when it was fed."""
 
-    A piece of a growing text is its feed id's own, and `end` is how long that text was with it.
-    """
-
-    def __init__(
-        self,
-        token_ids: list[int],
-        feed_id: str,
-        fed_at_s: float,
-        *,
-        num_overlap: int = 0,
-        end: int = 0,
-    ) -> None:
-        super().__init__(token_ids, num_overlap, feed_id if end else "")
-        self.feed_id = feed_id
-        self.fed_at_s = fed_at_s
-        self.end = end
+    token_ids: list[int]
+    fed_at_s: float
 
 
 class PoolStoreMachine(RuleBasedStateMachine):
@@ -61,10 +48,8 @@ class PoolStoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.model: dict[str, list[FedText]] = {}
-        self.last_evicted: dict[str, str] = {}
         self.evictions: list[TextEviction] = []
         self.outcomes: list[FeedOutcome] = []
-        self.growing: dict[tuple[str, str], list[int]] = {}
 
     pool_ids = st.sampled_from(["red", "blue", "green"])
     sizes = st.sampled_from([(2, 5), (1, 3), (2, 2), (3, 8)])
@@ -95,7 +80,6 @@ class PoolStoreMachine(RuleBasedStateMachine):
     @rule(
         pool_id=pool_ids,
         token_ids=texts,
-        feed_id=st.sampled_from(["", "", "a", "b", "g"]),
         size=sizes,
         num_pieces=st.integers(0, 20),
     )
@@ -103,91 +87,20 @@ class PoolStoreMachine(RuleBasedStateMachine):
         self,
         pool_id: str,
         token_ids: list[int],
-        feed_id: str,
         size: tuple[int, int],
         num_pieces: int,
     ) -> None:
-        known = self.model.get(pool_id, [])
         outcome = self.store.feed(
             pool_id,
             np.array(token_ids, dtype=np.uint32),
-            feed_id=feed_id,
             ngram_mask=ngrams(*size),
         )
         if len(token_ids) < 2:
             assert outcome is FeedOutcome.TOO_SHORT
-        elif feed_id and any(text.feed_id == feed_id for text in known):
-            assert outcome is FeedOutcome.DUPLICATE
-        elif outcome is FeedOutcome.DUPLICATE:
-            # Of the oldest text a single token may be left, which `texts_of` leaves out.
-            assert feed_id == self.last_evicted.get(pool_id)
         elif outcome is not FeedOutcome.DROPPED:
             assert outcome is FeedOutcome.KEPT
-            fed = FedText(token_ids, feed_id, self.clock.now_s)
+            fed = FedText(token_ids, self.clock.now_s)
             self.model.setdefault(pool_id, []).append(fed)
-        for _ in range(num_pieces):
-            self.store.work()
-        self.forget_evicted_texts()
-
-    @rule(
-        pool_id=pool_ids,
-        more=texts,
-        feed_id=st.sampled_from(["g", "h"]),
-        size=sizes,
-        num_pieces=st.integers(0, 20),
-        knows=st.booleans(),
-    )
-    def grow(
-        self,
-        pool_id: str,
-        more: list[int],
-        feed_id: str,
-        size: tuple[int, int],
-        num_pieces: int,
-        knows: bool,
-    ) -> None:
-        """A text feeds its new tokens; the caller may know how many were fed before."""
-        text = self.growing.setdefault((pool_id, feed_id), [])
-        num_fed = len(text) if knows and len(text) > 1 else 0
-        text += more
-        known = [fed for fed in self.model.get(pool_id, []) if fed.feed_id == feed_id]
-        expected_fed = max(num_fed, (known[-1].end or len(text)) if known else 0)
-        self.outcomes.clear()
-        fed_by_now = self.store.grow(
-            pool_id,
-            np.array(text, dtype=np.uint32),
-            feed_id=feed_id,
-            num_fed=num_fed,
-            ngram_mask=ngrams(*size),
-        )
-        if self.outcomes == [FeedOutcome.KEPT]:
-            assert fed_by_now == len(text)
-            if feed_id == self.last_evicted.get(pool_id):
-                # Of the oldest text a single token may be left, which `texts_of` leaves out.
-                record = self.store._pools[pool_id].newest[feed_key_of(feed_id)]
-                assert record.waiting is not None
-                expected_fed = record.end - (len(record.waiting) - record.num_overlap)
-            num_overlap = min(expected_fed, 64)
-            fed = FedText(
-                text[expected_fed - num_overlap :],
-                feed_id,
-                self.clock.now_s,
-                num_overlap=num_overlap,
-                end=len(text),
-            )
-            assert len(fed.token_ids) > num_overlap
-            if known and known[-1].end == expected_fed:
-                known[-1].continued_by = fed
-            self.model.setdefault(pool_id, []).append(fed)
-        elif self.outcomes == [FeedOutcome.TOO_SHORT]:
-            assert len(text) < 2
-            assert fed_by_now == expected_fed == 0
-        elif self.outcomes == [FeedOutcome.DROPPED]:
-            assert fed_by_now == len(text)
-        else:
-            assert self.outcomes == []
-            assert fed_by_now >= len(text)
-            assert expected_fed >= len(text) or feed_id == self.last_evicted.get(pool_id)
         for _ in range(num_pieces):
             self.store.work()
         self.forget_evicted_texts()
@@ -237,8 +150,6 @@ class PoolStoreMachine(RuleBasedStateMachine):
         where=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
         length=st.integers(0, 12),
         more=st.lists(st.integers(0, 2), max_size=3),
-        own=st.sampled_from(["", "g", "h"]),
-        is_near_end=st.booleans(),
     )
     def propose(
         self,
@@ -248,8 +159,6 @@ class PoolStoreMachine(RuleBasedStateMachine):
         where: tuple[int, int],
         length: int,
         more: list[int],
-        own: str,
-        is_near_end: bool,
     ) -> None:
         """A context cut out of any pool's text, with or without other tokens."""
         all_texts = [text.token_ids for texts in self.model.values() for text in texts]
@@ -257,9 +166,6 @@ class PoolStoreMachine(RuleBasedStateMachine):
         if all_texts:
             text = all_texts[where[0] % len(all_texts)]
             end = where[1] % (len(text) + 1)
-            if is_near_end:
-                # Where a growing text goes on in its next piece.
-                end = len(text) - where[1] % min(8, len(text) + 1)
             context = text[max(0, end - length) : end] + more[:1]
         self.store.block_of(pool_id, ngrams(*size))
         self.expire()
@@ -269,10 +175,10 @@ class PoolStoreMachine(RuleBasedStateMachine):
             "max_ngram": size[1],
             "tie": tie,
             "max_draft_tokens": 10,
-            "own": own,
         }
         found = draft_from_pool(self.store.arena, pool, context, **options) if pool else None
-        assert found == brute_force_pool.find(self.model.get(pool_id, []), context, **options)
+        kept = [text.token_ids for text in self.model.get(pool_id, [])]
+        assert found == brute_force_pool.find(kept, context, **options)
 
     def forget_evicted_texts(self) -> None:
         """Removes evicted tokens from the model: the oldest, from a text's beginning."""
@@ -281,17 +187,12 @@ class PoolStoreMachine(RuleBasedStateMachine):
             num_evicted = len(texts) - len(kept)
             assert num_evicted >= 0
             # Of the oldest one a single token may be left, which `texts_of` leaves out.
-            if num_evicted:
-                self.last_evicted[pool_id] = texts[num_evicted - 1].feed_id
             texts[:] = texts[num_evicted:]
             for i, (text, known) in enumerate(zip(kept, texts, strict=True)):
                 token_ids = text.token_ids.tolist()
                 assert text.pool_id == pool_id
                 assert token_ids == known.token_ids[len(known.token_ids) - len(token_ids) :]
                 assert i == 0 or len(token_ids) == len(known.token_ids)
-                num_evicted_tokens = len(known.token_ids) - len(token_ids)
-                known.num_overlap = max(0, known.num_overlap - num_evicted_tokens)
-                assert (text.num_overlap, text.end) == (known.num_overlap, known.end)
                 known.token_ids = token_ids
                 # While it waited, others may have come before it: it counts as no older than they.
                 fed_at_s = self.clock.now_s - text.age_s

@@ -28,7 +28,7 @@ class FakePools:
         self.texts: list[np.ndarray] = []
 
     def feed(self, token_ids: np.ndarray) -> None:
-        self.store.feed("p", token_ids, feed_id="", ngram_mask=NGRAMS)
+        self.store.feed("p", token_ids, ngram_mask=NGRAMS)
         self.store.finish()
         self.texts.append(token_ids)
 
@@ -117,7 +117,7 @@ def test_a_pool_emptied_to_the_end_of_a_block_continues_in_the_next() -> None:
     pools.feed(np.arange(TOKENS_PER_BLOCK, dtype=np.uint32))
     pools.now_s = 999.0
     following = np.arange(5000, 5300, dtype=np.uint32)
-    pools.store.feed("p", following, feed_id="", ngram_mask=NGRAMS)
+    pools.store.feed("p", following, ngram_mask=NGRAMS)
     # The first has expired, so it is evicted before the second is indexed.
     pools.now_s = 1000.0
     pools.store.finish()
@@ -148,7 +148,7 @@ def test_when_all_pools_are_full_the_oldest_text_of_all_goes() -> None:
     for i in range(60):
         pool_id = f"p{i % 6}"
         token_ids = rng.integers(0, 2**32, 150).astype(np.uint32)
-        store.feed(pool_id, token_ids, feed_id="", ngram_mask=NGRAMS)
+        store.feed(pool_id, token_ids, ngram_mask=NGRAMS)
         store.finish()
         store.check_integrity()
         fed.append((pool_id, token_ids))
@@ -168,23 +168,23 @@ def test_texts_over_the_waiting_limit_are_dropped_and_counted() -> None:
     store = PoolStore(limits, clock=lambda: 0.0, seed=3, on_feed=outcomes.append)
     text = np.arange(3000, dtype=np.uint32)
     for _ in range(50):
-        store.feed("p", text, feed_id="", ngram_mask=NGRAMS)
+        store.feed("p", text, ngram_mask=NGRAMS)
         store.check_integrity()
     assert [outcome.value for outcome in outcomes[:3]] == ["kept"] * 2 + ["dropped"]
-    assert store.feed("other", text, feed_id="", ngram_mask=NGRAMS).value == "kept", "it has room"
+    assert store.feed("other", text, ngram_mask=NGRAMS).value == "kept", "it has room"
     # The many short texts that a flood may bring are counted with their records.
     for i in range(1000):
-        store.feed(f"p{i}", text[:2], feed_id="", ngram_mask=NGRAMS)
+        store.feed(f"p{i}", text[:2], ngram_mask=NGRAMS)
     assert store.num_pools < 20
     store.finish()
     store.check_integrity()
-    assert store.feed("p", text, feed_id="", ngram_mask=NGRAMS).value == "kept"
+    assert store.feed("p", text, ngram_mask=NGRAMS).value == "kept"
 
 
 def num_pieces_until_drafted(store: PoolStore, pool_id: str) -> int:
     """How much work it takes until a text that is fed now is drafted from."""
     text = np.arange(1_000_000, 1_000_100, dtype=np.uint32)
-    store.feed(pool_id, text, feed_id="", ngram_mask=NGRAMS)
+    store.feed(pool_id, text, ngram_mask=NGRAMS)
     context = text[80:90].tolist()
     for num_pieces in range(100_000):
         pool = store.block_of(pool_id, NGRAMS)
@@ -203,7 +203,7 @@ def test_a_pool_that_is_fed_much_or_indexed_anew_holds_up_no_other() -> None:
     rng = np.random.default_rng(6)
     for _ in range(20):
         text = rng.integers(0, 30_000, 4_000, dtype=np.uint32)
-        store.feed("large", text, feed_id="", ngram_mask=NGRAMS)
+        store.feed("large", text, ngram_mask=NGRAMS)
     assert num_pieces_until_drafted(store, "beside much text") <= 2 * alone + 2
     store.finish()
     store.block_of("large", (1 << 32) - 1)
@@ -217,9 +217,9 @@ def test_a_text_that_waited_is_kept_as_long_as_those_that_came_before_it() -> No
     store = PoolStore(limits, clock=lambda: now_s, seed=3)
     long, short = np.arange(5000, dtype=np.uint32), np.arange(50, dtype=np.uint32)
     for text in (long, short):
-        store.feed("long", text, feed_id="", ngram_mask=NGRAMS)
+        store.feed("long", text, ngram_mask=NGRAMS)
     now_s = 4.0
-    store.feed("short", short, feed_id="", ngram_mask=NGRAMS)
+    store.feed("short", short, ngram_mask=NGRAMS)
     store.work()
     assert [text.age_s for text in store.texts_of("long")] == [4.0, 4.0]
     store.finish()
@@ -237,7 +237,7 @@ def test_a_text_that_waited_is_kept_as_long_as_those_that_came_before_it() -> No
 def test_a_partly_indexed_text_counts_once() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
-    store.feed("p", np.arange(3000, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
+    store.feed("p", np.arange(3000, dtype=np.uint32), ngram_mask=NGRAMS)
     assert store.num_texts == 1
     store.work()
     assert 0 < store.num_tokens < 3000
@@ -251,12 +251,12 @@ def test_copying_a_pool_s_texts_ends_when_all_pools_are_emptied() -> None:
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
     for first in (0, 100, 200):
         text = np.arange(first, first + 10, dtype=np.uint32)
-        store.feed("ours", text, feed_id="", ngram_mask=NGRAMS)
+        store.feed("ours", text, ngram_mask=NGRAMS)
         store.finish()
     copied = store.texts_of("ours")
     assert next(copied).token_ids.tolist() == list(range(10))
     store.forget_all()
-    store.feed("theirs", np.arange(7000, 7300, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
+    store.feed("theirs", np.arange(7000, 7300, dtype=np.uint32), ngram_mask=NGRAMS)
     store.finish()
     assert [text.token_ids.tolist() for text in copied] == []
 
@@ -281,7 +281,7 @@ for i in range(num_texts):
     if i == num_texts // 20:  # what the process itself needs at first is no pool's
         reported, resident = store.occupied_bytes, resident_bytes()
     text = rng.integers(0, 30_000, num_tokens).astype(np.uint32)
-    store.feed(f"pool {i % num_pools}", text, feed_id=f"text {i}", ngram_mask=0b11110)
+    store.feed(f"pool {i % num_pools}", text, ngram_mask=0b11110)
     store.finish()
 print(store.occupied_bytes - reported, resident_bytes() - resident)
 """

@@ -76,11 +76,11 @@ async def test_exports_its_metrics_and_stops_on_sigint() -> None:
 
 
 async def test_a_wrong_flag_is_named_and_nothing_starts() -> None:
-    async with module_process("drafter", "--idle-ttl-s", "soon") as process:
+    async with module_process("drafter", "--pool-ttl-s", "soon") as process:
         out, err = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
         assert out == b""
-        assert b"--idle-ttl-s" in err
+        assert b"--pool-ttl-s" in err
 
 
 async def test_a_snapshot_folder_that_cannot_be_one_is_named_and_nothing_starts(

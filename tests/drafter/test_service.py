@@ -7,7 +7,7 @@ import grpc
 from drafter.ngram.params import DEFAULT_PARAMS
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.deltas import delta
+from tests.drafter.deltas import INDEXED, delta
 from tests.drafter.running_drafter import StartDrafter, exchange
 from tests.drafter.texts import EMPTY_BYTES
 
@@ -60,7 +60,7 @@ async def test_an_invalid_sequence_is_not_created_nor_changed(start_drafter: Sta
     for refused in (
         delta("a", 0, [9], params=pb.NgramParams(min_ngram=5, max_ngram=4)),
         delta("a", 0, [9], prompt_length=11, params=kmp),
-        delta("a", 0, [9]),
+        delta("a", 0, [9], params=INDEXED),
         delta("a", 3, [9] * 8),
         delta("b", 0, [9], params=pb.NgramParams(min_ngram=5, max_ngram=4)),
     ):

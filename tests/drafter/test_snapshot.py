@@ -19,6 +19,7 @@ from drafter.pool_index.records import PoolLimits, PoolText
 from drafter.pools.snapshot import (
     MAGIC,
     SUFFIX,
+    VERSION,
     DamagedSnapshotError,
     path_of,
     read_pool,
@@ -39,7 +40,6 @@ def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> Poo
     return PoolText(
         pool_id=pool_id,
         token_ids=np.array(token_ids, dtype=np.uint32),
-        feed_key=b"\x00\xff",
         age_s=age_s,
         ngram_mask=0b11110,
     )
@@ -54,7 +54,7 @@ def test_a_pool_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     for read, written in zip(back, texts, strict=True):
         assert read.token_ids.tolist() == written.token_ids.tolist()
         assert read.token_ids.dtype == np.uint32
-        for name in ("pool_id", "feed_key", "age_s", "ngram_mask"):
+        for name in ("pool_id", "age_s", "ngram_mask"):
             assert getattr(read, name) == getattr(written, name)
 
 
@@ -114,14 +114,14 @@ def test_a_pool_may_change_while_its_texts_are_copied() -> None:
     now_s = 0.0
     store = PoolStore(limits, clock=lambda: now_s, seed=1)
     for i in range(5):
-        store.feed("p", np.arange(i * 10, i * 10 + 5, dtype=np.uint32), feed_id="", ngram_mask=2)
+        store.feed("p", np.arange(i * 10, i * 10 + 5, dtype=np.uint32), ngram_mask=2)
         now_s += 1
     store.finish()
     copied = store.texts_of("p")
     assert next(copied).token_ids.tolist() == [0, 1, 2, 3, 4]
     now_s = 12.5  # three of five have expired
     store.finish()
-    store.feed("p", np.arange(90, 95, dtype=np.uint32), feed_id="", ngram_mask=2)
+    store.feed("p", np.arange(90, 95, dtype=np.uint32), ngram_mask=2)
     store.finish()
     assert [t.token_ids.tolist()[0] for t in copied] == [30, 40]
     now_s = 100.0
@@ -135,12 +135,12 @@ def test_texts_of_a_pool_that_is_gone_are_not_read_from_what_took_its_place() ->
     limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
     store = PoolStore(limits, clock=lambda: 0.0, seed=1)
     for token_id in (1, 2):
-        store.feed("p", np.full(5, token_id, dtype=np.uint32), feed_id="", ngram_mask=2)
+        store.feed("p", np.full(5, token_id, dtype=np.uint32), ngram_mask=2)
     store.finish()
     copied = store.texts_of("p")
     assert next(copied).token_ids.tolist() == [1] * 5
     store.forget_all()
-    store.feed("another", np.full(50, 3, dtype=np.uint32), feed_id="", ngram_mask=2)
+    store.feed("another", np.full(50, 3, dtype=np.uint32), ngram_mask=2)
     store.finish()
     assert list(copied) == []
 
@@ -208,7 +208,7 @@ async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_pa
         lambda content: content[:-1],
         lambda content: damaged_at(content, len(content) // 2),
         lambda content: b"something else entirely" * 10,
-        lambda content: content[:8] + b"\x03" + content[9:],
+        lambda content: content[:8] + bytes([VERSION + 1]) + content[9:],
     ],
     ids=["empty", "cut off", "one bit", "another file", "a newer version"],
 )
@@ -301,7 +301,9 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     await first.drafter.drain()
     written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
     for path, content in written.items():
-        path.write_bytes(content[:8] + b"\x03" + content[9:] if is_newer else content[:-1])
+        path.write_bytes(
+            content[:8] + bytes([VERSION + 1]) + content[9:] if is_newer else content[:-1]
+        )
     skipped = {path: path.read_bytes() for path in written}
 
     second = await start_drafter(snapshot_dir=tmp_path)
@@ -348,8 +350,8 @@ async def test_where_restoring_fails_the_files_stay_as_they_are(
 @pytest.mark.parametrize(
     "header",
     [
-        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1e999, 1, ""]]}',
-        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1, 1' + b"0" * 400 + b', ""]]}',
+        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1e999, 1]]}',
+        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1, 1' + b"0" * 400 + b"]]}",
         b"[" * 100_000,
         b'{"pool_id": "\\ud800", "ngram_mask": 2, "texts": []}',
     ],
@@ -359,7 +361,7 @@ async def test_a_file_with_a_right_checksum_and_a_wrong_header_fails_alone(
     start_drafter: StartDrafter, tmp_path: Path, header: bytes
 ) -> None:
     write_pool(tmp_path, [text([1, 2, 3], pool_id="good")])
-    body = MAGIC + (1).to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
+    body = MAGIC + VERSION.to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
     bad = tmp_path / f"bad{SUFFIX}"
     bad.write_bytes(body + hashlib.blake2b(body, digest_size=32).digest())
     running = await start_drafter(snapshot_dir=tmp_path)

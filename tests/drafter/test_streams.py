@@ -26,7 +26,7 @@ from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.deltas import delta, live_batch, replay
+from tests.drafter.deltas import INDEXED, delta, live_batch, replay
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
@@ -269,7 +269,7 @@ async def test_rows_follow_texts_that_others_move_or_release(
     """Kernels read at these addresses: the memory at an old one may be reused."""
     running = await start_drafter()
     engine, store = running.drafter.servicer.engine, running.drafter.store
-    for piece in replay("grows", list(range(60_000))):
+    for piece in replay("grows", list(range(60_000)), params=INDEXED):
         await running.propose(piece)
     await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
     await running.indexed()
@@ -337,7 +337,8 @@ async def test_a_batch_may_pause_after_each_table_that_grows(
     names = [f"{i}" for i in range(4)]
     for step, count in ((0, 40), (40, 240)):
         tokens = range(step, step + count)
-        deltas = [delta(name, step, tokens, 0) for name in names]
+        params = None if step else INDEXED
+        deltas = [delta(name, step, tokens, 0, params=params) for name in names]
         await local.exchange(pb.ProposeRequest(sequences=deltas))
     calls: list[str] = []
     grow_table, pause = local.drafter.store.grow_table, TimeSlice.pause

@@ -6,10 +6,13 @@ import numpy as np
 
 import benchmarks.drafter_texts
 import drafter.ngram.text
-from drafter.ngram.params import Algorithm, NgramParams
+from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 
 MAX_TOKENS = 1 << 20
+
+INDEXED = NgramParams(tie=Tie.LONGEST)
+"""With an index."""
 
 KMP = NgramParams(algorithm=Algorithm.KMP)
 """Without an index, so that a test can work out a text's bytes."""

@@ -41,7 +41,7 @@ async def scaled(run: Run) -> None:
         running_link(first.address, listen=f"{hosts[0]}:{port}"),
         running_link(second.address, listen=f"{hosts[1]}:{port}"),
         run.fleet.another_gateway(
-            *("--hosts-file", str(hosts_file), "--resolve-interval-s", "0.2"),
+            *("--hosts-file", str(hosts_file)),
             "--peer-allow-plaintext",
             verifiers=f"verifiers.test:{port}",
             module="tests.drills.named_gateway",

@@ -12,16 +12,8 @@ from benchmarks.workloads import BUNDLED_MODEL
 from tests.drills.fleet import Member
 from tests.fuzz.messages import ABSENT_DRAFTER
 
-_DRAFTER_FLAGS = (
-    *("--max-sequences", "1000"),
-    *("--max-history-bytes", str(32 << 20), "--max-sequence-bytes", str(8 << 20)),
-    *("--max-pools-bytes", str(16 << 20), "--max-pool-bytes", str(4 << 20)),
-)
-_VERIFIER_FLAGS = (
-    *("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),
-    # Sequences that always wait for drafts time out soon.
-    *("--draft-idle-timeout-s", "2"),
-)
+_DRAFTER_FLAGS = (*("--max-history-bytes", str(32 << 20), "--max-pools-bytes", str(128 << 20)),)
+_VERIFIER_FLAGS = (*("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The file of clients: its form, and whom the credentials in it stand for."""
 
 import datetime
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,9 @@ def test_a_wrong_file_is_an_error_that_shows_the_place_and_no_secret(
 def test_a_missing_file_is_named_with_its_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--clients: .*missing\.yaml: No such file"):
         read_clients(tmp_path / "missing.yaml")
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "clients.yaml")
+    with pytest.raises(ConfigError, match=r"--clients: .*clients\.yaml: is a pipe without content"):
+        read_clients(tmp_path / "clients.yaml")

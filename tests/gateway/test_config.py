@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config import SERVICE, GatewayConfig
-from gateway.requests.drafting_policy import POLICIES, TANDEM
+from gateway.requests.drafting_policy import TANDEM
 from servicekit.config import ConfigError, list_options, parse_config
-from tandem.values import Preset
 
 
 def parse(*argv: str, **environ: str) -> GatewayConfig:
@@ -21,7 +20,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.http_listen == "127.0.0.1:8000"
     assert config.draft_wait == "adaptive"
     assert (config.hint_tokens, config.num_speculative_tokens) == (64, None)
-    assert config.drafting_policy() == TANDEM
+    assert config.request_defaults().drafting == TANDEM
     assert (TANDEM.tie, TANDEM.tokens_per_match) == ("longest", 2)
     assert (TANDEM.min_ngram, TANDEM.max_ngram) == (2, 5)
     assert (TANDEM.overlap, TANDEM.algorithm) == ("disjoint", "index")
@@ -37,6 +36,8 @@ def test_flags_variables_and_lists_are_read() -> None:
         "model,other",
         "--max-prompt-tokens",
         "100",
+        "--num-speculative-tokens",
+        "3",
         "--http-listen",
         "",
         TANDEM_GATEWAY_DRAFT_WAIT="never",
@@ -48,40 +49,7 @@ def test_flags_variables_and_lists_are_read() -> None:
     assert config.http_listen is None
     assert (config.draft_wait, config.hint_tokens) == ("never", 2)
     assert config.request_defaults().max_prompt_tokens == 100
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "attribute", "expected"),
-    [
-        ("num-speculative-tokens", "3", "num_speculative_tokens", 3),
-        ("prompt-lookup-min", "1", "min_ngram", 1),
-        ("prompt-lookup-max", "9", "max_ngram", 9),
-        ("overlap", "allowed", "overlap", "allowed"),
-        ("tie", "latest", "tie", "latest"),
-        ("tokens-per-match", "4", "tokens_per_match", 4),
-        ("algorithm", "kmp", "algorithm", "kmp"),
-        ("pool-min-ngram", "3", "pool_min_ngram", 3),
-    ],
-)
-def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
-    flag: str, value: str, attribute: str, expected: object, tmp_path: Path
-) -> None:
-    by_flag = parse("--verifiers", "a:1", f"--{flag}={value}")
-    variable = f"TANDEM_GATEWAY_{flag.upper().replace('-', '_')}"
-    by_variable = parse("--verifiers", "a:1", **{variable: value})
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"{flag.replace('-', '_')}: {value}\n")
-    by_file = parse("--verifiers", "a:1", "--config", str(file))
-    for config in (by_flag, by_variable, by_file):
-        assert getattr(config.drafting_policy(), attribute) == expected
-        assert config.request_defaults().drafting == config.drafting_policy()
-    assert getattr(TANDEM, attribute) != expected
-
-
-@pytest.mark.parametrize("preset", list(POLICIES))
-def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
-    config = parse("--verifiers", "a:1", "--preset", preset)
-    assert config.drafting_policy() == POLICIES[preset]
+    assert config.request_defaults().drafting.num_speculative_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -94,10 +62,7 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "http://127.0.0.1:50052"), "--verifiers"),
         (("--verifiers", "127.0.0.1:99999"), "--verifiers"),
         (("--verifiers", "a:1", "--draft-wait", "sometimes"), "--draft-wait"),
-        (("--verifiers", "a:1", "--preset", "other"), "--preset"),
         (("--verifiers", "a:1", "--hint-tokens", "0"), "--hint-tokens"),
-        (("--verifiers", "a:1", "--tokens-per-match", str(2**32)), "--tokens-per-match"),
-        (("--verifiers", "a:1", "--pool-min-ngram", str(2**32)), "--pool-min-ngram"),
         (("--verifiers", "a:1", "--http-listen", "nowhere"), "--http-listen"),
         *(
             (("--verifiers", "a:1", "--http-allowed-origins", origins), "--http-allowed-origins")
@@ -124,16 +89,6 @@ def test_an_invalid_value_names_its_flag(argv: tuple[str, ...], key: str) -> Non
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
     assert caught.value.key == key
-
-
-def test_an_empty_range_of_ngrams_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prompt-lookup-min 6 is over --prompt-lookup-max 5"):
-        parse("--verifiers", "a:1", "--prompt-lookup-min", "6")
-
-
-def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--tokens-per-match needs --tie longest"):
-        parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ GPU = torch.device("cuda")
 def lack_of(backend_name: str) -> str | None:
     """What this installation lacks for a backend; None: nothing."""
     try:
-        choose_attention(backend_name, block_size=0, device=GPU, dtype=torch.bfloat16, head_dim=32)
+        choose_attention(backend_name, device=GPU, dtype=torch.bfloat16, head_dim=32)
     except ConfigError as error:
         return str(error)
     return None

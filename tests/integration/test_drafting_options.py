@@ -305,26 +305,3 @@ async def test_prompt_lookup_max_alone_sets_both_sizes_in_a_preset_of_one_size(
     assert await probe.draft(context, speculation) == []
     both = dataclasses.replace(speculation, prompt_lookup_min=2)
     assert await probe.draft(context, both) == [8, 2, 3]
-
-
-async def test_the_gateways_preset_applies_to_requests_that_name_none() -> None:
-    recorder = DraftRecorder()
-    async with running_stack(
-        verifier=VerifierConfig(server=LOOPBACK, model=MODEL, numerics="fast"),
-        load=load_scripted,
-        observer=recorder,
-        gateway={
-            "tokenizer": [],
-            **EVERY_DRAFT,
-            "preset": "transformers",
-            "prompt_lookup_max": 3,
-        },
-    ) as stack:
-        probe = DraftProbe(stack, recorder)
-        context = [9, 1, 2, 60, 1, 2, 50, 9, 1, 2]
-        common = {"min_ngram": 1, "overlap": Overlap.ALLOWED}
-        drafts = await probe.draft(context, SpeculationParams())
-        assert drafts == expected_drafts(context, 10, max_ngram=3, **common)
-        # A request that names a preset gets that preset without the gateway's other flags.
-        named = await probe.draft(context, SpeculationParams(preset="transformers"))
-        assert named == expected_drafts(context, 10, max_ngram=2, **common)

@@ -111,4 +111,4 @@ def test_the_licence_is_apache_2() -> None:
 def test_the_client_alone_needs_no_package_of_its_command() -> None:
     assert PROJECT["scripts"] == {"tandem": "tandem.cli:main"}
     assert names() == {"grpcio", "googleapis-common-protos", "protobuf"}
-    assert names("cli") - names() == {"prometheus-client", "rich", "typer"}
+    assert names("cli") - names() == {"rich", "typer"}

@@ -78,6 +78,7 @@ async def start_server() -> AsyncIterator[StartServer]:
             options: ServerOptions | None = None,
             error_table: ErrorTable | None = None,
             admit: Callable[[Caller], object] | None = None,
+            max_connection_age_s: float = 0.0,
         ) -> RunningServer:
             registry = CollectorRegistry()
             capture = structlog.testing.LogCapture()
@@ -91,6 +92,7 @@ async def start_server() -> AsyncIterator[StartServer]:
                 registry=registry,
                 logger=logger,
                 admit=admit,
+                max_connection_age_s=max_connection_age_s,
                 **(options.model_dump() if options else {}),
             )
             for shape, behaviour in (behaviours or {}).items():

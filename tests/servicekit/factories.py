@@ -27,6 +27,7 @@ def make_server(
     registry: CollectorRegistry | None = None,
     logger: Logger | None = None,
     admit: Callable[[Caller], object] | None = None,
+    max_connection_age_s: float = 0.0,
     **options: Any,
 ) -> Server:
     """A server that is not started yet; options as of `ServerOptions`."""
@@ -38,6 +39,7 @@ def make_server(
         registry=registry or CollectorRegistry(),
         logger=logger or get_logger("test"),
         admit=admit,
+        max_connection_age_s=max_connection_age_s,
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
@@ -433,12 +432,3 @@ async def test_there_are_so_many_watches(
                 assert (await watch.read()).status
                 break
         watch.cancel()
-
-
-async def test_reflection_can_be_switched_off(start_server: Any) -> None:
-    running = await start_server({}, options=ServerOptions(reflection=False))
-    stub = reflection_pb2_grpc.ServerReflectionStub(running.channel)
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        [_ async for _ in stub.ServerReflectionInfo(iter([request]))]
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 import structlog
 
+import servicekit.yaml_file
 from servicekit.config import (
     ChannelOptions,
     ConfigError,
@@ -101,7 +102,7 @@ def test_the_enclosing_models_default_wins_over_the_nested_fields_own() -> None:
     assert server.listen == "127.0.0.1:7"
     assert server.drain_timeout_s == 3
     assert server.metrics_listen == "127.0.0.1:9"
-    assert server.max_concurrent_streams == ServerOptions().max_concurrent_streams
+    assert server.log_level == ServerOptions().log_level
 
 
 def test_the_file_may_be_named_by_the_environment_and_the_flag_wins(
@@ -212,6 +213,15 @@ def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: 
     assert error_of("--config", str(yaml_file)).key == f"{yaml_file}: {key}"
 
 
+def test_a_field_without_a_flag_is_no_key_of_any_source(yaml_file: Path) -> None:
+    assert "unrecognized arguments: --request-timeout-s" in str(
+        error_of("--request-timeout-s", "1")
+    )
+    yaml_file.write_text("request_timeout_s: 1")
+    assert error_of("--config", str(yaml_file)).message == "unknown key"
+    assert parse(environ={"TANDEM_THING_REQUEST_TIMEOUT_S": "1"}) == ThingOptions()
+
+
 def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
     yaml_file.write_text("lenght: 4")
     assert error_of("--config", str(yaml_file)).message == "unknown key"
@@ -268,6 +278,19 @@ def test_a_file_may_be_a_pipe() -> None:
         writer.join()
 
 
+def test_a_pipe_that_nobody_writes_to_is_refused(yaml_file: Path) -> None:
+    os.mkfifo(yaml_file)
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: is a pipe without content")
+
+
+def test_a_file_without_end_is_refused(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicekit.yaml_file, "_MAX_FILE_BYTES", 1 << 20)
+    yaml_file.symlink_to("/dev/zero")
+    error = error_of("--config", str(yaml_file))
+    assert (error.key, error.message) == ("--config", f"{yaml_file}: has more than 1 MiB")
+
+
 def test_an_error_names_the_source_that_won() -> None:
     error = error_of("--max-length", "x", environ={"TANDEM_THING_MAX_LENGTH": "y"})
     assert (error.key, "'x'" in error.message) == ("--max-length", True)
@@ -292,7 +315,11 @@ def test_unknown_variables_are_logged_without_their_values_save_those_of_kuberne
         "TANDEM_THING_PORT": "tcp://10.0.0.1:50050",
         "TANDEM_THING_PORT_50050_TCP_ADDR": "10.0.0.1",
     }
-    known = {"TANDEM_THING_NAME": "x", "TANDEM_THING_DRAIN_DELAY_S": "1", "TANDEM_THING_CONFIG": ""}
+    known = {
+        "TANDEM_THING_NAME": "x",
+        "TANDEM_THING_LISTEN": "x",
+        "TANDEM_THING_CONFIG": "",
+    }
     of_others = {"TANDEM_X": "1", "TANDEM_THINGS_NAME": "x", "THING_NAME": "x"}
     misspelt = {"TANDEM_THING_PEER": "secret", "TANDEM_THING_PORTS_": "secret"}
     with structlog.testing.capture_logs() as lines:

@@ -14,9 +14,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import servicekit.serving.server
 from servicekit.channels.channel import open_channel
 from servicekit.channels.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
-from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.config import ChannelOptions, ConfigError
 from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
@@ -242,7 +243,9 @@ async def test_a_client_takes_responses_up_to_the_limit(start_server: Any) -> No
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) -> None:
+async def test_calls_beyond_the_limit_of_a_connection_wait(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_started = 0
     two_started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -254,9 +257,8 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) ->
         await go_on.wait()
         return StringValue(value=str(num_started))
 
-    running = await start_server(
-        {"unary_unary": wait}, options=ServerOptions(max_concurrent_streams=2)
-    )
+    monkeypatch.setattr(servicekit.serving.server, "_MAX_CONCURRENT_STREAMS", 2)
+    running = await start_server({"unary_unary": wait})
     # The client learns of the limit with the connection's settings.
     await running.channel.channel_ready()
     calls = [running.method("unary_unary")(StringValue()) for _ in range(3)]
@@ -281,9 +283,7 @@ async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: An
             await go_on.wait()
             yield StringValue(value="end")
 
-    running = await start_server(
-        {"unary_stream": echo}, options=ServerOptions(max_connection_age_s=0.2)
-    )
+    running = await start_server({"unary_stream": echo}, max_connection_age_s=0.2)
     ask = running.method("unary_stream")
     async with asyncio.timeout(60):
         ongoing = ask(StringValue(value="wait"))

@@ -58,7 +58,7 @@ def bundled_config() -> VerifierConfig:
         max_num_seqs=8,
         max_num_batched_tokens=256,
         num_kv_blocks=512,
-        allow_full_scores=True,
+        score="full",
     )
 
 

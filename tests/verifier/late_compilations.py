@@ -21,7 +21,7 @@ SAMPLINGS = (
     Sampling(),
     Sampling(logprobs=2, prompt_logprobs=1, repetition_penalty=1.1, min_new_tokens=2),
     Sampling(temperature=0.8, top_k=9, top_p=0.9, min_p=0.01, seed=3, logprobs=1),
-    Sampling(temperature=1.3, frequency_penalty=0.5, logit_bias=((7, 1.0),), raw_logprobs=True),
+    Sampling(temperature=1.3, frequency_penalty=0.5, logit_bias={7: 1.0}, logprobs_mode="raw"),
 )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.values import StructuredOutput
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments, MaskArray
 from verifier.sampling.logits_processing import History
@@ -76,9 +77,9 @@ def some_sampling(draw: Draw, vocab_size: int) -> Sampling:
         repetition_penalty=float(draw.choice([1.0, 1.3, 0.8])),
         frequency_penalty=float(draw.choice([0.0, 0.4, -0.3])),
         presence_penalty=float(draw.choice([0.0, 0.6])),
-        logit_bias=tuple({int(i): float(draw.normal()) for i in bias}.items()),
+        logit_bias={int(i): float(draw.normal()) for i in bias},
         min_new_tokens=int(draw.choice([0, 0, 5])),
-        is_constrained=bool(draw.random() < 0.2),
+        structured_output=StructuredOutput() if draw.random() < 0.2 else None,
         seed=int(draw.integers(0, 2**64, dtype=np.uint64)),
     )
 
@@ -106,7 +107,7 @@ def some_case(draw: Draw, vocab_size: int, max_num_drafts: int) -> Case:
     num_drafts = int(draw.integers(0, max_num_drafts + 1))
     sampling = some_sampling(draw, vocab_size)
     masks = None
-    if sampling.is_constrained:
+    if sampling.structured_output is not None:
         bits = draw.integers(0, 2**32, (num_drafts + 1, (vocab_size + 31) // 32), dtype=np.uint32)
         masks = bits.view(np.int32)
         if draw.random() < 0.1:

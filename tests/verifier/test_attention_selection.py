@@ -52,13 +52,10 @@ def choose(
     name: str,
     *,
     device: torch.device = CUDA,
-    block_size: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     head_dim: int = 128,
 ) -> AttentionChoice:
-    return choose_attention(
-        name, block_size=block_size, device=device, dtype=dtype, head_dim=head_dim
-    )
+    return choose_attention(name, device=device, dtype=dtype, head_dim=head_dim)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +63,12 @@ def choose(
     [
         ("auto", {"device": CPU}, ("sdpa", 16)),
         ("auto", {}, ("triton", 16)),
-        ("auto", {"block_size": 64}, ("triton", 64)),
-        ("auto", {"block_size": 512}, ("flash_attn", 512)),
-        ("auto", {"block_size": 48}, ("sdpa", 48)),
         ("auto", {"dtype": torch.float32}, ("triton", 16)),
         ("auto", {"dtype": torch.float64}, ("sdpa", 16)),
         ("auto", {"head_dim": 320}, ("sdpa", 16)),
-        ("sdpa", {"block_size": 32}, ("sdpa", 32)),
-        ("triton", {"head_dim": 80, "block_size": 256}, ("triton", 256)),
+        ("sdpa", {}, ("sdpa", 16)),
+        ("triton", {"head_dim": 80}, ("triton", 16)),
         ("flash_attn", {}, ("flash_attn", 256)),
-        ("flash_attn", {"block_size": 768}, ("flash_attn", 768)),
     ],
 )
 def test_a_backend_is_chosen_that_can_serve_the_model(
@@ -114,7 +107,6 @@ def test_triton_needs_what_compiles_its_launchers(machine: Machine) -> None:
         ({"dtype": torch.float64}, "--attention-backend: {name}: .* --dtype is float64"),
         ({"head_dim": 264}, "--attention-backend: {name}: cannot serve heads of 264"),
         ({"head_dim": 60}, "--attention-backend: {name}: cannot serve heads of 60"),
-        ({"block_size": 48}, "--block-size: 48: .* {name} needs a (power of two|multiple of 256)"),
     ],
 )
 def test_a_choice_that_cannot_work_is_refused(name: str, options: dict, message: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from servicekit.config import ConfigError
 from verifier.config import VerifierConfig
 from verifier.model.model_part import choose_device
-from verifier.tensor_parallel.launch import Launch, choose_gpu, loopback_variables, read_launch
+from verifier.tensor_parallel.launch import Launch, loopback_variables, read_launch
 
 TORCHRUN = {
     "RANK": "2",
@@ -60,33 +60,19 @@ def test_the_ranks_traffic_stays_on_loopback_unless_an_operator_decides() -> Non
     assert loopback_variables(both) == {}
 
 
-def test_every_rank_gets_its_own_gpu() -> None:
-    chosen = [
-        choose_gpu((4, 5, 7, 6), rank=rank, tensor_parallel_size=4, num_gpus=8) for rank in range(4)
-    ]
-    assert chosen == [4, 5, 7, 6]
-    assert choose_gpu((3,), rank=0, tensor_parallel_size=1, num_gpus=4) == 3
-    assert choose_gpu(None, rank=1, tensor_parallel_size=2, num_gpus=2) == 1
-
-
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        ((4, 5, 6), "--devices: 4,5,6: names 3 for --tensor-parallel-size 4"),
-        ((4, 5, 6, 5), "--devices: 4,5,6,5: names a GPU twice"),
-        ((4, 5, 6, 8), "--devices: 4,5,6,8: there is no GPU 8; there are 8"),
-        ((-1, 5, 6, 7), "--devices: -1,5,6,7: there is no GPU -1; there are 8"),
-    ],
-)
-def test_wrong_devices_are_refused(devices: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        choose_gpu(devices, rank=0, tensor_parallel_size=4, num_gpus=8)
-
-
-def test_more_ranks_than_gpus_are_refused() -> None:
-    message = re.escape("--tensor-parallel-size: 4: there are 2 GPUs")
-    with pytest.raises(ConfigError, match=message):
-        choose_gpu(None, rank=0, tensor_parallel_size=4, num_gpus=2)
+def test_every_rank_gets_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's answers about GPUs are faked."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    two = VerifierConfig(model=Path("model"), device="cuda", tensor_parallel_size=2)
+    assert choose_device(two, rank=1) == torch.device("cuda", 1)
+    assert chosen == [1]
+    four = VerifierConfig(model=Path("model"), device="cuda", tensor_parallel_size=4)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 4: there are 2 GPUs"):
+        choose_device(four, rank=0)
 
 
 def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,9 +190,7 @@ def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
 
 
 def test_a_measured_step_has_no_more_logits_than_a_step_can_have() -> None:
-    config = config_with(
-        max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7, max_logprobs=20
-    )
+    config = config_with(max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7)
     one, many = largest_steps(config, longest=20_000, block_size=16, vocab_size=150_000)
     num_scored = max_rows_per_step(vocab_size=150_000, max_logprobs=20)
     assert (one.num_tokens, one.num_rows) == (8192, 4 * 8 + num_scored)

@@ -186,9 +186,9 @@ def test_any_drafts_end_as_without_drafts(running: Running, sampling_name: str, 
     draw = random.Random(seed)
     # The model copies, so that some of these are sampled; in half of the cases one is poison.
     prompt = (healthy_tokens(12, seed) * 4)[: draw.randint(20, 48)]
-    bias = [(POISON[0], 12.0)] if draw.random() < 0.5 else []
+    bias = {POISON[0]: 12.0} if draw.random() < 0.5 else {}
     sampling = dataclasses.replace(
-        SAMPLINGS[sampling_name], logit_bias=(*bias, *((t, 11.0) for t in prompt[:12]))
+        SAMPLINGS[sampling_name], logit_bias=dict.fromkeys(prompt[:12], 11.0) | bias
     )
     stops = frozenset({prompt[3]}) if draw.random() < 0.5 else frozenset()
     session = running.session

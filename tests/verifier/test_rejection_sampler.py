@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.values import StructuredOutput
 from tests.verifier.goodness_of_fit import follows
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments
@@ -374,7 +375,7 @@ SAMPLINGS = {
     "random": Sampling(temperature=1.0, seed=3),
     "random of few": Sampling(temperature=1.3, top_k=5, top_p=0.9, min_p=0.01, seed=4),
     "random with penalties": Sampling(
-        temperature=0.8, frequency_penalty=0.5, logit_bias=((2, 1.0),), min_new_tokens=4, seed=5
+        temperature=0.8, frequency_penalty=0.5, logit_bias={2: 1.0}, min_new_tokens=4, seed=5
     ),
 }
 
@@ -384,7 +385,7 @@ def three_sequences(logits: torch.Tensor, drafts: list[int], sampling: Sampling)
     counts = [1, len(drafts), 1]
     return judge(
         logits,
-        sampling=[dataclasses.replace(sampling, logprobs=2, seed=sampling.seed + i)
+        sampling=[dataclasses.replace(sampling, logprobs=2, seed=(sampling.seed or 0) + i)
                   for i in range(3)],
         first_positions=ints([3, 4, 5]),
         draft_token_ids=ints([1, *drafts, 3]),
@@ -428,7 +429,7 @@ class Masked:
         ({}, True),
         ({"temperature": 0.7, "seed": 3}, False),
         ({"frequency_penalty": 0.9}, False),
-        ({"logit_bias": ((2, 1.5),)}, False),
+        ({"logit_bias": {2: 1.5}}, False),
         ({"min_new_tokens": 9}, False),
     ],
 )
@@ -437,7 +438,7 @@ def test_masks_are_not_asked_for_where_the_likeliest_tokens_are_allowed(
 ) -> None:
     """And the tokens are those that they would give, with and without drafts."""
     draw = np.random.default_rng(8)
-    sampling = Sampling(is_constrained=True, **fields)
+    sampling = Sampling(structured_output=StructuredOutput(), **fields)
     num_asked = num_steps = 0
     for _ in range(300):
         num_drafts, vocab_size = int(draw.integers(0, 4)), 32

@@ -302,7 +302,7 @@ class TestRefusals:
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
     async def test_an_operator_can_switch_it_off(self, start_verifier: StartVerifier) -> None:
-        running = await start_verifier(allow_score=False)
+        running = await start_verifier(score="none")
         error = await error_of(running, request(sequence(3, 1)))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         assert error.details() == "Score is not enabled on this server"

@@ -16,7 +16,7 @@ from verifier.sampling.scored_rows import draft_positions, prompt_logprobs
 VOCAB_SIZE = 12
 SAMPLING = Sampling(
     temperature=0.7, repetition_penalty=1.8, frequency_penalty=0.6, presence_penalty=-0.4,
-    min_new_tokens=3, logit_bias=((2, 1.5),),
+    min_new_tokens=3, logit_bias={2: 1.5},
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def test_a_prompt_row_knows_the_tokens_up_to_its_own_and_no_output(first_row: in
     reported = prompt_logprobs(
         logits[first_row:].numpy(), prompt, first_row=first_row, sampling=SAMPLING, num_top=2
     )
-    of_a_prompt = Sampling(temperature=0.7, repetition_penalty=1.8, logit_bias=((2, 1.5),))
+    of_a_prompt = Sampling(temperature=0.7, repetition_penalty=1.8, logit_bias={2: 1.5})
     assert [each.token_id for each in reported] == prompt[first_row + 1 :]
     for row, each in enumerate(reported, start=first_row):
         probs = target_probs(logits[row : row + 1], of_a_prompt, prompt[: row + 1], [], [])[0]

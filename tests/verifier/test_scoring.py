@@ -162,7 +162,7 @@ class TestBothMethods:
         drafts[3] = drafts[0]
         sampling = Sampling(
             temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.7,
-            presence_penalty=0.3, logit_bias=((5, 4.0), (drafts[1], 2.0)),
+            presence_penalty=0.3, logit_bias={5: 4.0, drafts[1]: 2.0},
         )  # fmt: skip
         [scores] = score(
             start_scoring(max_num_batched_tokens=16), [sequence], sampling=sampling, method=method

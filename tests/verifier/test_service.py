@@ -645,9 +645,13 @@ class TestSessions:
         await running.idle()
 
     async def test_a_session_that_does_not_read_is_ended_and_frees_its_blocks(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
+        self,
+        start_verifier: StartVerifier,
+        greedy_output: list[int],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        running = await start_verifier(max_session_event_bytes=1 << 20)
+        monkeypatch.setattr("verifier.server._MAX_SESSION_EVENT_BYTES", 1 << 20)
+        running = await start_verifier()
         session = await running.greeted_session()
         [its_server] = running.verifier.servicer._sessions
         other = await running.greeted_session()

@@ -56,7 +56,6 @@ def test_a_cpu_offers_what_is_said(feature: Feature) -> None:
     try:
         choose_attention(
             feature.value,
-            block_size=0,
             device=torch.device("cpu"),
             dtype=torch.bfloat16,
             head_dim=128,

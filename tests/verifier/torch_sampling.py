@@ -57,7 +57,7 @@ def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: Tokens) -
         rows = rows - sampling.frequency_penalty * counts
         rows = rows - sampling.presence_penalty * (counts > 0).double()
     if sampling.logit_bias:
-        token_ids, biases = zip(*sampling.logit_bias, strict=True)
+        token_ids, biases = zip(*sampling.logit_bias.items(), strict=True)
         ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
         bias = torch.tensor(biases, dtype=torch.float64, device=rows.device)
         rows = rows.index_add(1, ids, bias.expand(num_rows, -1))
@@ -150,5 +150,5 @@ def sampled(
         return rows.argmax(dim=-1).tolist()
     probs = row_probs(rows, [sampling] * len(rows))
     positions = range(first_position, first_position + len(rows))
-    each = [noise(sampling.seed, position, rows.shape[-1]) for position in positions]
+    each = [noise(sampling.seed or 0, position, rows.shape[-1]) for position in positions]
     return race(probs, torch.stack(each)).tolist()

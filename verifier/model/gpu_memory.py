@@ -17,7 +17,7 @@ from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.host_step import ComputesLogits
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.sampling.scored_rows import MAX_LOGPROBS, max_rows_per_step
 
 PROFILE_BLOCKS = 2
 """K/V blocks of the model that is measured."""
@@ -88,7 +88,7 @@ def largest_steps(
     """
     num_tokens = min(config.max_num_batched_tokens, longest)
     num_scored = max_rows_per_step(
-        vocab_size=vocab_size, max_logprobs=config.max_logprobs if config.logprobs else 0
+        vocab_size=vocab_size, max_logprobs=MAX_LOGPROBS if config.logprobs else 0
     )
     num_rows = config.max_num_seqs * (1 + config.max_num_speculative_tokens) + num_scored
     yield _step(1, num_tokens, min(num_tokens, num_rows), longest, block_size)

@@ -264,7 +264,6 @@ def _attention(
 ) -> tuple[AttentionChoice, AttentionBackend]:
     choice = choose_attention(
         config.attention_backend,
-        block_size=config.block_size,
         device=device,
         dtype=TORCH_DTYPES[described.other_type(config.dtype)],
         head_dim=described.config.head_dim,

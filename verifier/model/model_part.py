@@ -19,7 +19,6 @@ from verifier.model.support import MIN_COMPUTE_CAPABILITY, MIN_FP8_COMPUTE_CAPAB
 from verifier.parity.comparison import probe_text
 from verifier.parity.transformers_check import Reference, make_reference
 from verifier.tensor_parallel.collectives import Collectives
-from verifier.tensor_parallel.launch import choose_gpu
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 from verifier.transformers_model.checkpoint import Checkpoint, load_checkpoint
 from verifier.transformers_model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
@@ -54,7 +53,7 @@ class ModelPart:
             "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
             "--quantization": self.quantization,
             "--attention-backend": self.attention.name,
-            "--block-size": str(self.block_size),
+            "block size": str(self.block_size),
         }
 
 
@@ -83,7 +82,6 @@ def load_part(
         device=device,
         attention=choose_attention(
             config.attention_backend,
-            block_size=config.block_size,
             device=device,
             dtype=checkpoint.dtype,
             head_dim=checkpoint.kv_shape.head_dim,
@@ -121,20 +119,16 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
-        if config.devices is not None:
-            raise ConfigError("--devices", "names GPUs, but the model runs on CPU")
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
-    if config.devices is None and config.tensor_parallel_size == 1:
+    size, num_gpus = config.tensor_parallel_size, torch.cuda.device_count()
+    if size == 1:
         gpu = torch.cuda.current_device()
     else:
-        gpu = choose_gpu(
-            config.devices,
-            rank=rank,
-            tensor_parallel_size=config.tensor_parallel_size,
-            num_gpus=torch.cuda.device_count(),
-        )
+        if size > num_gpus:
+            raise ConfigError("--tensor-parallel-size", f"{size}: there are {num_gpus} GPUs")
+        gpu = rank
         # For code in this thread, which loads the model, that allocates or launches without naming
         # a device. The engine thread has a current device of its own, set for each forward pass.
         torch.cuda.set_device(gpu)

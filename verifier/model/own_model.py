@@ -64,9 +64,6 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         ConfigError: the flags ask for more than the machine has.
     """
     shape = described.config
-    block_size = config.block_size or BLOCK_SIZE
-    if block_size % BLOCK_SIZE:
-        raise ConfigError("--block-size", f"{block_size}: must be a multiple of {BLOCK_SIZE}")
     num_threads = config.num_threads()
     other_type = described.other_type(config.dtype)
     dtype = next(name for name, weight_type in DTYPES.items() if weight_type is other_type)
@@ -89,19 +86,19 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
     num_kv_blocks = choose_num_kv_blocks(
         config,
         model_limit=shape.max_position_embeddings,
-        block_size=block_size,
-        block_bytes=block_bytes(described, other_type, block_size),
+        block_size=BLOCK_SIZE,
+        block_bytes=block_bytes(described, other_type, BLOCK_SIZE),
         # What the flag says may take the memory of files that are not used just now, too.
         free_bytes=free_memory_bytes(keeps_used_files=config.num_kv_blocks is None),
     )
     max_model_len = choose_max_model_len(
-        config, model_limit=shape.max_position_embeddings, room=num_kv_blocks * block_size
+        config, model_limit=shape.max_position_embeddings, room=num_kv_blocks * BLOCK_SIZE
     )
     try:
         model = CpuDecoder(
             weights,
             num_blocks=num_kv_blocks,
-            block_size=block_size,
+            block_size=BLOCK_SIZE,
             num_threads=num_threads,
             max_num_tokens=config.max_num_batched_tokens,
         )
@@ -125,7 +122,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         attention_backend="own",
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
-        block_size=block_size,
+        block_size=BLOCK_SIZE,
         num_kv_blocks=num_kv_blocks,
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
@@ -158,13 +155,13 @@ def _reason_by_flags(config: VerifierConfig) -> str | None:
 
 def _runs_on_gpu(config: VerifierConfig) -> bool:
     """Whether the model goes to a GPU; which of those there are decide is not known here."""
-    if config.device == "auto" and config.devices is None:
+    if config.device == "auto":
         if not has_gpu_driver():
             return False
         import torch
 
         return torch.cuda.is_available()
-    return config.device == "cuda" or config.devices is not None
+    return config.device == "cuda"
 
 
 def _begin_check(

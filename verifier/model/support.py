@@ -215,7 +215,6 @@ def _attention_refusal(name: str) -> str | None:
     try:
         choose_attention(
             name,
-            block_size=0,
             device=torch.device("cuda"),
             dtype=torch.bfloat16,
             head_dim=128,

@@ -80,8 +80,8 @@ class Adjustments:
         self._seen = np.empty(_LEAST_CAPACITY, dtype=np.int64)
         self._counts = np.empty(_LEAST_CAPACITY, dtype=np.int64)
         self._num_seen = 0
-        self._bias_token_ids = np.array([i for i, _ in sampling.logit_bias], dtype=np.int64)
-        self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float64)
+        self._bias_token_ids = np.array(list(sampling.logit_bias), dtype=np.int64)
+        self._biases = np.array(list(sampling.logit_bias.values()), dtype=np.float64)
         self._stop_token_ids = np.array(sorted(stop_token_ids), dtype=np.int64)
         # Whether nothing but the grammar changes logits.
         self._only_masks = not (

@@ -36,7 +36,7 @@ from verifier.sampling.distribution import (
     new_scratch,
     to_probabilities,
 )
-from verifier.sampling.parameters import Sampling
+from verifier.sampling.parameters import Sampling, sampling_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def target_probs(
     """
     import torch
 
-    parameters = Sampling.of(sampling)
+    parameters = sampling_of(sampling)
     history = History.of(
         parameters,
         prompt_token_ids=prompt_token_ids,
@@ -173,7 +173,7 @@ def reported_logprobs(
     assert len(token_ids) == num_rows
     if (largest_id := token_ids.max(initial=-1)) >= vocab_size:
         raise IndexError(f"token {largest_id} is outside the vocabulary of {vocab_size}")
-    is_raw = sampling.raw_logprobs
+    is_raw = sampling.logprobs_mode == "raw"
     is_of_sampled = not is_raw and not sampling.is_greedy
     num_top = min(num_top, vocab_size)
     rows = ReportedRows(

@@ -217,7 +217,7 @@ def _sample(
         sequence.history.drafts,
         sequence.history.adjustment_arrays,
         distribution_parameters(sampling),
-        np.uint64(sampling.seed),
+        np.uint64(sampling.seed or 0),
         sequence.first_position,
         sampled,
     )

@@ -23,6 +23,9 @@ from verifier.sampling.logits_processing import (
 from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.parameters import Sampling
 
+#: The likeliest tokens per position whose logprobs a request may ask for; OpenAI's limit.
+MAX_LOGPROBS = 20
+
 # Limits of one step's scored logits, as float32, and of its events, at `_LOGPROB_BYTES` each: the
 # event loop writes the events, and larger ones would block it.
 _MAX_LOGITS_BYTES = 128 << 20

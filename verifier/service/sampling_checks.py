@@ -1,6 +1,5 @@
 """Checks the fields that an Open and a `Score` request share: sampling parameters, token ids."""
 
-import dataclasses
 from collections.abc import Iterable
 
 from servicekit.unknown_fields import find_unknown_field
@@ -9,7 +8,6 @@ from tandem.messages import from_message
 from tandem.v1 import sampling_pb2
 from tandem.values import SamplingParams
 from verifier.errors import InvalidRequestError, UnsupportedFieldError
-from verifier.sampling import Sampling
 from verifier.service.served_model import ServedModel
 
 
@@ -39,7 +37,7 @@ def check_num_logprobs(num_logprobs: int | None, served: ServedModel, *, field: 
 
 def check_sampling(
     message: sampling_pb2.SamplingParams, served: ServedModel, *, needs_seed: bool = True
-) -> Sampling:
+) -> SamplingParams:
     """Checks the parameters of one sequence; `needs_seed`: temperature > 0 requires a seed.
 
     Raises:
@@ -50,18 +48,13 @@ def check_sampling(
             f"this version does not know field {unknown}", field=f"sampling.{unknown}"
         )
     try:
-        asked = from_message(SamplingParams, message, path="sampling.")
-        check_ranges(asked, path="sampling.")
+        sampling = from_message(SamplingParams, message, path="sampling.")
+        check_ranges(sampling, path="sampling.")
     except FieldError as error:
         raise InvalidRequestError(error.reason, field=error.field) from None
-    check_in_vocabulary(asked.logit_bias, served, field="sampling.logit_bias")
-    sampling = dataclasses.replace(
-        Sampling.of(asked),
-        is_constrained=asked.structured_output is not None,
-        raw_logprobs=asked.logprobs_mode == "raw",
-    )
+    check_in_vocabulary(sampling.logit_bias, served, field="sampling.logit_bias")
     check_num_logprobs(sampling.logprobs, served, field="sampling.logprobs")
     check_num_logprobs(sampling.prompt_logprobs, served, field="sampling.prompt_logprobs")
-    if needs_seed and sampling.temperature > 0 and asked.seed is None:
+    if needs_seed and sampling.temperature > 0 and sampling.seed is None:
         raise InvalidRequestError("must be set with temperature > 0", field="sampling.seed")
     return sampling

@@ -62,7 +62,7 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
         if message.sampling.HasField(name):  # type: ignore[arg-type]
             raise InvalidRequestError(f"use {instead}", field=f"sampling.{name}")
     sampling = check_sampling(message.sampling, served, needs_seed=False)
-    if sampling.is_constrained:
+    if sampling.structured_output is not None:
         raise UnsupportedFieldError(
             "scores are those of free text", field="sampling.structured_output"
         )

@@ -75,37 +75,3 @@ def loopback_variables(
                 "--allow-plaintext",
             )
     return {name: _LOOPBACK_INTERFACE for name in _INTERFACE_VARIABLES if not environ.get(name)}
-
-
-def choose_gpu(
-    devices: tuple[int, ...] | None, *, rank: int, tensor_parallel_size: int, num_gpus: int
-) -> int:
-    """The index of this rank's GPU.
-
-    Args:
-        devices: the flag; None: the first ones.
-        num_gpus: how many this process can use.
-
-    Raises:
-        ConfigError: not one distinct, present GPU per rank.
-    """
-    if devices is None:
-        if tensor_parallel_size > num_gpus:
-            raise ConfigError(
-                "--tensor-parallel-size", f"{tensor_parallel_size}: there are {num_gpus} GPUs"
-            )
-        return rank
-    shown = ",".join(map(str, devices))
-    if len(devices) != tensor_parallel_size:
-        raise ConfigError(
-            "--devices",
-            f"{shown}: names {len(devices)} for --tensor-parallel-size {tensor_parallel_size}",
-        )
-    if len(set(devices)) != len(devices):
-        raise ConfigError("--devices", f"{shown}: names a GPU twice")
-    for device in devices:
-        if not 0 <= device < num_gpus:
-            raise ConfigError(
-                "--devices", f"{shown}: there is no GPU {device}; there are {num_gpus}"
-            )
-    return devices[rank]

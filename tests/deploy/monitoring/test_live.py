@@ -73,11 +73,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cert, key, ca = str(paths["cert"]), str(paths["key"]), str(paths["ca"])
     served = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca]
     peers = ["--peer-tls-ca", ca, "--peer-tls-cert", cert, "--peer-tls-key", key]
-    # The connection outlives the load.
-    lasting = ["--drafter-idle-timeout-s", "600"]
     flags = {
         "drafter": served,
-        "verifier": [*served, *peers, *lasting],
+        "verifier": [*served, *peers],
         "gateway": [*served, *peers],
     }
     (folder / "prometheus").mkdir()

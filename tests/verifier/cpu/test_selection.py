@@ -127,10 +127,3 @@ def test_a_model_that_fails_its_check_is_not_served(monkeypatch: pytest.MonkeyPa
     assert described is not None
     with pytest.raises(CheckpointError, match="not computed as"):
         load_own(config, described)
-
-
-def test_block_sizes_must_be_multiples_of_16() -> None:
-    described = find_own(config_for())
-    assert described is not None
-    with pytest.raises(ConfigError, match="24: must be a multiple of 16"):
-        load_own(config_for(block_size=24), described)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
+from tandem.values import StructuredOutput
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.graph_stand_in import RecordingCapture
@@ -309,8 +310,8 @@ def requests_of(vocab_size: int) -> list[dict[str, Any]]:
         Sampling(temperature=0.8, frequency_penalty=0.5, seed=5, min_new_tokens=6),
         Sampling(logprobs=3),
         Sampling(temperature=1.0, seed=6, logprobs=0, prompt_logprobs=1),
-        Sampling(logit_bias=((5, 3.0), (7, -2.0)), temperature=0.7, seed=7, prompt_logprobs=0),
-        Sampling(logit_bias=tuple((i % vocab_size, 0.5) for i in range(min(vocab_size, 30)))),
+        Sampling(logit_bias={5: 3.0, 7: -2.0}, temperature=0.7, seed=7, prompt_logprobs=0),
+        Sampling(logit_bias=dict.fromkeys(range(min(vocab_size, 30)), 0.5)),
     ]
     lengths = (3, 20, 1, 45, 17, 9, 12, 30, 2)
     return [
@@ -386,7 +387,9 @@ def test_a_grammar_is_followed() -> None:
             [
                 {
                     "token_ids": [token % vocab_size for token in TEXT[:6]],
-                    "sampling": Sampling(temperature=temperature, seed=9, is_constrained=True),
+                    "sampling": Sampling(
+                        temperature=temperature, seed=9, structured_output=StructuredOutput()
+                    ),
                     "max_new_tokens": 30,
                     "num_speculative_tokens": MAX_DRAFTS,
                     "stop_token_ids": frozenset({0}),
@@ -418,7 +421,7 @@ def open_with(session: EngineSession, grammar: WatchedGrammar) -> str:
     """Opens a sequence of three tokens that follow the grammar; returns its id."""
     return session.open(
         [3, 5, 8],
-        sampling=Sampling(is_constrained=True),
+        sampling=Sampling(structured_output=StructuredOutput()),
         grammar=grammar,
         max_new_tokens=3,
         num_speculative_tokens=0,
@@ -508,7 +511,7 @@ def judged(sampling: Sampling, adjustments: Adjustments | None = None) -> Judged
 
 def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
     """By its grammar, by its parameters, by its logprobs; on the host and on the device."""
-    constrained = Sampling(is_constrained=True)
+    constrained = Sampling(structured_output=StructuredOutput())
     raising = Adjustments(constrained, prompt_length=3, constraint=Raising())
     sequences = [
         judged(Sampling()),

@@ -49,7 +49,7 @@ HOSTILE_SAMPLING = [
     Sampling(temperature=1.0, top_p=1 - 2**-53, seed=8),
     Sampling(temperature=1.0, min_p=1.0, seed=9),
     Sampling(temperature=1.0, repetition_penalty=1e-300, frequency_penalty=2.0, seed=10),
-    Sampling(logit_bias=((417, 100.0), (5, -100.0)), repetition_penalty=1e300),
+    Sampling(logit_bias={417: 100.0, 5: -100.0}, repetition_penalty=1e300),
 ]
 
 
@@ -84,7 +84,7 @@ def test_as_many_biases_as_there_may_be_and_many_stop_tokens() -> None:
     ids = draw.permutation(1500)[:MAX_BIASES].tolist()
     sampling = Sampling(
         temperature=1.0,
-        logit_bias=tuple((i, float(draw.normal(scale=5))) for i in ids),
+        logit_bias={i: float(draw.normal(scale=5)) for i in ids},
         min_new_tokens=2,
         seed=4,
     )

@@ -106,7 +106,7 @@ def test_a_step_without_sequences() -> None:
 
 
 def test_more_biases_or_stop_tokens_than_fit_are_refused() -> None:
-    biased = Sampling(logit_bias=tuple((i, 1.0) for i in range(MAX_BIASES + 1)))
+    biased = Sampling(logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0))
     sampler = sampler_of(10, max_num_seqs=1)
     for sampling, stops in ((biased, 0), (Sampling(), MAX_STOP_TOKENS + 1)):
         with pytest.raises(ValueError, match="1024 and 2048 fit"):

@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 from llguidance import LLMatcher
 
-from tandem.values import DraftWait
+from tandem.values import DraftWait, StructuredOutput
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, StartEngine, start_engine_with
 from tests.verifier.structured.watched_grammar import WatchedGrammar
@@ -19,7 +19,7 @@ from verifier.tensor_parallel.leader import ParallelModel
 from verifier.tensor_parallel.watch import Watch
 
 PROMPT = [1, 2, 0, 2, 1, 0]
-GREEDY = Sampling(is_constrained=True)
+GREEDY = Sampling(structured_output=StructuredOutput())
 
 
 @pytest.mark.stand_in
@@ -28,9 +28,9 @@ GREEDY = Sampling(is_constrained=True)
     [
         (GREEDY, 0),
         # One for the token and its logprob.
-        (Sampling(is_constrained=True, logprobs=0), 4),
-        (Sampling(is_constrained=True, temperature=1.0, seed=3), 4),
-        (Sampling(is_constrained=True, logit_bias=((3, 1.0),)), 4),
+        (Sampling(structured_output=StructuredOutput(), logprobs=0), 4),
+        (Sampling(structured_output=StructuredOutput(), temperature=1.0, seed=3), 4),
+        (Sampling(structured_output=StructuredOutput(), logit_bias={3: 1.0}), 4),
     ],
     ids=["greedy", "logprobs", "seed", "bias"],
 )
@@ -41,7 +41,7 @@ def test_a_host_computes_no_mask_where_the_likeliest_token_is_allowed(
     session, grammar = running.attach(), WatchedGrammar(running.model.vocab_size)
     session.wait_end(session.open(PROMPT, sampling=sampling, grammar=grammar, max_new_tokens=4))
     assert grammar.asked_by == ["engine"] * num_masks
-    asks_first = sampling in (GREEDY, Sampling(is_constrained=True, logprobs=0))
+    asks_first = sampling in (GREEDY, Sampling(structured_output=StructuredOutput(), logprobs=0))
     assert grammar.num_checked == (4 if asks_first else 0)
 
 

@@ -14,19 +14,13 @@ from verifier.attention.flash_attention import BLOCK_SIZE_MULTIPLE, DTYPES, Flas
 from verifier.attention.sdpa import SdpaBackend
 
 FLAG = "--attention-backend"
-SDPA_BLOCK_SIZE = 16
-TRITON_BLOCK_SIZES = (16, 32, 64, 128, 256)
 TRITON_DTYPES = (*DTYPES, torch.float32)
 LARGEST_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 GPU_BACKENDS = ("triton", "flash_attn")
 """In the order in which "auto" tries them."""
 
-_DEFAULT_BLOCK_SIZES = {
-    "sdpa": SDPA_BLOCK_SIZE,
-    "triton": TRITON_BLOCK_SIZES[0],
-    "flash_attn": BLOCK_SIZE_MULTIPLE,
-}
+_BLOCK_SIZES = {"sdpa": 16, "triton": 16, "flash_attn": BLOCK_SIZE_MULTIPLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +32,17 @@ class AttentionChoice:
 
 
 def choose_attention(
-    name: str, *, block_size: int, device: torch.device, dtype: torch.dtype, head_dim: int
+    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> AttentionChoice:
-    """Resolves `--attention-backend` and `--block-size`.
+    """Resolves `--attention-backend`.
 
-    "auto" is the first of `GPU_BACKENDS` that can serve the model in such blocks, else "sdpa".
+    "auto" is the first of `GPU_BACKENDS` that can serve the model, else "sdpa".
 
     Args:
         name: as configured, "auto" included.
-        block_size: as configured; 0: the backend's default.
 
     Raises:
-        ConfigError: the backend cannot run here, or not with this model or these blocks.
+        ConfigError: the backend cannot run here, or not with this model.
     """
 
     def obstacle_to(backend: str) -> str | None:
@@ -57,16 +50,14 @@ def choose_attention(
 
     if name == "auto":
         for backend in GPU_BACKENDS:
-            if obstacle_to(backend) is None and _block_obstacle(backend, block_size) is None:
+            if obstacle_to(backend) is None:
                 name = backend
                 break
         else:
             name = "sdpa"
     elif obstacle := obstacle_to(name):
         raise ConfigError(FLAG, f"{name}: {obstacle}")
-    if need := _block_obstacle(name, block_size):
-        raise ConfigError("--block-size", f"{block_size}: {FLAG} {name} needs {need}")
-    return AttentionChoice(name=name, block_size=block_size or _DEFAULT_BLOCK_SIZES[name])
+    return AttentionChoice(name=name, block_size=_BLOCK_SIZES[name])
 
 
 def make_backend(
@@ -110,15 +101,6 @@ def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: 
         return f"computes in {types}, and --dtype is {str(dtype).removeprefix('torch.')}"
     if head_dim > LARGEST_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
         return f"cannot serve heads of {head_dim} dimensions"
-    return None
-
-
-def _block_obstacle(name: str, block_size: int) -> str | None:
-    """What other blocks the backend needs; None: these will do."""
-    if name == "triton" and block_size not in (0, *TRITON_BLOCK_SIZES):
-        return "a power of two from 16 to 256"
-    if name == "flash_attn" and block_size % BLOCK_SIZE_MULTIPLE:
-        return f"a multiple of {BLOCK_SIZE_MULTIPLE}"
     return None
 
 

@@ -68,7 +68,7 @@ class Slots:
         integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
         # No vocabulary is larger than that.
         integers[jit.TOP_K.value] = min(parameters.top_k, 2**31)
-        integers[jit.SEED.value] = np.uint64(sampling.seed).astype(np.int64)
+        integers[jit.SEED.value] = np.uint64(sampling.seed or 0).astype(np.int64)
         integers[jit.NUM_BIASES.value] = len(sampling.logit_bias)
         integers[jit.NUM_STOPS.value] = len(stop_token_ids)
         integers[jit.COUNTS_TOKENS.value] = sampling.counts_tokens
@@ -79,8 +79,8 @@ class Slots:
         numbers[jit.REPETITION.value] = sampling.repetition_penalty
         numbers[jit.FREQUENCY.value] = sampling.frequency_penalty
         numbers[jit.PRESENCE.value] = sampling.presence_penalty
-        bias_token_ids = np.array([i for i, _ in sampling.logit_bias], dtype=np.int64)
-        biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float64)
+        bias_token_ids = np.array(list(sampling.logit_bias), dtype=np.int64)
+        biases = np.array(list(sampling.logit_bias.values()), dtype=np.float64)
         stops = np.array(sorted(stop_token_ids), dtype=np.int64)
         # Nothing of the sequence can fail any more.
         slot = self._free.pop()
