@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from tandem.cli import main
+from tandem.cli.benchmark import run as benchmark_run
 from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
 from tandem.load.run import Amount, run_turn
@@ -180,6 +181,39 @@ async def test_arrivals_end_with_the_time_however_far_behind_they_are() -> None:
     )
     assert 0 < len(answers) < rate_per_s * seconds / 2
     assert max(answer.sent_late_s for answer in answers) > seconds / 4
+
+
+@pytest.mark.stand_in
+async def test_variants_begin_each_turn_with_the_same_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the faster one, which sends more, does not fill the prefix cache for the other alone."""
+    firsts: dict[bool, list[str]] = {True: [], False: []}
+
+    async def turn(
+        endpoint: object, prompts: Iterator[Prompt], *_: object, speculates: bool, **__: object
+    ) -> list[Answer]:
+        texts = [str(next(prompts).prompt) for _ in range(5 if speculates else 2)]
+        firsts[speculates].append(texts[0])
+        return [Answer() for _ in texts]
+
+    @contextlib.asynccontextmanager
+    async def no_server(*_: object) -> AsyncIterator[object]:
+        yield None
+
+    monkeypatch.setattr(benchmark_run, "run_turn", turn)
+    monkeypatch.setattr(benchmark_run, "_endpoint", no_server)
+    unused: Any = None
+    plan = benchmark_run.Plan(
+        prompts=[Prompt(prompt=str(number), max_new_tokens=1) for number in range(100)],
+        variants={"on": True, "off": False},
+        turns=[Amount(seconds=1.0)] * 3,
+        concurrency=1,
+        rate_per_s=None,
+        seed=0,
+    )
+    await benchmark_run.run(plan, unused, unused)
+    assert firsts[True] == firsts[False] == ["0", "5", "10"]
 
 
 @contextlib.contextmanager
@@ -367,7 +401,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.cli.bench_progress._LINE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("tandem.cli.benchmark.progress._LINE_INTERVAL_S", 0.02)
     with serving({"completion_tokens": 1}) as url:
         assert main(["bench", "--url", url, *amount]) == 0
     shown = capsys.readouterr()

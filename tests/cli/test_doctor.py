@@ -19,10 +19,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tandem.channel import TlsOptions
-from tandem.cli import machine_checks, main, target_checks, up
-from tandem.cli.check import Check, Status
+from tandem.cli import main, up
+from tandem.cli.checks import machine_checks, target_checks
+from tandem.cli.checks.check import Check, Status
 from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
+from tandem.transport.channel import TlsOptions
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from verifier.model.describe import describe
 

@@ -10,7 +10,6 @@ import grpc
 import pytest
 import trustme
 
-from tandem import renewed_channel
 from tandem.client import (
     AsyncTandemClient,
     GenerationRequest,
@@ -18,6 +17,7 @@ from tandem.client import (
     TandemClient,
     TlsOptions,
 )
+from tandem.transport import renewed_channel
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import Context, StandInGateway

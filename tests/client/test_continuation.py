@@ -23,9 +23,8 @@ from tandem.client import (
     TokenLogprob,
     Usage,
 )
-from tandem.continuation import Continuation
+from tandem.continuation import Continuation, seed_of_choice
 from tandem.generation import EventCollector
-from tandem.seeds import seed_of_choice
 from tests.client.scripted_gateway import ScriptedGateway
 
 PROMPT = [5, 6, 7, 8, 9]

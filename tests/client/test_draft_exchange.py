@@ -18,7 +18,7 @@ from tandem.client import (
     NgramParams,
     TandemError,
 )
-from tandem.draft_exchange import exchange, release_requests
+from tandem.drafts.draft_exchange import exchange, release_requests
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import limits_pb2
 from tests.client.drafter_model import DrafterModel

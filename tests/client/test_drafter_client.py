@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from drafter.ngram.params import NgramParams as DrafterParams
-from drafter.ngram.params import Overlap, Tie
+from drafter.ngram.params import Overlap
 from tandem.client import (
     AsyncDrafterClient,
     Draft,

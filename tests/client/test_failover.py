@@ -101,7 +101,7 @@ async def slow_link(address: str) -> AsyncIterator[str]:
 async def test_a_slow_link_is_not_taken_for_a_gateway_that_vanished_more_than_once(
     gateway: StandInGateway, connect: Any, num_targets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.channel.SHORT_KEEPALIVE_MS", (200, 200))
+    monkeypatch.setattr("tandem.transport.channel.SHORT_KEEPALIVE_MS", (200, 200))
     async with slow_link(gateway.address) as address, asyncio.timeout(60):
         async with connect([address] * num_targets) as client:
             assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import parse_config
-from servicekit.tls import channel_credentials
 from tests.deploy.manifests import DEPLOY, REPOSITORY, SERVICES, find_tool
 from tests.deploy.test_manifests_match_code import CODE, port_of
 

@@ -21,11 +21,11 @@ import verifier.config
 import verifier.server
 from gateway.api.http import make_application
 from gateway.api.openai.service import OpenAiApi
-from servicekit import health
 from servicekit.address import parse_address
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import list_options, parse_config
-from servicekit.health import LIVENESS_NAME
-from servicekit.tls import channel_credentials
+from servicekit.serving import health
+from servicekit.serving.health import LIVENESS_NAME
 from tests.deploy.manifests import (
     VARIANTS,
     Workload,

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from servicekit import probe
-from servicekit.health import LIVENESS_NAME
+from servicekit.serving.health import LIVENESS_NAME
 from tandem.client import Finished, GenerationRequest, SpeculationParams, TandemClient
 from tests.deploy.manifests import SERVICES, Workload, of_kind, workloads
 

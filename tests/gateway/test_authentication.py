@@ -11,7 +11,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from servicekit import watched_files
+from servicekit.channels import watched_files
 from servicekit.config import ServerOptions
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc

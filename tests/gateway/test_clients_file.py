@@ -1,7 +1,6 @@
 """The file of clients: its form, and whom the credentials in it stand for."""
 
 import datetime
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

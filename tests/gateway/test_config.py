@@ -49,34 +49,7 @@ def test_flags_variables_and_lists_are_read() -> None:
     assert config.http_listen is None
     assert (config.draft_wait, config.hint_tokens) == ("never", 2)
     assert config.request_defaults().max_prompt_tokens == 100
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "attribute", "expected"),
-    [
-        ("num-speculative-tokens", "3", "num_speculative_tokens", 3),
-        ("prompt-lookup-min", "1", "min_ngram", 1),
-        ("prompt-lookup-max", "9", "max_ngram", 9),
-        ("overlap", "allowed", "overlap", "allowed"),
-        ("tie", "latest", "tie", "latest"),
-        ("tokens-per-match", "4", "tokens_per_match", 4),
-        ("algorithm", "kmp", "algorithm", "kmp"),
-        ("pool-min-ngram", "3", "pool_min_ngram", 3),
-    ],
-)
-def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
-    flag: str, value: str, attribute: str, expected: object, tmp_path: Path
-) -> None:
-    by_flag = parse("--verifiers", "a:1", f"--{flag}={value}")
-    variable = f"TANDEM_GATEWAY_{flag.upper().replace('-', '_')}"
-    by_variable = parse("--verifiers", "a:1", **{variable: value})
-    file = tmp_path / "gateway.yaml"
-    file.write_text(f"{flag.replace('-', '_')}: {value}\n")
-    by_file = parse("--verifiers", "a:1", "--config", str(file))
-    for config in (by_flag, by_variable, by_file):
-        assert getattr(config.drafting_policy(), attribute) == expected
-        assert config.request_defaults().drafting == config.drafting_policy()
-    assert getattr(TANDEM, attribute) != expected
+    assert config.request_defaults().drafting.num_speculative_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -118,11 +91,6 @@ def test_an_invalid_value_names_its_flag(argv: tuple[str, ...], key: str) -> Non
     assert caught.value.key == key
 
 
-def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--tokens-per-match needs --tie longest"):
-        parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
-
-
 @pytest.mark.parametrize(
     "origins",
     [
@@ -138,3 +106,9 @@ def test_origins_are_those_that_browsers_send(origins: str) -> None:
 
 def test_every_option_is_described() -> None:
     assert all(option.description for option in list_options(GatewayConfig, service=SERVICE))
+
+
+def test_no_tokenizer_may_be_said_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("verifiers: [127.0.0.1:1]\ntokenizer: null\n")
+    assert parse("--config", str(file)).tokenizer == []

@@ -13,7 +13,7 @@ from gateway.errors import UnavailableError, VerifierError
 from gateway.messages.response import Chunk
 from gateway.messages.sizes import MAX_CHUNK_BYTES
 from gateway.messages.verifier import Decided, PromptScored
-from gateway.text.output_text import OutputText, Shown
+from gateway.text.output.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
 from tandem.values import FinishReason, SamplingParams

@@ -12,9 +12,9 @@ from gateway.api.http import HttpListener
 from gateway.config import GatewayConfig
 from gateway.errors import UnreadError
 from gateway.server import GatewayServer
-from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
+from servicekit.serving.client_waits import ClientWaits
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.output_reader import OutputReader, Piece, Read, Reading, ReasoningText
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
+from gateway.text.output.stop_strings import StopStrings
+from gateway.text.output.tool_call_form import ToolCallForm
+from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.reasoning import BEGIN, END, Reasoning, reasoning_after
-from gateway.text.stop_strings import StopStrings
-from gateway.text.tool_call_form import ToolCallForm
-from gateway.text.tool_call_reader import CallDelta
 
 TEXTS = st.lists(
     st.sampled_from([BEGIN, END, "<", "<think", "</th", "ink>", ">", " ", "\n", "a", "b c", "é"]),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text.detokenizer import REPLACEMENT, ByteDetokenizer
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
 

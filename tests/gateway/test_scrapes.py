@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.api.scrapes import Scrapes
-from servicekit.metrics import Exposition
+from servicekit.telemetry.metrics import Exposition
 from tests.gateway.running_gateway import until
 
 RENDER_S = 0.02

@@ -5,8 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.output_reader import OutputReader, Read, Reading
-from gateway.text.stop_strings import StopStrings
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Read, Reading
+from gateway.text.output.stop_strings import StopStrings
 
 # Few letters, so that prefixes of stop strings are frequent.
 TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)

@@ -24,7 +24,7 @@ from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack
 from tests.verifier.running_verifier import ClientSession
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.service import wire
+from verifier.service import command_wire as wire
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -27,8 +27,8 @@ import yaml
 from drafter.config import DrafterConfig
 from examples.transformers_prompt_lookup import local_drafter
 from gateway.config import GatewayConfig
+from servicekit.channels.tls import read_server_certificate
 from servicekit.config import ServerOptions, list_options
-from servicekit.tls import read_server_certificate
 from tandem.cli.up import BUNDLED_MODEL
 from tandem.local import local_tandem
 from tests.repository.shown_commands import (

@@ -11,7 +11,7 @@ import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import retry_after_ms
 from servicekit.interceptors import bounds

@@ -15,8 +15,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 import servicekit
-from servicekit import limits
-from servicekit.channel import open_channel
+from servicekit.channels import limits
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions
 
 # The factors by which intervals (gRPC pings at most once per second) and timeouts (which must allow
@@ -32,7 +32,8 @@ import servicekit
 import grpc
 from prometheus_client import CollectorRegistry
 
-from servicekit import channel, limits, server
+from servicekit.channels import channel, limits
+from servicekit.serving import server
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.logs import get_logger
 
@@ -84,9 +85,9 @@ def hasten(arguments: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...
 @pytest.fixture
 def start_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Starts a server, or a client of the address given, in a process that can be frozen."""
-    monkeypatch.setattr("servicekit.channel.KEEPALIVE", hasten(limits.KEEPALIVE))
-    monkeypatch.setattr("servicekit.server.KEEPALIVE", hasten(limits.KEEPALIVE))
-    monkeypatch.setattr("servicekit.server.PING_TOLERANCE", hasten(limits.PING_TOLERANCE))
+    monkeypatch.setattr("servicekit.channels.channel.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.serving.server.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.serving.server.PING_TOLERANCE", hasten(limits.PING_TOLERANCE))
     with contextlib.ExitStack() as stack:
 
         def start(*argv: str) -> "subprocess.Popen[str]":

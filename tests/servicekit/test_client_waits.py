@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from servicekit.client_waits import ClientWaits, is_left_unread
+from servicekit.serving.client_waits import ClientWaits, is_left_unread
 
 
 class UnreadError(Exception):

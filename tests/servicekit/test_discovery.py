@@ -10,8 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import structlog
 
-from servicekit import discovery as discovery_module
-from servicekit.discovery import MAX_REPLICAS, Discovery, Replica, Resolve, resolve_host
+from servicekit.channels import discovery as discovery_module
+from servicekit.channels.discovery import (
+    MAX_REPLICAS,
+    Discovery,
+    Replica,
+    Resolve,
+    resolve_host,
+)
 from tests.scripted_dns import ScriptedDns
 
 NAME = "verifier.example:50052"

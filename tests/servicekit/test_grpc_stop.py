@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from servicekit.grpc_stop import GrpcStop
+from servicekit.serving.grpc_stop import GrpcStop
 
 METHOD = "/test.v1.Waiting/Wait"
 NUM_STOPS = 200

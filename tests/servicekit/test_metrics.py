@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from servicekit.metrics import MetricsServer, _Handler
+from servicekit.telemetry.metrics import MetricsServer, _Handler
 
 
 def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:

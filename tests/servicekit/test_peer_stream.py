@@ -14,10 +14,10 @@ import grpc
 import pytest
 import trustme
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
+from servicekit.channels.peer_stream import PeerError, PeerStream
 from servicekit.config import ChannelOptions
 from servicekit.logs import Logger, get_logger
-from servicekit.peer_stream import PeerError, PeerStream
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import servicekit
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions
 from tandem.free_ports import free_port
 from tests.volume import cases
@@ -43,8 +43,8 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions, load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, run, serve_until_signalled
-from servicekit.server import Server
+from servicekit.serving.process import end, run, serve_until_signalled
+from servicekit.serving.server import Server
 
 
 class ScriptOptions(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -255,7 +255,7 @@ def test_plaintext_beyond_loopback_exits_with_2_unless_a_flag_allows_it(start: A
 
 ENDS = """
 import atexit, os
-from servicekit.process import end
+from servicekit.serving.process import end
 
 class Crashes:
     def __del__(self):

@@ -13,11 +13,11 @@ import structlog
 import trustme
 from prometheus_client import CollectorRegistry
 
-from servicekit import watched_files
-from servicekit.channel import open_channel
+from servicekit.channels import watched_files
+from servicekit.channels.channel import open_channel
+from servicekit.channels.renewed_channel import RenewedChannel
 from servicekit.config import ChannelOptions
-from servicekit.renewed_channel import RenewedChannel
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tests.servicekit.factories import SERVICE, check_health, make_server
 
 STREAM = f"/{SERVICE}/Stream"

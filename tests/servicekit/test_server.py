@@ -13,10 +13,11 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.channel import open_channel
+import servicekit.serving.server
+from servicekit.channels.channel import open_channel
+from servicekit.channels.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from servicekit.config import ChannelOptions, ConfigError
-from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
 
@@ -166,6 +167,49 @@ async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
         await running.method("unary_unary")(StringValue(value="x" * MAX_RECEIVE_BYTES))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await running.method("unary_unary")(StringValue(value="x"))).value == "1"
+
+
+async def test_a_client_takes_responses_up_to_the_limit(start_server: Any) -> None:
+    async def grow(request: StringValue, _context: Any) -> StringValue:
+        return StringValue(value="x" * int(request.value))
+
+    running = await start_server({"unary_unary": grow})
+    ask = running.method("unary_unary")
+    assert len((await ask(StringValue(value=str(MAX_MESSAGE_BYTES)))).value) == MAX_MESSAGE_BYTES
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(StringValue(value=str(MAX_RECEIVE_BYTES)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_calls_beyond_the_limit_of_a_connection_wait(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_started = 0
+    two_started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_request: StringValue, _context: Any) -> StringValue:
+        nonlocal num_started
+        num_started += 1
+        if num_started == 2:
+            two_started.set()
+        await go_on.wait()
+        return StringValue(value=str(num_started))
+
+    monkeypatch.setattr(servicekit.serving.server, "_MAX_CONCURRENT_STREAMS", 2)
+    running = await start_server({"unary_unary": wait})
+    # The client learns of the limit with the connection's settings.
+    await running.channel.channel_ready()
+    calls = [running.method("unary_unary")(StringValue()) for _ in range(3)]
+    async with asyncio.timeout(20):
+        await two_started.wait()
+        # This connection's calls do not delay another connection; by then a third call would run.
+        assert (
+            await check_health(running.server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        assert num_started == 2
+        go_on.set()
+        assert (await calls[2]).value == "3"
+        await asyncio.gather(*calls)
 
 
 async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: Any) -> None:

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError
-from servicekit.process import run, serve_until_signalled
-from servicekit.server import Server
+from servicekit.serving.process import run, serve_until_signalled
+from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
 

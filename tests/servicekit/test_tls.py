@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.server import Server
-from servicekit.tls import (
+from servicekit.channels.tls import (
     ServerCertificate,
     channel_credentials,
     read_channel_certificate,
     watch_server_certificate,
 )
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.serving.server import Server
 from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 

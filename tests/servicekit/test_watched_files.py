@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from servicekit import watched_files
+from servicekit.channels import watched_files
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ConfigError
-from servicekit.watched_files import WatchedFiles
 
 
 @pytest.fixture(autouse=True)

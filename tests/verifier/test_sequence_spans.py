@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from servicekit.spans import Spans
+from servicekit.telemetry.spans import Spans
 from tandem.v1 import verifier_pb2
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.test_session_faults import events_of, make_open

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.health import LIVENESS_NAME
+from servicekit.serving.health import LIVENESS_NAME
 from tandem.values import DraftWait
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.logs import get_logger
 from tandem.client import GenerationRequest

@@ -18,9 +18,10 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from gateway.api.openai import jobs, requests, schema
+from gateway.api.openai import jobs
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.jobs import Job
+from gateway.api.openai.reading import requests, schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.text.model_text import ModelText
 from tests.gateway.openai.client_types import Deviation, deviations

@@ -7,9 +7,9 @@ import pydantic
 import pytest
 from hypothesis import strategies as st
 
-from gateway.api.openai import requests, schema
 from gateway.api.openai.document import openapi_json
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import requests, schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from tests.gateway.openai.clients import get
 from tests.gateway.openai.conftest import StartApi

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai import grammars
+from gateway.api.openai.reading import grammars
 from tests.gateway.openai.clients import post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier

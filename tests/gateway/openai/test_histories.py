@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai import chat, requests, schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import chat, requests, schema
 from gateway.api.openai.responses import conversion
 from gateway.api.openai.responses.schema import ResponsesRequest
 

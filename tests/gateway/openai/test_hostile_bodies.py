@@ -15,9 +15,9 @@ import h11
 import pytest
 
 from gateway.api.http_connection import BrokenRequestError, RequestParser
-from gateway.api.openai import requests
-from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from servicekit.limits import MAX_MESSAGE_BYTES
+from gateway.api.openai.reading import requests
+from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from tests.gateway.running_gateway import StartGateway
 from tests.gateway.threaded_verifier import ThreadedVerifier, threaded_verifiers
 from tests.work import MAX_WORK, Weights, counted

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.report import SpeculationReport
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.report import SpeculationReport
+from gateway.api.openai.writing.usage import UsageTotal
 from gateway.messages.response import Chunk, Finished, Step
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2

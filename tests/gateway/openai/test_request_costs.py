@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope
 
-from gateway.api.http_connection import Connection
+from gateway.api.connection import Connection
 from gateway.api.openai import body as bodies
-from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import Conversation, GenerateRequest
 from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate

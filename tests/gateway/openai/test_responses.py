@@ -10,10 +10,10 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from gateway.api.openai.answers import Part
 from gateway.api.openai.responses import answer as response_answer
 from gateway.api.openai.responses.schema import ResponsesRequest
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.answers import Part
+from gateway.api.openai.writing.usage import UsageTotal
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.api.openai import answer_writer
+from gateway.api.openai.writing import answer_writer
 from gateway.api.request_record import RequestRecord
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (

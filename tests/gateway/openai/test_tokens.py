@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from gateway.api.openai.choices import CompletionChoice, Wants
-from gateway.api.openai.tokens import TextOffsets, TokenTexts
+from gateway.api.openai.writing.choices import CompletionChoice, Wants
+from gateway.api.openai.writing.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2

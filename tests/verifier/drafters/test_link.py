@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ConfigError
 from tandem.v1 import drafter_pb2 as pb
 from tests.scripted_dns import ScriptedDns

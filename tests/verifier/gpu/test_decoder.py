@@ -140,12 +140,12 @@ class ShapesOnly(PlainOperations):
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         **others: Any,
     ) -> torch.Tensor:
         tensors = [others[name] for name in ("keys", "values", "slot_mapping", "is_bad")]
-        tensors += [turns] if head_norms is None else [turns, head_norms]
+        tensors += [cos_sin] if head_norms is None else [cos_sin, head_norms]
         assert {tensor.device for tensor in tensors} == {qkv.device}
         return torch.empty_like(qkv)
 
