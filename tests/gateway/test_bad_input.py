@@ -1,4 +1,7 @@
-"""Bad input fails alone, with its status and its field's name; the server keeps serving."""
+"""Bad input (docs/acceptance.md) fails alone, with its status and its field's name.
+
+The server keeps serving.
+"""
 
 from pathlib import Path
 from typing import Any

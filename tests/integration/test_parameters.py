@@ -1,6 +1,7 @@
 """Every declared parameter, over gRPC and HTTP through all services: a new one is tested as it is.
 
-Only the target model is scripted.
+Bad input (docs/acceptance.md): a value out of range is refused by its name. Only the target model
+is scripted.
 """
 
 import asyncio

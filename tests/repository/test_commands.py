@@ -369,11 +369,13 @@ def test_variables_of_services_exist() -> None:
 
 # Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.
 OTHERS_FLAGS = {
+    "--dist",
     "--enable-feature",
     "--from-literal",
     "--local-base",
     "--max-restarts",
     "--previous",
+    "--standalone",
 }
 
 
