@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from tandem.cli.death_with_parent import dying_with_parent
+from tandem.cli.processes.death_with_parent import dying_with_parent
 from tandem.free_ports import free_port
 from tandem.ready_line import parse_ready_line
 

@@ -1,44 +1,32 @@
 """`tandem up`: drafters, verifiers and a gateway as processes on this machine.
 
-Owns the list of processes and the flags that connect them; the supervisor runs them.
+Owns the flags and the order of start and end; `processes/` has the processes.
 """
 
 import asyncio
 import contextlib
-import itertools
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
+from tandem.cli.processes.supervisor import Policy, Report, StartError, Supervisor
+from tandem.cli.processes.topology import Device, Dtype, Ports, Topology
 from tandem.cli.terminal import is_live, report
-from tandem.free_ports import check_port, free_port
+from tandem.free_ports import check_port
 from tandem.ready_line import format_ready_line
 
 if TYPE_CHECKING:
-    from tandem.cli.live_output import LiveOutput
+    from tandem.cli.processes.live_output import LiveOutput
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
-_HOST = "127.0.0.1"
-_GATEWAY = "gateway"
 # How long the ready line waits for a drafter when all others serve.
 _DRAFTER_PATIENCE_S = 5.0
-
-# Of verifiers, whose package need not be here.
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
-# Which GPUs all verifiers see, and the variable that sets the threads of each.
-_VISIBLE_DEVICES, _VERIFIER_THREADS = "CUDA_VISIBLE_DEVICES", "TANDEM_VERIFIER_THREADS"
 
 #: What installs all services, in Tandem's source tree.
 INSTALL_ALL = "pip install -e '.[all]'"
@@ -52,87 +40,6 @@ EXAMPLES = (
     "tandem up --model ./my-model --num-verifiers 2 --port 0 --http-port 0",
     "TANDEM_VERIFIER_MAX_NUM_SEQS=8 TANDEM_GATEWAY_DRAFT_WAIT=never tandem up",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """The processes to run. All listen on loopback."""
-
-    model: Path
-    device: Device | None = None
-    """None is the verifier's default; so for `dtype`."""
-    dtype: Dtype | None = None
-    num_verifiers: int = 1
-    num_drafters: int = 1
-    allow_trace: bool = False
-    """Whether requests may ask for traces."""
-    allow_structured_output: bool = False
-    """Whether requests may ask for output that follows a grammar."""
-    grpc_port: int = DEFAULT_GRPC_PORT
-    """Of the gateway, as `http_port`; 0 picks a free one."""
-    http_port: int = DEFAULT_HTTP_PORT
-
-    def drafters(self, addresses: Sequence[str], metrics: Sequence[str]) -> list[ProcessSpec]:
-        """Drafters that listen on these addresses, and serve their metrics at the others."""
-        return [
-            ProcessSpec(
-                name=_drafter_name(index),
-                command=_service("drafter", metrics_address),
-                listen={"grpc": address},
-            )
-            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
-        ]
-
-    def verifiers(
-        self, addresses: Sequence[str], metrics: Sequence[str], drafters: Sequence[str]
-    ) -> list[ProcessSpec]:
-        """Verifiers as `drafters`, which may call these drafters."""
-        options = ["--model", str(self.model), *_drafters(drafters)]
-        options += ["--device", self.device] if self.device else []
-        options += ["--dtype", self.dtype] if self.dtype else []
-        options += ["--allow-trace"] if self.allow_trace else []
-        options += ["--allow-structured-output"] if self.allow_structured_output else []
-        return [
-            ProcessSpec(
-                name=_verifier_name(index),
-                command=_service("verifier", metrics_address, *options),
-                environment=part,
-                listen={"grpc": address},
-            )
-            for index, (address, metrics_address, part) in enumerate(
-                zip(addresses, metrics, self._parts(), strict=True)
-            )
-        ]
-
-    def _parts(self) -> list[dict[str, str]]:
-        """Which part of the machine each verifier has, if there are several, as variables."""
-        count = self.num_verifiers
-        if count == 1:
-            return [{}]
-        if self.device == "cuda":
-            visible = os.environ.get(_VISIBLE_DEVICES)
-            devices = visible.split(",") if visible else list(map(str, range(count)))
-            # One verifier each; if there are too few, several verifiers share one.
-            return [{_VISIBLE_DEVICES: devices[index % len(devices)]} for index in range(count)]
-        if _VERIFIER_THREADS in os.environ:
-            return [{}] * count
-        # One core is left to the services beside them, as a single one leaves it.
-        num_threads = max(1, (_num_cores() - 1) // count)
-        return [{_VERIFIER_THREADS: str(num_threads)}] * count
-
-    def gateway(
-        self, metrics_address: str, drafters: Sequence[str], verifiers: Sequence[str]
-    ) -> ProcessSpec:
-        """The gateway that connects to these verifiers, and has them call these drafters."""
-        options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
-        options += _drafters(drafters)
-        options += ["--allow-trace"] if self.allow_trace else []
-        return ProcessSpec(
-            name=_GATEWAY,
-            command=_service("gateway", metrics_address, *options),
-            listen_flags={"grpc": "--listen", "http": "--http-listen"},
-            listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
-        )
 
 
 def command(
@@ -246,18 +153,18 @@ def missing_services() -> list[str]:
 
 async def _up(topology: Topology, policy: Policy) -> int:
     """Serves until a signal; returns the exit code."""
-    ports = _Ports.choose(topology)
+    ports = Ports.choose(topology)
     async with _output(ports) as output:
         return await _run(topology, ports, policy, output)
 
 
 @contextlib.asynccontextmanager
-async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
+async def _output(ports: Ports) -> AsyncIterator["PlainOutput | LiveOutput"]:
     """A table of the services below their logs, or on what is no terminal just lines."""
     if not is_live(sys.stderr):
         yield PlainOutput()
         return
-    from tandem.cli.live_output import LiveOutput
+    from tandem.cli.processes.live_output import LiveOutput
 
     async with LiveOutput(ports.names()) as output:
         yield output
@@ -277,7 +184,7 @@ class PlainOutput:
 
 
 async def _run(
-    topology: Topology, ports: "_Ports", policy: Policy, output: "PlainOutput | LiveOutput"
+    topology: Topology, ports: Ports, policy: Policy, output: "PlainOutput | LiveOutput"
 ) -> int:
     supervisor = Supervisor(output.report, policy, stderr=output.log_descriptors)
     output.watch(supervisor)
@@ -309,9 +216,7 @@ async def _run(
     return 1
 
 
-async def _serve(
-    topology: Topology, ports: "_Ports", supervisor: Supervisor, report: Report
-) -> None:
+async def _serve(topology: Topology, ports: Ports, supervisor: Supervisor, report: Report) -> None:
     """Starts all processes, and keeps them running until cancelled."""
     tiers = [
         topology.drafters(ports.drafters, ports.drafter_metrics),
@@ -348,59 +253,3 @@ async def _print_when_ready(drafters: _Starting, verifiers: _Starting, gateways:
     # The services serve, whether or not the line can be written.
     with contextlib.suppress(OSError):
         print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ports:
-    """Free addresses for all but what the gateway serves, one of each kind per process."""
-
-    drafters: Sequence[str]
-    drafter_metrics: Sequence[str]
-    verifiers: Sequence[str]
-    verifier_metrics: Sequence[str]
-    gateway_metrics: str
-
-    @staticmethod
-    def choose(topology: Topology) -> "_Ports":
-        """Addresses that nobody listens on now, all different, and none of them the gateway's."""
-        count = 2 * (topology.num_drafters + topology.num_verifiers) + 1
-        own = (topology.grpc_port, topology.http_port)
-        found = (f"{_HOST}:{free_port(besides=own)}" for _ in range(count))
-        return _Ports(
-            drafters=list(itertools.islice(found, topology.num_drafters)),
-            drafter_metrics=list(itertools.islice(found, topology.num_drafters)),
-            verifiers=list(itertools.islice(found, topology.num_verifiers)),
-            verifier_metrics=list(itertools.islice(found, topology.num_verifiers)),
-            gateway_metrics=next(found),
-        )
-
-    def names(self) -> list[str]:
-        """Of all processes."""
-        return [
-            *(_drafter_name(index) for index in range(len(self.drafter_metrics))),
-            *(_verifier_name(index) for index in range(len(self.verifier_metrics))),
-            _GATEWAY,
-        ]
-
-
-def _drafter_name(index: int) -> str:
-    return f"drafter-{index}"
-
-
-def _verifier_name(index: int) -> str:
-    return f"verifier-{index}"
-
-
-def _drafters(addresses: Sequence[str]) -> list[str]:
-    return ["--drafters", ",".join(addresses)] if addresses else []
-
-
-def _num_cores() -> int:
-    """Those that services may use, as they count them themselves."""
-    command = [sys.executable, "-m", "servicekit.cores"]
-    # Ctrl-C in a terminal is for this process only.
-    return int(subprocess.check_output(command, process_group=0))
-
-
-def _service(module: str, metrics_address: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", module, "--metrics-listen", metrics_address, *options]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.supervisor import Policy, ProcessSpec, StartError, Supervisor
+from tandem.cli.processes.supervisor import Policy, ProcessSpec, StartError, Supervisor
 
 pytestmark = pytest.mark.stand_in
 FAST = Policy(

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from tandem.cli import main, up
-from tandem.cli.live_output import LiveOutput
-from tandem.cli.supervisor import ProcessState, Supervisor
+from tandem.cli.processes import topology as topology_module
+from tandem.cli.processes.live_output import LiveOutput
+from tandem.cli.processes.supervisor import ProcessState, Supervisor
+from tandem.cli.processes.topology import Device, Dtype, Ports, Topology
 from tandem.ready_line import parse_ready_line
 from tests.cli.pseudo_terminal import pseudo_terminal
 from verifier.config import VerifierConfig
@@ -345,25 +347,25 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
     ],
 )
 def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
-    device: up.Device | None,
+    device: Device | None,
     num_verifiers: int,
     variables: dict[str, str],
     parts: list[dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(up, "_num_cores", lambda: 8)
+    monkeypatch.setattr(topology_module, "_num_cores", lambda: 8)
     for name in ("CUDA_VISIBLE_DEVICES", "TANDEM_VERIFIER_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    topology = up.Topology(model=up.BUNDLED_MODEL, device=device, num_verifiers=num_verifiers)
+    topology = Topology(model=up.BUNDLED_MODEL, device=device, num_verifiers=num_verifiers)
     addresses = [f"127.0.0.1:{index}" for index in range(num_verifiers)]
     specs = topology.verifiers(addresses, addresses, [])
     assert [spec.environment for spec in specs] == parts
 
 
 def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:
-    ports = up._Ports.choose(up.Topology(model=up.BUNDLED_MODEL, num_drafters=2, num_verifiers=3))
+    ports = Ports.choose(Topology(model=up.BUNDLED_MODEL, num_drafters=2, num_verifiers=3))
     services = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
     addresses = [*services, ports.gateway_metrics]
     assert len(set(addresses)) == 11
@@ -437,7 +439,7 @@ def test_wrong_usage_exits_with_2(options: list[str]) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize(("field", "choices"), [("device", up.Device), ("dtype", up.Dtype)])
+@pytest.mark.parametrize(("field", "choices"), [("device", Device), ("dtype", Dtype)])
 def test_the_choices_of_the_verifier_are_those_of_tandem_up(field: str, choices: Any) -> None:
     assert VerifierConfig.model_fields[field].annotation == choices
 

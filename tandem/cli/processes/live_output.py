@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tandem.cli.supervisor import ProcessState, Supervisor
+from tandem.cli.processes.supervisor import ProcessState, Supervisor
 from tandem.cli.terminal import has_colour, printable
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.cli.death_with_parent import dying_with_parent
+from tandem.cli.processes.death_with_parent import dying_with_parent
 from tandem.ready_line import parse_ready_line
 
 Report = Callable[[str], None]

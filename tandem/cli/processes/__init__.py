@@ -1,0 +1,1 @@
+"""The processes of `tandem up`: which there are, what keeps them running, what a terminal shows."""
