@@ -448,3 +448,12 @@ def test_a_plot_is_drawn_or_the_missing_package_is_named(
     else:
         plot.draw({"on": summary(), "off": summary()}, file)
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.stand_in
+def test_a_file_that_cannot_be_written_costs_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"completion_tokens": 1}) as url:
+        assert main(["bench", "--url", url, "--requests", "2", "--json", "/dev/full"]) == 1
+    printed = capsys.readouterr()
+    assert "No space left" in printed.err
+    assert "requests/s" in printed.out

@@ -5,8 +5,11 @@ import json
 import platform
 import re
 import shutil
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +28,7 @@ from tandem.cli.checks.check import Check, Status
 from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
 from tandem.transport.channel import TlsOptions
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.encrypted_key import encrypted_key
 from verifier.model.describe import describe
 
 GIB = 1 << 30
@@ -426,3 +430,82 @@ def test_an_authority_that_grpc_accepts_is_trusted_also_by_a_python_that_asks_fo
         server.stop(0).wait()
     assert found["certificate"].status is Status.OK, found["certificate"].found
     assert found["gateway"].status is Status.OK
+
+
+def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tandem", "doctor", "--model", "/nonexistent"),
+                "--target",
+                target,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                while "model: /nonexistent" not in process.stdout.readline():
+                    assert process.poll() is None
+                with silent.accept()[0]:
+                    process.send_signal(signal.SIGINT)
+                    rest, errors = process.communicate(timeout=60.0)
+            finally:
+                process.kill()
+    assert (process.returncode, rest, errors) == (130, "", "")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_token_file_must_be_there_and_be_text(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{")  # no model, so that nothing is loaded
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["doctor", "--model", str(tmp_path), "--token-file", str(file)]) == 1
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("fail token-file: ")
+
+
+@pytest.mark.stand_in
+def test_a_gateway_tells_how_each_model_is_sampled_over_http() -> None:
+    servicer = Servicer("older", "demo")
+    defaults = gateway_pb2.SamplingDefaults(
+        temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1
+    )
+    servicer._models[1].http_sampling_defaults.CopyFrom(defaults)
+    server, address = serve(servicer)
+    try:
+        checks = list(
+            target_checks.target(
+                address, tls=None, token=None, allow_plaintext_token=False, is_expected=True
+            )
+        )
+    finally:
+        server.stop(0).wait()
+    assert [each.name for each in checks[1:]] == ["sampling demo"]
+    assert checks[1].found.endswith(
+        ": temperature 0.6, top_p 0.95, top_k 20, min_p 0, repetition_penalty 1"
+    )
+
+
+def test_an_encrypted_key_is_told_before_the_gateway_is_asked(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    own = trustme.CA().issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "cert", tmp_path / "key"
+    own.cert_chain_pems[0].write_to_path(str(certificate))
+    key.write_bytes(encrypted_key(own))
+    (found,) = target_checks.target(
+        f"127.0.0.1:{unused_tcp_port}",
+        tls=TlsOptions(certificate=certificate, key=key),
+        token=None,
+        allow_plaintext_token=False,
+        is_expected=True,
+    )
+    assert found.status is Status.FAIL
+    assert found.found == f"{key} is encrypted; give a key without passphrase"
+    assert found.advice == "correct the files of --tls-*"

@@ -453,3 +453,31 @@ def test_a_token_may_come_through_a_pipe(tmp_path: Path) -> None:
     flags.check()
     assert flags.token() == "secret"
     writing.join(20)
+
+
+def test_a_token_that_is_no_text_is_one_line_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SystemExit):
+        main(["generate", "ren", "--token-file", str(file)])
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--token-file: {file} holds no text" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "shown"),
+    [
+        (["--show-drafts"], {}, "né\x1b[1;32mw\nname\x1b[0m\n"),
+        ([], {}, "néw\nname\n"),
+        (["--show-drafts"], {"NO_COLOR": "1"}, "néw\nname\n"),
+    ],
+    ids=["colours", "no flag", "no colour"],
+)
+async def test_after_token_ids_the_steps_that_accepted_drafts_have_a_colour(
+    gateway: StandInGateway, flags: list[str], environ: dict[str, str], shown: str
+) -> None:
+    """A server without a tokenizer refuses to report tokens."""
+    assert await generate_in_terminal(gateway, "--token-ids", "5,6", *flags, **environ) == shown
+    assert not gateway.requests[0].report_tokens

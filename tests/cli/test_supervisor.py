@@ -233,3 +233,8 @@ def pid_of(name: str, capfd: pytest.CaptureFixture[str]) -> int:
         for line in log_entries(capfd)
         if line["stand_in"] == name and line["event"] == "started"
     ][-1]
+
+
+async def test_a_command_that_does_not_exist_is_an_error(supervisor: Start) -> None:
+    with pytest.raises(StartError, match="drafter could not be started"):
+        await supervisor().start([ProcessSpec(name="drafter", command=["/nonexistent/program"])])

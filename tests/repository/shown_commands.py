@@ -21,10 +21,7 @@ PAGES = (
     REPOSITORY / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs").rglob("*.md")),
 )
-DOCUMENTED = (
-    REPOSITORY / "tandem" / "client.py",
-    REPOSITORY / "tandem" / "drafts" / "drafter_client.py",
-)
+DOCUMENTED = (REPOSITORY / "tandem/client.py", REPOSITORY / "tandem/drafts/drafter_client.py")
 
 _BLOCK = re.compile(
     r"^```(?P<mark>sh|python)\n(?P<text>.*?)^```\n(?:\n```\n(?P<output>.*?)^```\n)?",

@@ -367,7 +367,7 @@ def test_variables_of_services_exist() -> None:
     assert named - set(known) == set()
 
 
-# Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.
+# Flags of Prometheus, kubectl, deploy/images/build.sh, torchrun and pytest-xdist.
 OTHERS_FLAGS = {
     "--dist",
     "--enable-feature",
