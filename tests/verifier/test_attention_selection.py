@@ -108,3 +108,15 @@ def test_the_flag_reaches_the_loading_of_a_model(name: str) -> None:
     )
     with pytest.raises(ConfigError, match=f"--attention-backend: {name}: runs on a GPU"):
         load_model(config)
+
+
+def test_triton_needs_what_compiles_its_launchers(machine: Machine) -> None:
+    machine.without("gcc")
+    assert choose("auto").name == "flash_attn"
+    with pytest.raises(ConfigError, match="triton: no C compiler"):
+        choose("triton")
+    machine.installed.add("clang")
+    assert choose("triton").name == "triton"
+    (machine.headers / "Python.h").unlink()
+    with pytest.raises(ConfigError, match="triton: Python's headers"):
+        choose("triton")

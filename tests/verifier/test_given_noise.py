@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from verifier.sampling import sample_match, sample_ratio
+from verifier.sampling import sample_greedy, sample_match, sample_ratio
 from verifier.sampling.rejection_sampler import PADDING
 
 FloatArray = npt.NDArray[np.float64]
@@ -112,3 +112,11 @@ def test_the_samplers_public_names_are_importable_by_their_documented_paths() ->
         module = importlib.import_module(path)
         assert set(module.__all__) == exported
         assert all(callable(getattr(module, name)) for name in exported)
+
+
+def test_greedy_picks_the_lowest_id_among_the_likeliest() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 5.0], [3.0, 3.0, 3.0]])
+    output, accepted = sample_greedy(logits, torch.tensor([1, 2]), [2])
+    assert (output.tolist(), accepted.tolist()) == ([[1, 2, 0]], [2])
+    output, accepted = sample_greedy(logits, torch.tensor([2, 2]), [2])
+    assert (output.tolist(), accepted.tolist()) == ([[1, PADDING, PADDING]], [0])

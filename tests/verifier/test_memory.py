@@ -27,6 +27,7 @@ from verifier.model.gpu_memory import (
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_part
+from verifier.model.ready_model import choose_max_model_len
 
 MIB = 1 << 20
 GPU = torch.device("cuda")
@@ -355,3 +356,24 @@ def test_a_gpu_without_room_for_a_block_is_refused(
     gpu.total = 400_000 + free_bytes
     with pytest.raises(ConfigError, match="leaves no memory for the K/V cache"):
         room_for_kv(gpu, graph_bytes=graph_bytes, block_bytes=block_bytes)
+
+
+@pytest.mark.stand_in
+def test_no_measured_step_is_longer_than_the_model_or_memory_allows(gpu: StandInGpu) -> None:
+    """Tables have no room for one that is longer than the model allows."""
+    longest = []
+
+    class NotingModel(StandInModel):
+        def forward(self, layout: BatchLayout) -> FloatArray:
+            longest.append(layout.seq_lens.max())
+            return super().forward(layout)
+
+    left_bytes = free_for_kv(gpu, make_model=lambda: NotingModel(gpu), max_model_len=5000)
+    assert max(longest) == 4096
+    with pytest.raises(ConfigError, match="--max-model-len: 5000: the model's limit is 4096"):
+        choose_max_model_len(
+            config_with(max_model_len=5000), model_limit=4096, room=left_bytes // 64 * 16
+        )
+    longest.clear()
+    free_for_kv(gpu, make_model=lambda: NotingModel(gpu), block_bytes=50_000)
+    assert max(longest) == (600_000 - 300) // 50_000 * 16

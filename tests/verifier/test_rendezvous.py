@@ -128,3 +128,13 @@ def test_a_failing_rank_sends_its_reason() -> None:
         assert pair.follower_lost.get(timeout=PATIENCE_S) == "rank 0 failed: no room"
         with pytest.raises(RankLostError, match="rank 0 failed: no room"):
             pair.follower.receive()
+
+
+def test_an_orderly_end_does_not_count_as_a_lost_rank() -> None:
+    with connected([]) as pair:
+        pair.leader.stop()
+        assert pair.follower.receive().kind is Kind.STOP
+        pair.follower.close()
+        pair.leader.wait_closed(PATIENCE_S)
+    assert pair.leader_lost.empty()
+    assert pair.follower_lost.empty()

@@ -18,8 +18,12 @@ from transformers import (
 )
 
 from servicekit.config import ConfigError
+from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, SMALL, some_tokens
+from verifier.config import VerifierConfig
+from verifier.model.model_part import load_part
 from verifier.tensor_parallel.sharding import shard
+from verifier.transformers_model import checkpoint
 from verifier.transformers_model.fp8_weights import Fp8Linear, quantise_linear_layers
 
 HEADS = {"head_dim": 32}
@@ -151,4 +155,29 @@ def test_a_model_without_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     model = make_model("llama")
     monkeypatch.setattr(model, "_tp_plan", {})
     with pytest.raises(ConfigError, match="no plan to cut LlamaForCausalLM"):
+        shard(model, thread_collectives(2)[0], CPU)
+
+
+def test_a_rank_quantises_each_layer_before_it_cuts_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So a device never holds its part unquantised, which may not fit."""
+    left: list[int] = []
+
+    def quantise_the_rest(*arguments: Any, **options: Any) -> None:
+        left.append(quantise_linear_layers(*arguments, **options))
+
+    monkeypatch.setattr(checkpoint, "quantise_linear_layers", quantise_the_rest)
+    config = VerifierConfig(
+        model=MODEL_FOLDER, device="cpu", quantization="fp8", threads=1, tensor_parallel_size=2
+    )
+    part = load_part(config, device=CPU, collectives=thread_collectives(2)[1])
+    assert left == [0]
+    layers = [m for m in part.checkpoint.model.modules() if isinstance(m, Fp8Linear)]
+    assert len(layers) == 7 * part.checkpoint.kv_shape.num_layers
+
+
+def test_a_layer_that_cannot_be_cut_evenly_is_refused_by_name() -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"intermediate_size": 111}))
+    with pytest.raises(ConfigError, match=r"2: does not divide model\.layers\.0\.mlp\.\w+, 111"):
         shard(model, thread_collectives(2)[0], CPU)

@@ -208,3 +208,15 @@ def test_a_verdict_that_is_broken_or_of_another_version_does_not_count(
     path.write_text(content)
     with started(subject(tmp_path), tmp_path) as check:
         assert not check.is_known
+
+
+def test_a_child_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "llama")
+    monkeypatch.setattr(cpu_check, "_TIMEOUT_S", 0.01)
+    with started(subject(tmp_path), tmp_path) as check:
+        with pytest.raises(CheckpointError, match="did not come within"):
+            check.verify(load(tmp_path))
+        assert check._child.poll() is None
+    assert check._child.poll() is not None

@@ -95,10 +95,3 @@ def test_flags_that_ask_for_more_memory_than_there_is_are_named(
             load_own(config_for(max_num_batched_tokens=1 << 20), described)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-def test_block_sizes_must_be_multiples_of_16() -> None:
-    described = find_own(config_for())
-    assert described is not None
-    with pytest.raises(ConfigError, match="24: must be a multiple of 16"):
-        load_own(config_for(block_size=24), described)

@@ -342,3 +342,21 @@ def test_a_strict_decoder_whose_tiles_differ_is_refused(
     weights = load(tmp_path, operations=operations)
     with pytest.raises(CheckpointError, match="strict: the bits of products depend on rows"):
         check(weights, tmp_path)
+
+
+def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(gpu_check, "reference", failing)
+    config = config_for()
+    described = find_on_gpu(config, GPU)
+    assert described is not None
+    with pytest.raises(CheckpointError, match=r"logits could not be computed: no kernel image"):
+        load_on_gpu(config, described, CPU)
+
+
+def test_a_backend_that_fails_at_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SdpaBackend, "prepare", lambda *_: 1 / 0)
+    with pytest.raises(CheckpointError, match="the decoder for GPUs cannot compute it: division"):
+        check(load(folder_of("llama")), folder_of("llama"))
