@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai import grammars
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
-from verifier.structured.library_grammar import GrammarKind, Source, library_grammar
 
 pytestmark = pytest.mark.stand_in
 
@@ -47,56 +45,6 @@ async def start(
     """A gateway whose model answers with a text."""
     verifier.play(lambda opened: [*texts(text), 0])
     return await start_api(**{"tool_call_parser": "hermes", **options})
-
-
-async def test_calls_come_as_the_official_client_expects_them(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(
-        start_api, verifier, texts, f"I look.\n{CALL}\n{OTHER}", stream_interval_s=0
-    )
-    async with official_client(running) as client:
-        whole = await client.chat.completions.create(model="scripted", messages=USER, tools=TOOLS)
-        [choice] = whole.choices
-        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
-        calls: list[Any] = list(choice.message.tool_calls or [])
-        assert [call.type for call in calls] == ["function", "function"]
-        stream = await client.chat.completions.create(
-            model="scripted", messages=USER, tools=TOOLS, stream=True, n=2
-        )
-        deltas: list[list[Any]] = [[], []]
-        contents, reasons = ["", ""], ["", ""]
-        async for chunk in stream:
-            for each in chunk.choices:
-                deltas[each.index] += each.delta.tool_calls or []
-                assert len(each.delta.tool_calls or []) <= 1, "its helper joins them by index"
-                contents[each.index] += each.delta.content or ""
-                reasons[each.index] += each.finish_reason or ""
-    assert contents == ["I look."] * 2
-    assert reasons == ["tool_calls"] * 2
-    expected = [("weather", '{"city": "Graz"}'), ("time", "{}")]
-    assert [(c.function.name, c.function.arguments) for c in calls] == expected
-    for found in deltas:
-        begins = [delta for delta in found if delta.id is not None]
-        assert [(d.index, d.type, d.function.name) for d in begins] == [
-            (0, "function", "weather"),
-            (1, "function", "time"),
-        ]
-        assert all(delta.function.arguments == "" for delta in begins)
-        assert all(d.type is None and d.function.name is None for d in found if d.id is None)
-        assert _arguments(found) == [arguments for _, arguments in expected]
-    # As they come: the arguments have several tokens.
-    assert len(deltas[0]) > 5
-    ids = [call.id for found in (calls, *deltas) for call in found if call.id is not None]
-    assert len(set(ids)) == len(ids) == 6
-
-
-def _arguments(deltas: list[Any]) -> list[str]:
-    """Of each call, joined."""
-    joined: dict[int, str] = {}
-    for delta in deltas:
-        joined[delta.index] = joined.get(delta.index, "") + delta.function.arguments
-    return list(joined.values())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 1000])
@@ -197,19 +145,6 @@ async def test_calls_after_the_first_are_left_out_where_only_one_is_wanted(
     assert {delta["index"] for delta in deltas} == {0}
     assert "".join(delta["function"]["arguments"] for delta in deltas) == '{"city": "Graz"}'
     assert stream.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-async def test_an_answer_of_calls_alone_has_no_content(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    answer = await post(running, PATH, body(logprobs=False))
-    whole = answer_schema.ChatCompletion.model_validate_json(answer.body)
-    assert whole.choices[0].message.content is None
-    stream = await post(running, PATH, body(stream=True))
-    chunks = [answer_schema.ChatCompletionChunk.model_validate(each) for each in stream.events[:-1]]
-    assert not any(chunk.choices[0].delta.content for chunk in chunks)
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -439,118 +374,3 @@ async def test_a_choice_that_cannot_be_kept_is_refused_by_name(
     running = await start(start_api, verifier, texts, CALL, **options)
     answer = await post(running, PATH, body(**fields))
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"description": "x" * 600},
-        {"enum": [0] * 50},
-        {"properties": {f"property_{i}": {} for i in range(40)}},
-    ],
-    ids=["characters", "values", "properties"],
-)
-async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    texts: Texts,
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: Any,
-) -> None:
-    monkeypatch.setattr("gateway.api.openai.tools._MAX_SIZE", 500)
-    running = await start(start_api, verifier, texts, CALL)
-    tools = [TOOLS[0], tool(parameters)]
-    # Only the tools that may be called count.
-    choice = {"type": "function", "function": {"name": "weather"}}
-    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    monkeypatch.setattr("gateway.api.openai.tools._schema_of_call", None)
-    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-
-
-async def test_tools_whose_grammar_is_too_large_for_verifiers_are_refused_as_tools(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    # Three bytes each; escapes would take six.
-    assert grammars.of_schema({"description": "\u4e2d" * 20_000}, param="tools") is not None
-    tools = [tool({"description": "\u4e2d" * 22_000})]
-    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
-    assert answer.status == 400
-    assert answer.error["param"] == "tools"
-    assert "65536" in answer.error["message"]
-
-
-async def test_a_verifier_without_structured_output_refuses_the_choice(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(tool_call_parser="hermes")
-    posting = asyncio.ensure_future(post(running, PATH, body(tool_choice="required")))
-    opened = await verifier.nth("open", 0)
-    verifier.send(
-        verifier.rejected(
-            opened.sequence_id,
-            code=12,
-            message="not allowed",
-            field="sampling.structured_output.lark",
-        )
-    )
-    answer = await posting
-    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
-    assert answer.error["code"] == "unsupported_parameter"
-
-
-async def test_tools_that_a_verifier_takes_for_no_grammar_are_refused_as_tools(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(tool_call_parser="hermes")
-    posting = asyncio.ensure_future(post(running, PATH, body(tool_choice="required")))
-    opened = await verifier.nth("open", 0)
-    field = "sampling.structured_output.lark"
-    verifier.send(verifier.rejected(opened.sequence_id, code=3, message="no schema", field=field))
-    answer = await posting
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert answer.error["code"] == "invalid_value"
-
-
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_a_call_that_must_come_may_have_maps_of_any_names(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
-) -> None:
-    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
-    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
-    tools = [tool({"type": "object", "properties": {"record": record}})]
-    assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
-    grammar = (await verifier.nth("open", 0)).sampling.structured_output
-    assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
-    written = library_grammar(Source(kind, grammar.lark or grammar.json_schema), {}).text
-    matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-
-
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_what_a_tool_asks_for_in_vain_is_named_with_its_place_among_the_tools(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
-) -> None:
-    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
-    unique = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-    tools = [tool({}, "f"), tool(unique, "g")]
-    choice = {"type": "function", "function": {"name": "g"}}
-    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    grammar = (await verifier.nth("open", 0)).sampling.structured_output
-    assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
-    with pytest.raises(ValueError, match=r'"tools\.1\.parameters"\]\.properties\.x\.uniqueItems: '):
-        library_grammar(Source(kind, grammar.lark or grammar.json_schema), {})
-
-
-@pytest.mark.parametrize(
-    "choice", ["none", "required", {"type": "function", "function": {"name": "weather"}}]
-)
-async def test_one_call_at_most_may_be_asked_for_where_there_is_no_more(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, choice: Any
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    answer = await post(running, PATH, body(tool_choice=choice, parallel_tool_calls=False))
-    assert answer.status == 200, answer.body
