@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config import SERVICE, GatewayConfig
-from gateway.requests.drafting_policy import POLICIES, TANDEM
+from gateway.requests.drafting_policy import TANDEM
 from servicekit.config import ConfigError, list_options, parse_config
-from tandem.values import Preset
 
 
 def parse(*argv: str, **environ: str) -> GatewayConfig:
@@ -78,12 +77,6 @@ def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
     assert getattr(TANDEM, attribute) != expected
 
 
-@pytest.mark.parametrize("preset", list(POLICIES))
-def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
-    config = parse("--verifiers", "a:1", "--preset", preset)
-    assert config.drafting_policy() == POLICIES[preset]
-
-
 @pytest.mark.parametrize(
     ("argv", "key"),
     [
@@ -126,11 +119,6 @@ def test_an_invalid_value_names_its_flag(argv: tuple[str, ...], key: str) -> Non
     assert caught.value.key == key
 
 
-def test_an_empty_range_of_ngrams_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prompt-lookup-min 6 is over --prompt-lookup-max 5"):
-        parse("--verifiers", "a:1", "--prompt-lookup-min", "6")
-
-
 def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
     with pytest.raises(ConfigError, match="--tokens-per-match needs --tie longest"):
         parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
@@ -151,6 +139,11 @@ def test_origins_are_those_that_browsers_send(origins: str) -> None:
 
 def test_every_option_is_described() -> None:
     assert all(option.description for option in list_options(GatewayConfig, service=SERVICE))
+
+
+def test_an_empty_range_of_ngrams_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--prompt-lookup-min 6 is over --prompt-lookup-max 5"):
+        parse("--verifiers", "a:1", "--prompt-lookup-min", "6")
 
 
 def test_no_tokenizer_may_be_said_in_yaml(tmp_path: Path) -> None:

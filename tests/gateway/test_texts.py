@@ -55,20 +55,6 @@ async def test_the_first_word_of_an_output_keeps_its_space(
     assert [output.of(choice).text for choice in range(2)] == [" on", " on"]
 
 
-@pytest.mark.parametrize("stop_sequences", [[], ["never"]])
-async def test_a_character_that_the_given_output_leaves_incomplete_comes_whole(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    tokenizer: Tokenizer,
-    stop_sequences: list[str],
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
-    *given, last = tokenizer.encode("\N{GRINNING FACE}")
-    verifier.play(lambda opened: [last, 0])
-    output = await running.generate(5, output_token_ids=given, stop_sequences=stop_sequences)
-    assert output.text == "\N{GRINNING FACE}"
-
-
 class GatedTokenizer(Tokenizer):
     """Delays texts of so many characters or more until the test lets them go."""
 
@@ -129,28 +115,6 @@ async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded
         error = await error_of(running.call(text="x = 1\n" * 10_000))
         assert "maximum context length" in (error.details() or "")
         assert tokenizer.num_encoded == 1
-
-
-async def test_work_of_a_cancelled_caller_never_begins() -> None:
-    threads = TokenizerThreads()
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def first() -> None:
-        begun.set()
-        assert may_go_on.wait(60)
-
-    ran: list[str] = []
-    running = asyncio.ensure_future(threads.run(1 << 20, first))
-    await asyncio.to_thread(begun.wait, 60)
-    left = asyncio.ensure_future(threads.run(1 << 20, ran.append, "left"))
-    stayed = asyncio.ensure_future(threads.run(1 << 20, ran.append, "stayed"))
-    await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.wait([left])
-    may_go_on.set()
-    await asyncio.gather(running, stayed)
-    threads.close()
-    assert ran == ["stayed"]
 
 
 async def test_no_long_text_needs_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
