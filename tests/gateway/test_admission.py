@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.api.request_texts import RequestTexts
-from servicekit.errors import retry_after_ms
+from servicekit.errors import field_violation, retry_after_ms
 from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
@@ -148,3 +148,13 @@ async def test_health_follows_the_verifiers(
     await verifier.start(verifier.address)
     await until(lambda: running.gateway.frontend.is_serving)
     assert await health_of(running) == serving
+
+
+async def test_more_choices_than_may_ever_be_generated_at_a_time_are_no_overload(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=3)
+    error = await error_of(running.call(1, n=4))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_violation(error) == ("n", "4 choices are over the limit of 3 at a time")
+    assert retry_after_ms(error) is None

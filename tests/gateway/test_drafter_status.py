@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from gateway.routing.live_sequences import LiveSequence
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
@@ -296,3 +297,41 @@ async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
     assert len(verifier.commands("update")) == 32, "they have one that is able"
     for call in (plain, *calls):
         call.cancel()
+
+
+async def test_sequences_that_end_meanwhile_are_not_moved(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    call = running.call(1, n=16)
+    await verifier.nth("open", 15)
+    coordinator = running.gateway.coordinator
+    live = list(coordinator._sequences._by_id.values())
+    check = coordinator._moves._check
+
+    def end_all_and_check(sequence: LiveSequence) -> None:
+        for each in live:
+            coordinator.close(each.generation)
+        check(sequence)
+
+    monkeypatch.setattr(coordinator._moves, "_check", end_all_and_check)
+    verifier.send(verifier.drafter_status(ONE, DOWN))
+    await verifier.nth("close", 15)
+    await handled(running, verifier)
+    assert not verifier.commands("update")
+    await collect(call)
+
+
+async def test_after_a_new_session_nothing_is_known_of_the_drafters(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.first_events = [verifier.drafter_status(ONE, DOWN), verifier.drafter_status(TWO, UP)]
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    await until(lambda: connected(running) == (1, 1))
+    verifier.first_events = []
+    verifier.end_session()
+    await until(lambda: verifier.num_sessions == 2)
+    await until(lambda: connected(running) == (1, 0))
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(1, n=16)
+    assert set(used(verifier)) == {ONE, TWO}

@@ -310,3 +310,15 @@ def test_reports_cover_every_chunk_and_change_no_text(
             assert sum(accepted for _, accepted in tokens) == part.num_accepted_tokens
     assert told.token_ids == plain.token_ids
     assert told.usage() == plain.usage()
+
+
+def test_at_the_length_limit_the_last_token_and_held_back_text_are_shown(
+    tokenizer: Tokenizer,
+) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
+    append_step(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
+    generation.publish()
+    taken = read_chunk(generation)
+    assert taken is not None
+    assert taken.text == "xab"
+    assert generation.finish_reason is FinishReason.LENGTH

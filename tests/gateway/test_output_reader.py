@@ -239,3 +239,16 @@ def test_the_prompt_says_where_reasoning_stands() -> None:
     assert reasoning_after("<|assistant|>\n") is Reasoning.MAY_BEGIN
     assert reasoning_after("<|assistant|>\n<think>\n") is Reasoning.HAS_BEGUN
     assert reasoning_after("<|assistant|>\n<think>\n\n</think>\n\n") is Reasoning.IS_OVER
+
+
+def test_a_call_within_reasoning_that_is_longer_than_what_is_held_back_counts() -> None:
+    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
+    text = CALL.replace("1", '"' + "x" * 70_000 + '"') + "</think>"
+    for step in (1, 7, 100_000):
+        reader = OutputReader(reading, StopStrings())
+        pieces = [text[first : first + step] for first in range(0, len(text), step)]
+        reads = [reader.feed(piece) for piece in pieces]
+        assert reader.num_held < 1000
+        [call, rest] = merged([*reads, reader.finish()])
+        assert call == CallDelta("now", '{"x": "' + "x" * 70_000 + '"}')
+        assert rest == "</think>"

@@ -71,3 +71,15 @@ def test_the_files_name_no_other_host() -> None:
     for file in STATIC.iterdir():
         names = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[\w/]*", file.read_text()))
         assert names <= {"http://www.w3.org/2000/svg"}, file.name
+
+
+async def test_a_known_file_is_not_sent_again(running: RunningGateway) -> None:
+    first = await get(running, "/page/main.js")
+    assert first.headers["cache-control"] == "no-cache"
+    etag = first.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}'):
+        again = await get(running, "/page/main.js", if_none_match=known)
+        assert (again.status, again.body) == (304, "")
+        assert again.headers["etag"] == etag
+    changed = await get(running, "/page/main.js", if_none_match='"other"')
+    assert (changed.status, changed.body) == (200, first.body)

@@ -359,3 +359,17 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerLoadError, match="not a tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_decoder_that_changes_what_byte_level_makes_is_asked_for_the_text() -> None:
+    wrapped = byte_level()
+    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer = Tokenizer(wrapped)
+    ids = tokenizer.encode(" é")
+    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == "é"
+
+
+def test_special_tokens_and_unknown_ids_have_no_text() -> None:
+    detokenizer = BUNDLED.detokenizer()
+    x = BUNDLED.encode("x")
+    assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"

@@ -11,7 +11,7 @@ from gateway.messages.response import Model
 from gateway.requests.acceptance import RequestDefaults, accept, cache_salt, find_model, pool_id
 from gateway.requests.drafting_policy import TANDEM
 from gateway.requests.validation import check_request
-from tandem.values import Keep, SamplingParams, SpeculationParams, StructuredOutput, Tie
+from tandem.values import Keep, SamplingParams, SpeculationParams, Tie
 
 MODEL = Model(
     model_id="model",
@@ -68,7 +68,6 @@ INVALID = [
     ("stop_token_ids", request(stop_token_ids=[100])),
     ("n", request(num_choices=0)),
     ("n", request(num_choices=17)),
-    ("sampling.structured_output", sampling(structured_output=StructuredOutput())),
     ("sampling.logit_bias", sampling(logit_bias={100: 1.0})),
     ("sampling.prompt_logprobs", sampling(prompt_logprobs=1 << 17)),
     ("speculation.num_speculative_tokens", speculation(num_speculative_tokens=8)),
@@ -223,3 +222,10 @@ def test_no_tenant_shares_anothers_cached_prefixes() -> None:
     assert accepted(request()).cache_salt == cache_salt("")
     named = accepted(request(), tenant="a")
     assert named.cache_salt == cache_salt("a")
+
+
+def test_the_servers_own_limit_on_prompts_is_kept() -> None:
+    accepted(request(), defaults=RequestDefaults(max_prompt_tokens=3))
+    with pytest.raises(InvalidRequestError, match="limit of 2") as caught:
+        accepted(request(), defaults=RequestDefaults(max_prompt_tokens=2))
+    assert caught.value.field == "tokens.token_ids"

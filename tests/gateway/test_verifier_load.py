@@ -174,3 +174,17 @@ async def test_no_verifier_is_blamed_for_the_time_that_this_process_stood_still(
     await asyncio.wait_for(is_checked.wait(), 60)
     running.cancel()
     assert reasons == []
+
+
+def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
+    load = VerifierLoad()
+    load.connect(1.0, "one")
+    load.answer(2.0)
+    load.step(step_id=6, num_tokens=4, num_sequences=3, num_own=1, step_s=0.01)
+    assert (load.longest_step_s, load.num_others, load.last_progress_s) == (0.01, 2, 2.0)
+    load.is_unresponsive = True
+    load.step(step_id=7, num_tokens=4, num_sequences=3, num_own=1, step_s=9.0)
+    assert load.longest_step_s == 0.01
+    # The mean of its steps after a stall.
+    load.report(num_running=3, num_waiting=2, num_own=1, num_steps=7, step_s=4.0)
+    assert (load.longest_step_s, load.num_others, load.num_waiting) == (0.01, 4, 2)

@@ -21,6 +21,7 @@ from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import Conversation, GenerateRequest
 from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate
 from gateway.text.tokenizer import Tokenizer
+from tests.gateway.clients import write_clients
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import connection, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
@@ -208,3 +209,28 @@ async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
         assert CountedBody.num_freed == 1
         assert not [each for each in requests_kept() if id(each) not in known]
     await running.until_idle()
+
+
+@pytest.mark.parametrize(("prompts", "n"), [([[1], [2], [3]], 1), ([[1], [2]], 2)])
+async def test_more_prompts_than_may_ever_be_continued_at_a_time_are_no_overload(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    tmp_path: Path,
+    prompts: list[list[int]],
+    n: int,
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    clients = write_clients(
+        tmp_path / "clients.yaml", small={"tokens": ["small"], "max_concurrent_requests": 2}
+    )
+    running = await start_api(clients=clients)
+    headers = {"authorization": "Bearer small"}
+    body = {"model": "scripted", "prompt": prompts, "n": n}
+    answer = await post(running, "/v1/completions", body, **headers)
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert f"{len(prompts) * n} choices are over the limit of 2" in answer.error["message"]
+    assert not verifier.commands("open"), "a client that repeats it would load the verifiers"
+    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 1
+    assert running.sample("tandem_requests_received_total") == 1
+    body["prompt"], body["n"] = prompts[:2], 1
+    assert (await post(running, "/v1/completions", body, **headers)).status == 200

@@ -424,3 +424,17 @@ async def test_what_a_verifier_refuses_is_named_as_the_client_named_it(
         verifier.send(verifier.rejected(opened.sequence_id, code=3, message="no", field=field))
         answer = await read_answer(reader)
     assert answer.error["param"] == param
+
+
+async def test_without_a_verifier_every_request_is_to_come_again(start_api: StartApi) -> None:
+    running = await start_api(verifiers=["127.0.0.1:1"], is_serving=False, connect_timeout_s=0.05)
+    for path, fields in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": USER}),
+        ("chat/completions", {"messages": USER, **MUST_CALL}),
+    ):
+        answer = await post(running, f"/v1/{path}", {"model": "scripted", **fields})
+        assert answer.status == 503, fields
+    assert running.sample("tandem_requests_received_total") == 3
+    assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
+    assert running.sample("tandem_requests_shed_total", reason="no_verifier") == 3

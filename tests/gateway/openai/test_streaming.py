@@ -414,3 +414,12 @@ async def test_a_request_whose_answer_cannot_be_written_counts_as_an_error(
     assert running.sample("tandem_request_errors_total", code="INTERNAL") == 1
     [entry] = [each for each in running.log if each["event"] == "request_ended"]
     assert entry["status"] == "INTERNAL"
+
+
+async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    answer = await post(running, "/v1/completions", body(prompt=[[5], [6], [4096]]))
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    await running.until_idle()

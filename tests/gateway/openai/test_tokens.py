@@ -177,3 +177,7 @@ def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest()
     top = json.loads(shown.top)
     assert top == {"A": pytest.approx(-0.01), "B": pytest.approx(-3.0)}
     assert float(shown.logprob) == pytest.approx(top["A"])
+
+
+def test_without_a_tokenizer_tokens_are_numbers() -> None:
+    assert TokenTexts(None).text(7) == '"token_id:7"'

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai.reading import grammars
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
-from verifier.structured.library_grammar import GrammarKind, Source, library_grammar
 
 pytestmark = pytest.mark.stand_in
 
@@ -376,118 +374,3 @@ async def test_a_choice_that_cannot_be_kept_is_refused_by_name(
     running = await start(start_api, verifier, texts, CALL, **options)
     answer = await post(running, PATH, body(**fields))
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"description": "x" * 600},
-        {"enum": [0] * 50},
-        {"properties": {f"property_{i}": {} for i in range(40)}},
-    ],
-    ids=["characters", "values", "properties"],
-)
-async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    texts: Texts,
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: Any,
-) -> None:
-    monkeypatch.setattr("gateway.api.openai.reading.tools._MAX_SIZE", 500)
-    running = await start(start_api, verifier, texts, CALL)
-    tools = [TOOLS[0], tool(parameters)]
-    # Only the tools that may be called count.
-    choice = {"type": "function", "function": {"name": "weather"}}
-    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    monkeypatch.setattr("gateway.api.openai.reading.tools._schema_of_call", None)
-    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-
-
-async def test_tools_whose_grammar_is_too_large_for_verifiers_are_refused_as_tools(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    # Three bytes each; escapes would take six.
-    assert grammars.of_schema({"description": "\u4e2d" * 20_000}, param="tools") is not None
-    tools = [tool({"description": "\u4e2d" * 22_000})]
-    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
-    assert answer.status == 400
-    assert answer.error["param"] == "tools"
-    assert "65536" in answer.error["message"]
-
-
-async def test_a_verifier_without_structured_output_refuses_the_choice(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(tool_call_parser="hermes")
-    posting = asyncio.ensure_future(post(running, PATH, body(tool_choice="required")))
-    opened = await verifier.nth("open", 0)
-    verifier.send(
-        verifier.rejected(
-            opened.sequence_id,
-            code=12,
-            message="not allowed",
-            field="sampling.structured_output.lark",
-        )
-    )
-    answer = await posting
-    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
-    assert answer.error["code"] == "unsupported_parameter"
-
-
-async def test_tools_that_a_verifier_takes_for_no_grammar_are_refused_as_tools(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(tool_call_parser="hermes")
-    posting = asyncio.ensure_future(post(running, PATH, body(tool_choice="required")))
-    opened = await verifier.nth("open", 0)
-    field = "sampling.structured_output.lark"
-    verifier.send(verifier.rejected(opened.sequence_id, code=3, message="no schema", field=field))
-    answer = await posting
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert answer.error["code"] == "invalid_value"
-
-
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_a_call_that_must_come_may_have_maps_of_any_names(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
-) -> None:
-    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
-    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
-    tools = [tool({"type": "object", "properties": {"record": record}})]
-    assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
-    grammar = (await verifier.nth("open", 0)).sampling.structured_output
-    assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
-    written = library_grammar(Source(kind, grammar.lark or grammar.json_schema), {}).text
-    matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-
-
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
-async def test_what_a_tool_asks_for_in_vain_is_named_with_its_place_among_the_tools(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
-) -> None:
-    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
-    unique = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-    tools = [tool({}, "f"), tool(unique, "g")]
-    choice = {"type": "function", "function": {"name": "g"}}
-    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    grammar = (await verifier.nth("open", 0)).sampling.structured_output
-    assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    kind = GrammarKind.LARK if grammar.lark else GrammarKind.JSON_SCHEMA
-    with pytest.raises(ValueError, match=r'"tools\.1\.parameters"\]\.properties\.x\.uniqueItems: '):
-        library_grammar(Source(kind, grammar.lark or grammar.json_schema), {})
-
-
-@pytest.mark.parametrize(
-    "choice", ["none", "required", {"type": "function", "function": {"name": "weather"}}]
-)
-async def test_one_call_at_most_may_be_asked_for_where_there_is_no_more(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, choice: Any
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    answer = await post(running, PATH, body(tool_choice=choice, parallel_tool_calls=False))
-    assert answer.status == 200, answer.body
