@@ -10,8 +10,8 @@ from drafter.config import SERVICE, DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import load_config, warn_of_unknown_variables
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, open_standard_streams, run, serve_until_signalled
-from servicekit.tracing import tracing
+from servicekit.serving.process import end, open_standard_streams, run, serve_until_signalled
+from servicekit.telemetry.tracing import tracing
 
 
 async def serve(config: DrafterConfig) -> None:

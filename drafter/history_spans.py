@@ -12,7 +12,7 @@ from drafter.history.history import History
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 
 class HistorySpans:

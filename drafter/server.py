@@ -22,11 +22,11 @@ from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.warm_up import warm_up
 from servicekit.kernels.compile_log import compilations_logged
 from servicekit.logs import Logger
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tandem.v1 import limits_pb2
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 
 class DrafterServer:

@@ -18,9 +18,9 @@ from drafter.budgets import FORGOTTEN_AT_ONCE, SWEEP_INTERVAL_S
 from drafter.errors import NotServingError, UnreadAnswersError, UnsupportedFieldError
 from drafter.metrics import DrafterMetrics
 from drafter.refusals import Failure
-from servicekit.client_waits import ClientWaits
 from servicekit.errors import MalformedRequestError
 from servicekit.logs import Logger
+from servicekit.serving.client_waits import ClientWaits
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
 SERVICE_NAME = "tandem.v1.DrafterService"

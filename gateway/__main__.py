@@ -10,8 +10,8 @@ from gateway.config import SERVICE, GatewayConfig
 from gateway.server import GatewayServer
 from servicekit.config import load_config, warn_of_unknown_variables
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, open_standard_streams, run, serve_until_signalled
-from servicekit.tracing import tracing
+from servicekit.serving.process import end, open_standard_streams, run, serve_until_signalled
+from servicekit.telemetry.tracing import tracing
 
 # The event loop waits this long while a thread detokenises; the default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005

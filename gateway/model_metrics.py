@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.generation.usage import MAX_MATCH_LENGTH
 from gateway.messages.response import Step
-from servicekit.tally_histogram import TallyHistogram
+from servicekit.telemetry.tally_histogram import TallyHistogram
 from tandem.values import DraftSource, FinishReason, Usage
 
 _TOKEN_BUCKETS_S = (

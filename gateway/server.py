@@ -31,19 +31,19 @@ from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
 from gateway.text.sampling_defaults import NO_DEFAULTS, GenerationConfigError
 from gateway.text.tokenizer import TokenizerLoadError
 from gateway.text.tokenizer_threads import TokenizerThreads
-from servicekit.channel import open_channel
-from servicekit.client_waits import ClientWaits
+from servicekit.channels.channel import open_channel
+from servicekit.channels.discovery import Discovery, Replica, Resolve, resolve_host
+from servicekit.channels.tls import channel_credentials
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ConfigError
-from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
 from servicekit.logs import Logger
-from servicekit.server import Server
-from servicekit.tls import channel_credentials
-from servicekit.watched_files import WatchedFiles
+from servicekit.serving.client_waits import ClientWaits
+from servicekit.serving.server import Server
 from tandem.v1 import gateway_pb2_grpc, limits_pb2
 from tandem.values import DraftWait
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 # In characters, of a value in the log.
 _MAX_SHOWN = 64

@@ -2,26 +2,21 @@
 
 Knows nothing of what the services do: it could be its own project.
 
-    process         signals, drain and exit code of a server process
-    client_waits    ends calls whose clients do not read; at a drain, those that await a message
-    server          its listening ports; grpc_stop stops one of them
+    serving/        a server process: `process` has its signals, drain and exit code, `server` its
+                    listening ports; `client_waits` ends calls whose clients do not read
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
-    message_limits  limits that .proto files state, enforced; unknown_fields finds what they lack
+    channels/       client channels that notice a dead peer and use the certificate that the files
+                    hold now; `peer_stream` keeps one stream open; `discovery` finds replicas by DNS
+    telemetry/      the Prometheus endpoint and fast histograms for it; spans where they are on
     kernels/        compiles and caches numeric kernels; needs numba, so not every service has it
-    health, probe   grpc.health.v1, and a command that asks it
-    metrics         the Prometheus endpoint; tally_histogram is a fast histogram for it
-    channel         client channels that notice a dead peer; peer_stream keeps one stream open on it
-    renewed_channel a channel whose calls use the certificate that the files hold now
-    watched_files   files that are read again when they change
-    discovery       the replicas that DNS names stand for
-    tls             credentials from files; plaintext only on loopback or where a flag allows it
-    tracing, spans  OpenTelemetry, where it is on; trace_context is the caller's span
+    message_limits  limits that .proto files state, enforced; unknown_fields finds what they lack
+    probe           a command that asks a server for its health
     config          flags, environment and YAML into one validated model; yaml_file reads
                     what operators write
     errors          domain exceptions to gRPC statuses and back
     shares          how much of a room one of several parties may take
     cores           how many this process may use; control_groups finds the groups that limit it
-    address, limits, logs; listening_socket is a TCP port that serves both families, as gRPC's do;
+    address, logs   listening_socket is a TCP port that serves both families, as gRPC's do;
                     progress_log has log lines that say how far a long start is
 """
 

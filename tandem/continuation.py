@@ -7,7 +7,7 @@
         continuation.end()          # or, if the call failed, continuation.interrupt()
 
 Owns what the caller has: tokens, logprobs, ends, and what the calls that failed have cost. Does no
-I/O, and does not decide whether a failed call is repeated (`tandem.retry` does).
+I/O, and does not decide whether a failed call is repeated (`tandem.transport.retry` does).
 
 A call that follows a failure gives the server all output so far, the seed of the `Started` and the
 model that it tells, so that the same model goes on at the next token with the same draws. While the
@@ -33,8 +33,10 @@ from tandem.generation import (
     TandemError,
     Traced,
 )
-from tandem.seeds import seed_of_choice
 from tandem.values import FinishReason, Usage
+
+_MASK = (1 << 64) - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 class Continuation:
@@ -300,3 +302,17 @@ def _sum(spent: Usage, last: Usage) -> Usage:
 
 def _broken(message: str) -> TandemError:
     return TandemError(grpc.StatusCode.INTERNAL, message)
+
+
+def seed_of_choice(seed: int, choice_index: int) -> int:
+    """The seed of one choice: the request's own for choice 0, else SplitMix64's i-th output.
+
+    Part of the contract (`GenerateRequest.n` in gateway.proto). Source: Steele, Lea, Flood: Fast
+    splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    if choice_index == 0:
+        return seed
+    mixed = (seed + choice_index * _GOLDEN_GAMMA) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

@@ -1,7 +1,7 @@
 """Translates between the client's values and the wire contract, in both directions.
 
 A value that no message can hold (a negative count, a seed of 2**64) raises the `TandemError` that a
-server would answer with. Messages to a drafter are those of `tandem.draft_exchange`.
+server would answer with. Messages to a drafter are those of `tandem.drafts.draft_exchange`.
 """
 
 import asyncio

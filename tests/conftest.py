@@ -1,6 +1,7 @@
 """What holds for every test: how many cases, and which tests run."""
 
 import collections
+import fnmatch
 import functools
 import gc
 import os
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Says for which processors numba compiles, before any test has it compile the verifier's kernels:
 # so all processes keep the same machine code.
 import servicekit.kernels.jit  # noqa: F401
+from tests.changes import REPOSITORY, resting
 
 TESTS = Path(__file__).parent
 
@@ -39,22 +41,16 @@ SLOW = (
     "integration",
     "page",
     "repository/test_commands.py",
-    "repository/test_conftest.py",
-    "repository/test_makefile.py",
     "repository/test_readme.py",
     "servicekit/test_channel.py",
     "servicekit/test_process.py",
     "verifier/drafters/test_drafted_sessions.py",
-    "verifier/drafters/test_drafter_loss.py",
     "verifier/drafters/test_feed_model.py",
-    "verifier/drafters/test_lying_drafters.py",
-    "verifier/gpu/test_kernels.py",
     "verifier/test_checkpoint.py",
     "verifier/test_event_loop.py",
     "verifier/test_in_the_interpreter.py",
     "verifier/test_not_finite_kv.py",
     "verifier/test_process.py",
-    "verifier/test_soak.py",
     "verifier/test_tensor_parallel.py",
     "verifier/test_transformers_model.py",
     "verifier/test_triton_compilation.py",
@@ -97,11 +93,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TANDEM_TEST_LONG"] = "1"  # of `tests.volume.cases`, in processes of tests, too
         if not config.getoption("--hypothesis-profile"):
             hypothesis.settings.load_profile("long")
+    elif not is_one_of_several(config):
+        # Whoever names files wants them run.
+        names_none = config.args_source is config.ArgsSource.TESTPATHS
+        os.environ["TANDEM_TEST_RESTING"] = " ".join(resting() if names_none else ())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests by their files; leaves out long ones, unless `--long` asks; slow files first.
+    """Marks tests by their files; leaves out long and resting ones; slow files come first.
 
     `-m "not long"` in `addopts` would be lost wherever somebody gives a `-m` of their own. A slow
     file that came last would keep one process busy and the other waiting.
@@ -112,6 +112,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long"):
         config.hook.pytest_deselected(items=[item for item in items if is_marked(item, "long")])
         items[:] = [item for item in items if not is_marked(item, "long")]
+    at_rest = os.environ.get("TANDEM_TEST_RESTING", "").split()
+    config.hook.pytest_deselected(items=[item for item in items if is_at(item.path, at_rest)])
+    items[:] = [item for item in items if not is_at(item.path, at_rest)]
     if is_one_of_several(config):
         slow_files = {item.path for item in items if is_marked(item, "slow")}
         items.sort(key=lambda item: item.path not in slow_files)
@@ -132,6 +135,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 path = report.nodeid.partition("::")[0]
                 seconds[path.rpartition("/")[0]] += report.duration
     longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    if at_rest := os.environ.get("TANDEM_TEST_RESTING"):
+        terminalreporter.write_line(f"unchanged since main, so not run: {at_rest}")
     told = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in longest_first)
     terminalreporter.write_line(f"seconds by folder: {told}")
 
@@ -140,6 +145,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def has_slow_tests(path: Path) -> bool:
     """Whether all tests of a file are slow. Asked for each test, of files that have hundreds."""
     return any(path.is_relative_to(TESTS / place) for place in SLOW)
+
+
+def is_at(path: Path, patterns: list[str]) -> bool:
+    file = path.relative_to(REPOSITORY).as_posix()
+    return any(fnmatch.fnmatch(file, pattern) for pattern in patterns)
 
 
 def is_marked(item: pytest.Item, name: str) -> bool:

@@ -8,7 +8,7 @@ PATIENCE_S = 60.0
 
 
 class ScriptedDns:
-    """Called as `servicekit.discovery.Resolve`.
+    """Called as `servicekit.channels.discovery.Resolve`.
 
     Attributes:
         answers: the IP addresses of each name; a name without any is unknown.

@@ -5,8 +5,8 @@ import sys
 
 from servicekit.config import ConfigError, load_config, warn_of_unknown_variables
 from servicekit.logs import configure_logs, get_logger
-from servicekit.process import end, open_standard_streams, run
-from servicekit.tracing import tracing
+from servicekit.serving.process import end, open_standard_streams, run
+from servicekit.telemetry.tracing import tracing
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
 from verifier.tensor_parallel.launch import loopback_variables, read_launch

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from servicekit.tally_histogram import TallyHistogram
+from servicekit.telemetry.tally_histogram import TallyHistogram
 from verifier.drafters.messages import DrafterFault, DrafterState
 from verifier.drafts.depth_policy import DepthOutcome
 from verifier.drafts.draft_buffer import HintOutcome

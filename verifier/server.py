@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from servicekit.channels.discovery import Resolve, resolve_host
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import ConfigError
-from servicekit.discovery import Resolve, resolve_host
 from servicekit.logs import Logger, get_logger
-from servicekit.process import serve_until_signalled
-from servicekit.server import Server
-from servicekit.tls import channel_credentials
+from servicekit.serving.process import serve_until_signalled
+from servicekit.serving.server import Server
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.checkpoint.refusals import CheckpointError
@@ -32,7 +32,7 @@ from verifier.structured.grammars import Grammars
 from verifier.tensor_parallel.launch import Launch
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
     from verifier.tensor_parallel.leader import Leader
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name

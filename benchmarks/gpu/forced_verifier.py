@@ -10,7 +10,7 @@ from unittest import mock
 
 from benchmarks.gpu.forced_sampler import saying
 from benchmarks.gpu.texts import replays
-from servicekit.process import end
+from servicekit.serving.process import end
 from verifier import __main__ as verifier
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig

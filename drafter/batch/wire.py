@@ -29,7 +29,7 @@ from drafter.ngram.params import (
 )
 from drafter.refusals import InvalidDeltaError
 from servicekit.message_limits import MessageLimits
-from servicekit.trace_context import is_trace_parent
+from servicekit.telemetry.trace_context import is_trace_parent
 from tandem.v1 import drafter_pb2, limits_pb2
 
 _BATCH_LIMITS = MessageLimits(drafter_pb2.ProposeRequest.DESCRIPTOR, limits_pb2)

@@ -14,7 +14,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from gateway.api.http_connection import BoundedConnection, ConnectionLimits, has_ended
+from gateway.api.connection_limits import ConnectionLimits
+from gateway.api.http_connection import BoundedConnection, has_ended
 from servicekit.logs import get_logger
 
 logger = get_logger(__name__)

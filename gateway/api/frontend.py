@@ -30,12 +30,12 @@ from gateway.routing.opening import new_sequence_id
 from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer_threads import TokenizerThreads
-from servicekit.client_waits import is_left_unread
 from servicekit.logs import Logger, adopt_request_id
+from servicekit.serving.client_waits import is_left_unread
 from tandem.values import SamplingDefaults
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 
 class Frontend:

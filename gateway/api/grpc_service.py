@@ -14,10 +14,10 @@ from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.errors import code_name
 from gateway.requests.authenticator import Authenticator
-from servicekit.client_waits import ClientWaits
 from servicekit.interceptors.base import metadata_value, time_left_s
 from servicekit.interceptors.callers import caller_of
-from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
+from servicekit.serving.client_waits import ClientWaits
+from servicekit.telemetry.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -24,19 +24,21 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.acceptor import Acceptor
-from gateway.api.http_connection import Connection, ConnectionLimits, bounded
+from gateway.api.connection import Connection
+from gateway.api.connection_limits import ConnectionLimits
+from gateway.api.http_connection import bounded
 from gateway.api.openai.errors import http_error
 from gateway.api.scrapes import Scrapes
 from gateway.errors import UnreadError
 from servicekit.address import Address, parse_address
-from servicekit.client_waits import ClientWaits
+from servicekit.channels.tls import ServerCertificate, check_plaintext, server_context
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ServerOptions
 from servicekit.interceptors.request_id import valid_request_id
 from servicekit.listening_socket import cannot_listen, listening_socket
-from servicekit.metrics import Exposition
-from servicekit.tls import ServerCertificate, check_plaintext, server_context
-from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
-from servicekit.watched_files import WatchedFiles
+from servicekit.serving.client_waits import ClientWaits
+from servicekit.telemetry.metrics import Exposition
+from servicekit.telemetry.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 
 # For requests that are still being answered when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1

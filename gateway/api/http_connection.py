@@ -8,18 +8,17 @@ answer that waited for no body, reads no more of it than is worth the connection
 """
 
 import asyncio
-import dataclasses
 import functools
 import http
 import re
 import socket
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import h11
-from starlette.types import Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.api.connection import Connection
+from gateway.api.connection_limits import ConnectionLimits, Waiting
 from gateway.api.lingering_transport import LingeringTransport
 from gateway.api.openai.errors import ApiError
 from servicekit.interceptors.request_id import valid_request_id
@@ -49,73 +48,6 @@ _QUOTED = re.compile(r":? (bytearray\()?b['\"].*", re.DOTALL)
 
 # Of a target in absolute form: the scheme and the authority.
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """What a request may know of its connection: `request.state.connection`.
-
-    Attributes:
-        abort: closes it at once and drops what the client has not read.
-        is_gone: whether it is closed, or its client has ended it: see `has_ended`.
-        is_last: whether an answer that begins now must be the connection's last: more of the
-            request's body may come than is read after an answer.
-        certificate_names: of the client's verified certificate: the DNS names and URIs; the common
-            name, if it has no alternative name at all. Empty without a certificate.
-    """
-
-    abort: Callable[[], None]
-    is_gone: Callable[[], bool]
-    is_last: Callable[[], bool]
-    certificate_names: tuple[str, ...]
-
-    async def cut_off(self, receive: Receive) -> None:
-        """Closes it at once, and returns when its request has no client any more."""
-        self.abort()
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-
-class Waiting(Protocol):
-    """A connection that answers no request."""
-
-    def give_up(self) -> None:
-        """Closes it at once. It makes room for another."""
-
-
-class ConnectionLimits:
-    """The bounds of one listener, and its connections that answer no request.
-
-    Attributes:
-        waiting: those, oldest first; one whose handshake is done begins anew.
-    """
-
-    def __init__(self, *, max_connections: int, head_timeout_s: float) -> None:
-        """Begins without connections.
-
-        Args:
-            max_connections: the most at a time. One more closes the one that has waited longest
-                for a request; if all are answering, itself.
-            head_timeout_s: most seconds for a request's head, from its first byte; for the first
-                request, from the connection's beginning (with TLS: from the end of the handshake,
-                which may take as long again).
-        """
-        self.max_connections = max_connections
-        self.head_timeout_s = head_timeout_s
-        self.waiting: dict[Waiting, None] = {}
-        self._open: set[Waiting] = set()
-
-    def open(self, connection: Waiting) -> None:
-        """A connection is there, and waits. If there are too many, one goes."""
-        self._open.add(connection)
-        self.waiting[connection] = None
-        if len(self._open) > self.max_connections:
-            next(iter(self.waiting)).give_up()
-
-    def close(self, connection: Waiting) -> None:
-        """A connection is gone; idempotent."""
-        self._open.discard(connection)
-        self.waiting.pop(connection, None)
 
 
 class BrokenRequestError(Exception):

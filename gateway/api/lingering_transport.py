@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 
 # Read and dropped: as much as a body may have. Many clients send all of it before they read.
 MAX_DROPPED_BYTES = MAX_MESSAGE_BYTES

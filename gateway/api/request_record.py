@@ -17,12 +17,12 @@ from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest
 from gateway.model_metrics import Exemplar
 from servicekit import logs
-from servicekit.trace_context import caller_trace_parent
+from servicekit.telemetry.trace_context import caller_trace_parent
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 #: The status of a request that did not fail; of others, the name of the gRPC code.
 OK = "OK"

@@ -19,8 +19,8 @@ from gateway.text.chat_template import (
     RenderedTooLongError,
 )
 from gateway.text.model_text import ModelText
-from gateway.text.output_reader import Reading
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
+from gateway.text.output.parts import Reading
 from gateway.text.reasoning import TAGS, Reasoning, reasoning_after
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 
-from servicekit.metrics import Exposition, choose_format
+from servicekit.telemetry.metrics import Exposition, choose_format
 
 # After a text, for so many times as long as it took, none is rendered.
 _REST = 9.0

@@ -27,7 +27,7 @@ class Turns:
     """The turns of one event loop."""
 
     def __init__(self) -> None:
-        """Begins with nobody waiting."""
+        """Begins without requests that wait."""
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Waiting] = deque()
         # Turns of this iteration that are taken; while any is, `_give` is scheduled.

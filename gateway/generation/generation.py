@@ -27,8 +27,8 @@ from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Step, Traced
 from gateway.messages.sizes import FIELD_BYTES, MAX_STEP_BYTES, NUMBER_BYTES
 from gateway.messages.verifier import Decided, PromptScored
-from gateway.text.output_reader import Read
-from gateway.text.output_text import OutputText, Shown
+from gateway.text.output.output_text import OutputText, Shown
+from gateway.text.output.parts import Read
 from tandem.values import FinishReason, SamplingParams, Usage
 
 # At most, of one token's logprob or of one of its alternatives.

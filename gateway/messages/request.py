@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.text.output_reader import Reading
+from gateway.text.output.parts import Reading
 from tandem.values import Keep, NgramParams, SamplingParams, SpeculationParams
 
 

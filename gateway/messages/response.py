@@ -6,7 +6,7 @@ Owns these forms; every API speaks in them.
 import dataclasses
 from collections.abc import Sequence
 
-from gateway.text.output_reader import Read
+from gateway.text.output.parts import Read
 from tandem.values import DraftSource, FinishReason, Usage
 
 #: One token's logprob and its alternatives: a serialized `TokenLogprob` of sampling.proto, passed

@@ -4,7 +4,7 @@ Owns the figures, in serialized bytes. They follow from what verifiers, and clie
 default settings, accept, and leave room for the fields around the sized part.
 """
 
-from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 
 #: One message to a verifier (verifier.proto); an Open larger than this goes in a message alone.
 MAX_SESSION_REQUEST_BYTES = 1 << 20

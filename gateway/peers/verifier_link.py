@@ -25,8 +25,8 @@ from gateway.peers import wire
 from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.outbox import Outbox
 from gateway.peers.verifier_load import VerifierLoad
+from servicekit.channels.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
-from servicekit.peer_stream import Call, PeerError, PeerStream
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 # Closed sequences whose last event is awaited: the verifier answers each Close, so there are few.

@@ -12,7 +12,7 @@ from gateway.errors import InvalidRequestError, PromptTooLongError, UnsupportedF
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Model
 from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy
-from gateway.text.output_reader import Reading
+from gateway.text.output.parts import Reading
 from tandem.values import Keep, NgramParams, SpeculationParams
 
 # Logprobs of one prompt, alternatives included; the verifier's limit is the same.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
+from servicekit.channels.discovery import Replica
 from servicekit.config import ConfigError
-from servicekit.discovery import Replica
 from servicekit.logs import Logger
 
 # How often links of leaving verifiers are looked at.

@@ -44,13 +44,11 @@ class Resumption:
         fail: Callable[[Displaced], None],
         on_load: Callable[[], None],
     ) -> None:
-        """Begins with nobody waiting.
-
-        Args:
-            timeout_s: how long a choice waits for a verifier.
-            place: opens a choice at a verifier, or finds it over; False if none can take it now.
-            fail: ends a choice whose time is over.
-            on_load: called when `num_waiting` has changed.
+        """Args:
+        timeout_s: how long a choice waits for a verifier.
+        place: opens a choice at a verifier, or finds it over; False if none can take it now.
+        fail: ends a choice whose time is over.
+        on_load: called when `num_waiting` has changed.
         """
         self._timeout_s = timeout_s
         self._place = place

@@ -22,7 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from gateway.text.message_form import PROBE_TOOLS, MessageForm, Messages, find_form
-from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 
 #: The most characters of a conversation's text. Good templates can make much more of a small
 #: request: each number of nested lists becomes an indented line, or the tools are repeated.

@@ -10,11 +10,11 @@ from typing import Any
 
 from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
+from gateway.text.output.tool_call_form import TAGS, ToolCallForm, form_of_template
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer import Tokenizer
-from gateway.text.tool_call_form import TAGS, ToolCallForm, form_of_template
 from tandem.values import SamplingDefaults
 
 

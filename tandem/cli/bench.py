@@ -1,37 +1,27 @@
 """`tandem bench`: load on a server, and its latencies, speed and acceptance.
 
-Owns the flags, the turns of the variants and the report.
+Owns the flags.
 """
 
 import asyncio
 import collections
-import contextlib
 import importlib.util
-import json
 import os
-import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich import box
-from rich.table import Table
 
-from tandem.channel import is_loopback_host, load_own_certificate
-from tandem.cli.bench_progress import progress
+from tandem.cli.benchmark.report import print_table, write
+from tandem.cli.benchmark.run import Plan, Server, run
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
-from tandem.cli.terminal import drop_output, output_console, report
-from tandem.cli.tls_context import tls_context
-from tandem.client import AsyncTandemClient, TandemError
+from tandem.cli.terminal import drop_output, report
+from tandem.client import TandemError
 from tandem.load import plot
-from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
-from tandem.load.endpoints import Endpoint, GrpcEndpoint, OpenAiEndpoint
-from tandem.load.run import Amount, run_turn
-from tandem.load.workloads import Prompt, WorkloadError, read_workload
+from tandem.load.run import Amount
+from tandem.load.workloads import WorkloadError, read_workload
 
 EXAMPLES = (
     "tandem bench --speculation both --requests 64 --concurrency 8",
@@ -47,30 +37,6 @@ _LATE_S = 0.1
 _MOST_REASONS = 10
 _DEFAULT_REQUESTS = 64
 _DEFAULT_CONCURRENCY = 8
-_WIDTH = 120
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """What is sent."""
-
-    prompts: list[Prompt]
-    variants: Mapping[str, bool]
-    """Whether it speculates, by name."""
-    turns: list[Amount]
-    concurrency: int
-    rate_per_s: float | None
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
-    """Where it is sent; `url` is None: to a gateway's gRPC."""
-
-    url: str | None
-    is_chat: bool
-    model_id: str
-    timeout_s: float
 
 
 @with_flag_groups
@@ -177,7 +143,7 @@ def command(
     if api == "chat" and not all(isinstance(each.prompt, str) for each in prompts):
         raise typer.BadParameter(f"{workload} has token ids; chat needs texts", param_hint="--api")
     variants = {"on": {"on": True}, "off": {"off": False}, "both": {"on": True, "off": False}}
-    plan = _Plan(
+    plan = Plan(
         prompts=prompts,
         variants=variants[speculation],
         turns=_turns(requests, seconds, num_variants=len(variants[speculation])),
@@ -185,9 +151,9 @@ def command(
         rate_per_s=rate,
         seed=seed,
     )
-    server = _Server(url=url, is_chat=api == "chat", model_id=model_id, timeout_s=timeout)
+    server = Server(url=url, is_chat=api == "chat", model_id=model_id, timeout_s=timeout)
     try:
-        summaries = asyncio.run(_run(plan, connection, server))
+        summaries = asyncio.run(run(plan, connection, server))
     except TandemError as error:
         report("bench", connection.describe(error))
         return 1
@@ -195,9 +161,9 @@ def command(
         report("bench", str(error))
         return 1
     # Before it is printed: the reader of stdout may be gone.
-    are_written = _write(summaries, workload, json_file, plot_file)
+    are_written = write(summaries, workload, json_file, plot_file)
     try:
-        _print(summaries)
+        print_table(summaries)
     except BrokenPipeError:
         drop_output()
     most_late_s = max(summary.most_late_s for summary in summaries.values())
@@ -216,21 +182,6 @@ def command(
     if num_others:
         report("bench", f"{num_others} requests failed for other reasons")
     return 1 if errors or not are_written else 0
-
-
-def _write(
-    summaries: Mapping[str, Summary], workload: str, json_file: Path | None, plot_file: Path | None
-) -> bool:
-    """Writes the files; False if one could not be, which is reported."""
-    try:
-        if json_file is not None:
-            json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
-        if plot_file is not None:
-            plot.draw(summaries, plot_file)
-    except (OSError, ValueError) as error:
-        report("bench", str(error))
-        return False
-    return True
 
 
 def _check(
@@ -286,170 +237,3 @@ def _turns(requests: int | None, seconds: float | None, *, num_variants: int) ->
         )
         for index in range(count)
     ]
-
-
-async def _run(plan: _Plan, connection: ConnectionFlags, server: _Server) -> dict[str, Summary]:
-    answers: dict[str, list[Answer]] = {name: [] for name in plan.variants}
-    durations_s = dict.fromkeys(plan.variants, 0.0)
-    num_taken = dict.fromkeys(plan.variants, 0)
-
-    def prompts(name: str) -> Iterator[Prompt]:
-        while True:
-            prompt = plan.prompts[num_taken[name] % len(plan.prompts)]
-            num_taken[name] += 1
-            yield prompt
-
-    async with (
-        # Also while it waits for the server's first answer.
-        progress(_num_requests(plan)) as advance,
-        _endpoint(connection, server) as endpoint,
-    ):
-        for index, amount in enumerate(plan.turns):
-            # The variant that runs second finds prompts in the prefix cache: each runs second in
-            # half of the turns. Both begin with the same prompt, however many the faster one sent
-            # in the last turn.
-            num_taken.update(dict.fromkeys(num_taken, max(num_taken.values())))
-            variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
-            for name, speculates in variants:
-                started_at_s = time.perf_counter()
-                answers[name] += await run_turn(
-                    endpoint,
-                    prompts(name),
-                    amount,
-                    concurrency=plan.concurrency,
-                    rate_per_s=plan.rate_per_s,
-                    # Both variants get the same arrivals.
-                    seed=plan.seed + index,
-                    speculates=speculates,
-                    on_answer=lambda _: advance(),
-                )
-                durations_s[name] += time.perf_counter() - started_at_s
-    return {name: Summary(answers=answers[name], duration_s=durations_s[name]) for name in answers}
-
-
-@contextlib.asynccontextmanager
-async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterator[Endpoint]:
-    """The server, which has answered a first call.
-
-    Raises:
-        TandemError, OSError: it did not.
-        ValueError: the token is no token, or would cross a network in plaintext.
-    """
-    if server.url is None:
-        client = AsyncTandemClient(
-            connection.target,
-            tls=connection.tls_options(),
-            token=connection.token(),
-            allow_plaintext_token=connection.allow_plaintext_token,
-            retry=None,
-        )
-        async with client:
-            served = await client.list_models(timeout_s=server.timeout_s)
-            if not served:
-                raise OSError(f"{connection.target}: serves no model")
-            model_id = server.model_id or served[0].model_id
-            yield GrpcEndpoint(client, model_id=model_id, timeout_s=server.timeout_s)
-        return
-    import openai
-
-    tls = tls_context(connection.tls_ca)
-    if connection.tls_cert is not None:
-        load_own_certificate(tls, connection.tls_cert, connection.tls_key)
-    token = connection.token_of_file()
-    # As many connections as --concurrency or --rate need. The library's own type: which package it
-    # is from depends on the version.
-    no_limits = type(openai.DEFAULT_CONNECTION_LIMITS)(
-        max_connections=None, max_keepalive_connections=None
-    )
-    async with openai.AsyncOpenAI(
-        base_url=server.url,
-        # The client insists on one; a server without keys does not look at it.
-        api_key=token or "none",
-        timeout=server.timeout_s,
-        max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(
-            verify=tls,
-            limits=no_limits,
-            # The environment's proxy would look for this machine's servers on its own.
-            trust_env=not is_loopback_host(urllib.parse.urlsplit(server.url).hostname or ""),
-        ),
-    ) as openai_client:
-        base_url = openai_client.base_url  # as the client understands the flag
-        if (
-            token is not None
-            and base_url.scheme != "https"
-            and not connection.allow_plaintext_token
-            and not is_loopback_host(base_url.host)
-        ):
-            raise ValueError(
-                f"the token would go to {base_url.host} in plaintext: use https, "
-                "or allow it explicitly"
-            )
-        try:
-            models = await openai_client.models.list()
-        except openai.NotFoundError as error:
-            raise OSError(f"{server.url}: has no /models; a base URL ends in /v1") from error
-        except openai.OpenAIError as error:
-            raise OSError(f"{server.url}: {error}") from error
-        if not models.data:
-            raise OSError(f"{server.url}: serves no model")
-        yield OpenAiEndpoint(
-            openai_client,
-            model_id=server.model_id or models.data[0].id,
-            timeout_s=server.timeout_s,
-            is_chat=server.is_chat,
-        )
-
-
-def _num_requests(plan: _Plan) -> int | None:
-    """Of all variants and turns; None: as many as there is time for."""
-    if any(amount.requests is None or amount.seconds is not None for amount in plan.turns):
-        return None
-    return len(plan.variants) * sum(amount.requests or 0 for amount in plan.turns)
-
-
-def _print(summaries: Mapping[str, Summary]) -> None:
-    console = output_console(_WIDTH)
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("speculation", no_wrap=True)
-    for name in summaries:
-        table.add_column(name, justify="right", no_wrap=True)
-    for title, cells in _rows(list(summaries.values())):
-        table.add_row(title, *cells)
-    console.print(table)
-    if len(summaries) == 2 and summaries["off"].tokens_per_s:
-        ratio = summaries["on"].tokens_per_s / summaries["off"].tokens_per_s
-        console.print(f"{ratio:.2f} times the tokens/s with speculation")
-
-
-def _rows(summaries: list[Summary]) -> Iterator[tuple[str, list[str]]]:
-    yield "requests", [str(len(each.answers)) for each in summaries]
-    yield "failed", [str(each.num_failed) for each in summaries]
-    yield "seconds", [f"{each.duration_s:.1f}" for each in summaries]
-    yield "requests/s", [f"{each.requests_per_s:.2f}" for each in summaries]
-    # A server that does not tell them has "-".
-    yield "output tokens", [_figure(each.output_tokens or None, "d") for each in summaries]
-    yield "tokens/s", [_figure(each.tokens_per_s or None, ".1f") for each in summaries]
-    yield "acceptance rate", [_figure(each.acceptance_rate, ".0%") for each in summaries]
-    yield (
-        "mean acceptance length",
-        [_figure(each.mean_acceptance_length, ".2f") for each in summaries],
-    )
-    found = [each.percentiles_ms() for each in summaries]
-    for name in LATENCIES:
-        keys = [f"p{percent}" for percent in PERCENTILES]
-        yield (
-            f"{name} ms, {' / '.join(keys)}",
-            [" / ".join(_figure(each[name][key], ".1f") for key in keys) for each in found],
-        )
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _as_json(summaries: Mapping[str, Summary], workload: str) -> dict[str, object]:
-    return {
-        "workload": workload,
-        "speculation": {name: summary.to_json() for name, summary in summaries.items()},
-    }

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.channel import TlsOptions, load_own_certificate, parse_targets
 from tandem.cli.ports import DEFAULT_GRPC_PORT
 from tandem.generation import TandemError
+from tandem.transport.channel import TlsOptions, load_own_certificate, parse_targets
 
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 TOKEN_VARIABLE = "TANDEM_TOKEN"

@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 
-from tandem.channel import parse_targets
-from tandem.cli import machine_checks, target_checks, version
-from tandem.cli.check import Check, Status, fail, ok, warn
+from tandem.cli import version
+from tandem.cli.checks import machine_checks, target_checks
+from tandem.cli.checks.check import Check, Status, fail, ok, warn
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.terminal import has_colour, printable, waiting_for
 from tandem.cli.up import BUNDLED_MODEL
+from tandem.transport.channel import parse_targets
 
 EXAMPLES = (
     "tandem doctor",

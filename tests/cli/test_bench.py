@@ -4,12 +4,8 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
-import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import openai
 import pytest
 
-from tandem.cli import bench, main
+from tandem.cli import main
+from tandem.cli.benchmark import run as benchmark_run
 from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
-from tandem.load.run import Amount, poisson_arrivals_s, run_turn
+from tandem.load.run import Amount, run_turn
 from tandem.load.workloads import Prompt, WorkloadError, read_workload
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 
@@ -127,13 +123,6 @@ def test_a_file_may_say_the_length_and_temperature_of_each_prompt(tmp_path: Path
     ]
 
 
-def test_a_line_of_a_file_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    text = "one\u2028two\u0085three"
-    file.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n", "utf-8-sig")
-    assert read_workload(str(file), max_new_tokens=9) == [Prompt(prompt=text, max_new_tokens=9)]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -155,12 +144,6 @@ def test_a_wrong_line_of_a_file_is_refused(line: str, tmp_path: Path) -> None:
     file.write_text(line)
     with pytest.raises(WorkloadError, match=r"prompts\.jsonl"):
         read_workload(str(file), max_new_tokens=9)
-
-
-def test_arrivals_are_as_many_per_second_as_wanted() -> None:
-    count = 20_000
-    *_, last_s = itertools.islice(poisson_arrivals_s(50.0, seed=0), count)
-    assert count / last_s == pytest.approx(50.0, rel=0.05)
 
 
 class CountingEndpoint:
@@ -218,10 +201,10 @@ async def test_variants_begin_each_turn_with_the_same_prompt(
     async def no_server(*_: object) -> AsyncIterator[object]:
         yield None
 
-    monkeypatch.setattr(bench, "run_turn", turn)
-    monkeypatch.setattr(bench, "_endpoint", no_server)
+    monkeypatch.setattr(benchmark_run, "run_turn", turn)
+    monkeypatch.setattr(benchmark_run, "_endpoint", no_server)
     unused: Any = None
-    plan = bench._Plan(
+    plan = benchmark_run.Plan(
         prompts=[Prompt(prompt=str(number), max_new_tokens=1) for number in range(100)],
         variants={"on": True, "off": False},
         turns=[Amount(seconds=1.0)] * 3,
@@ -229,7 +212,7 @@ async def test_variants_begin_each_turn_with_the_same_prompt(
         rate_per_s=None,
         seed=0,
     )
-    await bench._run(plan, unused, unused)
+    await benchmark_run.run(plan, unused, unused)
     assert firsts[True] == firsts[False] == ["0", "5", "10"]
 
 
@@ -237,8 +220,6 @@ async def test_variants_begin_each_turn_with_the_same_prompt(
 def serving(
     usage: object,
     bodies: list[tuple[str, Any]] | None = None,
-    host: str = "127.0.0.1",
-    output: str = "content",
     keys: list[str | None] | None = None,
     is_whole: bool = True,
 ) -> Iterator[str]:
@@ -246,8 +227,6 @@ def serving(
 
     Args:
         bodies: gets what is posted, with its path.
-        host: of the URL; the server is on 127.0.0.1.
-        output: the field that a chat's output is in.
         keys: gets the header Authorization of each call.
         is_whole: False: streams end after their output, without a reason.
     """
@@ -259,7 +238,7 @@ def serving(
         "/v1/completions": [{"text": "a"}],
         "/v1/chat/completions": [
             {"delta": {"role": "assistant", "content": ""}},
-            {"delta": {output: "a"}},
+            {"delta": {"content": "a"}},
         ],
     }
 
@@ -275,9 +254,8 @@ def serving(
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if bodies is not None:
                 bodies.append((self.path, body))
-            # A client sends a proxy the whole URL.
-            path = urllib.parse.urlsplit(self.path).path
-            choices = kinds[path] + [{**ends[path], "finish_reason": "stop"}] * is_whole
+            end = {**ends[self.path], "finish_reason": "stop"}
+            choices = kinds[self.path] + [end] * is_whole
             chunks: list[object] = [{"choices": [{"index": 0, **each}]} for each in choices]
             if is_whole:
                 chunks.append({"choices": [], "usage": usage})
@@ -297,7 +275,7 @@ def serving(
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://{host}:{server.server_address[1]}/v1"
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         finally:
             server.shutdown()
             thread.join()
@@ -362,15 +340,6 @@ def test_a_stream_that_breaks_off_is_a_failed_request(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.stand_in
-def test_a_file_that_cannot_be_written_costs_no_table(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving({"completion_tokens": 1}) as url:
-        assert main(["bench", "--url", url, "--requests", "2", "--json", "/dev/full"]) == 1
-    printed = capsys.readouterr()
-    assert "No space left" in printed.err
-    assert "requests/s" in printed.out
-
-
-@pytest.mark.stand_in
 @pytest.mark.parametrize("odd", [None, "4", 1.5, True, -1, pytest.param(10**400, id="huge")])
 def test_what_is_no_count_in_the_usage_of_a_server_is_0(odd: object, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
@@ -410,56 +379,12 @@ def test_chat_sends_each_prompt_as_a_users_message_and_counts_chunks_with_conten
     assert others[0] == others[1], "all but the prompt is the same"
 
 
-@pytest.mark.stand_in
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_what_a_model_thinks_is_output(field: str, tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    with serving({"completion_tokens": 1}, output=field) as url:
-        flags = ("--api", "chat", "--requests", "1", "--json", str(file))
-        assert main(["bench", "--url", url, *flags]) == 0
-    found = json.loads(file.read_text())["speculation"]["on"]
-    assert found["latency_ms"]["TTFT"]["p50"] is not None
-
-
 def test_chat_refuses_token_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": [1, 2]}')
     with pytest.raises(SystemExit):
         main(["bench", "--url", "http://127.0.0.1:1/v1", "--api", "chat", "--workload", str(file)])
     assert "token ids; chat needs texts" in capsys.readouterr().err
-
-
-@pytest.mark.stand_in
-@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-@pytest.mark.parametrize(
-    ("host", "no_proxy", "is_asked"),
-    [
-        ("127.0.0.1", "", False),
-        ("localhost", "", False),
-        ("model.invalid", "", True),
-        ("model.invalid", "other.invalid,.invalid", False),
-    ],
-)
-def test_a_proxy_is_asked_for_other_machines_alone(
-    host: str,
-    no_proxy: str,
-    is_asked: bool,
-    variable: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.lower(), raising=False)
-    asked: list[tuple[str, Any]] = []
-    served: list[tuple[str, Any]] = []
-    with serving({}, asked) as proxy, serving({}, served, host) as url:
-        monkeypatch.setenv(variable, proxy.removesuffix("/v1"))
-        monkeypatch.setenv("NO_PROXY", no_proxy)
-        status = main(["bench", "--url", url, "--requests", "1"])
-    assert [path for path, _ in asked] == [f"{url}/completions"] * is_asked
-    is_served = host != "model.invalid"
-    assert [path for path, _ in served] == ["/v1/completions"] * is_served
-    assert status == (not is_asked and not is_served)
 
 
 @pytest.mark.stand_in
@@ -476,7 +401,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.cli.bench_progress._LINE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("tandem.cli.benchmark.progress._LINE_INTERVAL_S", 0.02)
     with serving({"completion_tokens": 1}) as url:
         assert main(["bench", "--url", url, *amount]) == 0
     shown = capsys.readouterr()
@@ -484,27 +409,6 @@ def test_without_a_terminal_lines_say_how_far_it_is(
     assert lines
     assert all(re.fullmatch(expected, line) for line in lines)
     assert "requests after" not in shown.out, "figures alone"
-
-
-def test_a_reader_of_stdout_that_is_gone_costs_no_results(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    read, written = os.pipe()
-    os.close(read)
-    with serving({"completion_tokens": 1}) as url:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "tandem", "bench", "--url", url, "--requests", "2"),
-                *("--json", str(file)),
-            ],
-            stdout=written,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    os.close(written)
-    assert done.returncode == 0, done.stderr
-    assert "Broken pipe" not in done.stderr
-    assert json.loads(file.read_text())
 
 
 def summary() -> Summary:
@@ -531,24 +435,6 @@ def test_a_summary_adds_up_what_did_not_fail() -> None:
 
 def test_an_answer_in_one_message_does_not_tell_how_long_a_token_took() -> None:
     assert Answer(received_at_s=[0.3], output_tokens=7).latencies_s()["TPOT"] == []
-
-
-@pytest.mark.stand_in
-def test_a_client_of_a_url_has_as_many_connections_as_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits: list[Any] = []
-    make_client = openai.DefaultAsyncHttpxClient
-
-    def watch(**options: Any) -> Any:
-        limits.append(options["limits"])
-        return make_client(**options)
-
-    monkeypatch.setattr(openai, "DefaultAsyncHttpxClient", watch)
-    with serving({}) as url:
-        assert main(["bench", "--url", url, "--requests", "1"]) == 0
-    [limit] = limits
-    assert limit.max_connections is None
 
 
 def test_a_plot_is_drawn_or_the_missing_package_is_named(

@@ -2,15 +2,11 @@
 
 import datetime
 import json
-import os
 import platform
 import re
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,12 +19,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tandem.channel import TlsOptions
-from tandem.cli import machine_checks, main, target_checks, up
-from tandem.cli.check import Check, Status
+from tandem.cli import main, up
+from tandem.cli.checks import machine_checks, target_checks
+from tandem.cli.checks.check import Check, Status
 from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
+from tandem.transport.channel import TlsOptions
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.encrypted_key import encrypted_key
 from verifier.model.describe import describe
 
 GIB = 1 << 30
@@ -78,61 +74,12 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
     assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
 
 
-def test_a_pipe_or_a_device_in_a_model_folder_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.json")
-    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "model.safetensors")
-    found = by_name(machine_checks.model_files(tmp_path))
-    for name in ("config.json", "tokenizer.json"):
-        assert found[name].status is Status.FAIL
-        assert found[name].found == f"{tmp_path / name}: is no file"
-    assert found["weights"].status is Status.FAIL
-
-
-def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = f"127.0.0.1:{silent.getsockname()[1]}"
-        with subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tandem", "doctor", "--model", "/nonexistent"),
-                "--target",
-                target,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                assert process.stdout is not None
-                while "model: /nonexistent" not in process.stdout.readline():
-                    assert process.poll() is None
-                with silent.accept()[0]:
-                    process.send_signal(signal.SIGINT)
-                    rest, errors = process.communicate(timeout=60.0)
-            finally:
-                process.kill()
-    assert (process.returncode, rest, errors) == (130, "", "")
-
-
 def test_services_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
     services = by_name(machine_checks.versions())["services"]
     assert services.status is Status.WARN
     assert services.found == "the packages of verifier are not installed"
     assert services.advice.startswith(INSTALL_ALL)
-
-
-@pytest.mark.parametrize("content", [None, b"\xff"])
-def test_a_token_file_must_be_there_and_be_text(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text("{")  # no model, so that nothing is loaded
-    file = tmp_path / "token"
-    if content is not None:
-        file.write_bytes(content)
-    assert main(["doctor", "--model", str(tmp_path), "--token-file", str(file)]) == 1
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("fail token-file: ")
 
 
 def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_transformers(
@@ -251,13 +198,6 @@ def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> Non
     assert "free of the machine" in found["memory"].found, "the model runs on the CPU"
 
 
-def test_what_a_cpu_can_do_is_told_and_fp8_by_name() -> None:
-    found = by_name(machine_checks.described(description()))["cpu support"].found
-    assert found == "quantization fp8; not flash_attn (runs on GPUs only)"
-    found = by_name(machine_checks.described(describe(BUNDLED_MODEL)))["cpu support"].found
-    assert "quantization none, fp8" in found
-
-
 @pytest.mark.parametrize(
     ("flags", "status", "named"),
     [
@@ -323,22 +263,6 @@ def serve(
     return server, f"127.0.0.1:{port}"
 
 
-def test_a_name_of_grpc_with_commas_is_one_gateway_and_an_empty_one_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[str] = []
-
-    def ask(address: str, **_: object) -> list[Check]:
-        asked.append(address)
-        return []
-
-    monkeypatch.setattr(target_checks, "target", ask)
-    for addresses in ("ipv4:127.0.0.1:1,127.0.0.1:2", "a:1,b:2", "a:1,,b:2"):
-        main(["doctor", "--model", str(tmp_path), "--target", addresses])
-    assert asked == ["ipv4:127.0.0.1:1,127.0.0.1:2", "a:1", "b:2"]
-    assert "fail target: " in capsys.readouterr().out
-
-
 def target(address: str, ca: Path | None = None) -> dict[str, Check]:
     checks = target_checks.target(
         address,
@@ -364,28 +288,6 @@ def test_a_gateway_must_answer_and_serve_a_model(has_model: bool) -> None:
         assert (found.status, found.advice) == (Status.FAIL, "see the gateway's logs")
 
 
-@pytest.mark.stand_in
-def test_a_gateway_tells_how_each_model_is_sampled_over_http() -> None:
-    servicer = Servicer("older", "demo")
-    defaults = gateway_pb2.SamplingDefaults(
-        temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1
-    )
-    servicer._models[1].http_sampling_defaults.CopyFrom(defaults)
-    server, address = serve(servicer)
-    try:
-        checks = list(
-            target_checks.target(
-                address, tls=None, token=None, allow_plaintext_token=False, is_expected=True
-            )
-        )
-    finally:
-        server.stop(0).wait()
-    assert [each.name for each in checks[1:]] == ["sampling demo"]
-    assert checks[1].found.endswith(
-        ": temperature 0.6, top_p 0.95, top_k 20, min_p 0, repetition_penalty 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("config", "status", "told"),
     [
@@ -404,12 +306,6 @@ def test_a_model_folder_tells_how_it_is_sampled_over_http(
     assert (first.name, first.status) == ("sampling", status)
     assert told in first.found
     assert [each.status for each in others] == [Status.OK] * (status is Status.WARN)
-
-
-def test_a_gateway_that_is_absent_is_told_in_few_words(unused_tcp_port: int) -> None:
-    found = target(f"127.0.0.1:{unused_tcp_port}")["gateway"]
-    assert found.status is Status.FAIL
-    assert found.found == "Failed to connect to remote host: Connection refused (UNAVAILABLE)"
 
 
 @pytest.mark.stand_in
@@ -437,42 +333,6 @@ def test_what_a_gateway_that_nobody_named_answers_is_told(unused_tcp_port: int) 
         server.stop(0).wait()
     assert refusing.status is Status.FAIL
     assert "UNAUTHENTICATED" in refusing.found
-
-
-@pytest.mark.stand_in
-@pytest.mark.parametrize("names_it", [True, False])
-def test_a_gateway_that_is_named_must_be_there_even_at_the_usual_address(
-    names_it: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[bool] = []
-
-    def ask(address: str, *, is_expected: bool, **_: object) -> list[Check]:
-        asked.append(is_expected)
-        return []
-
-    monkeypatch.setattr(target_checks, "target", ask)
-    flags = ["--target", "127.0.0.1:50050"] if names_it else []
-    main(["doctor", "--model", str(tmp_path), *flags])
-    assert asked == [names_it]
-
-
-def test_an_encrypted_key_is_told_before_the_gateway_is_asked(
-    tmp_path: Path, unused_tcp_port: int
-) -> None:
-    own = trustme.CA().issue_cert("127.0.0.1")
-    certificate, key = tmp_path / "cert", tmp_path / "key"
-    own.cert_chain_pems[0].write_to_path(str(certificate))
-    key.write_bytes(encrypted_key(own))
-    (found,) = target_checks.target(
-        f"127.0.0.1:{unused_tcp_port}",
-        tls=TlsOptions(certificate=certificate, key=key),
-        token=None,
-        allow_plaintext_token=False,
-        is_expected=True,
-    )
-    assert found.status is Status.FAIL
-    assert found.found == f"{key} is encrypted; give a key without passphrase"
-    assert found.advice == "correct the files of --tls-*"
 
 
 @pytest.mark.stand_in

@@ -141,18 +141,6 @@ def traced(step_id: int) -> gateway_pb2.GenerateResponse:
     return gateway_pb2.GenerateResponse(traced=gateway_pb2.Traced(step=step))
 
 
-async def test_every_finish_reason_has_its_short_name(
-    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in sampling_pb2.FinishReason.items():
-        if value == sampling_pb2.FINISH_REASON_UNSPECIFIED:
-            continue
-        gateway.script[-1].finished.finish_reason = value
-        assert await generate(gateway, "ren", "--json") == 0
-        expected = name.removeprefix("FINISH_REASON_").lower()
-        assert json.loads(capsys.readouterr().out)["finish_reason"] == expected
-
-
 async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
     status = await generate(
         gateway,
@@ -190,11 +178,6 @@ async def test_what_is_out_of_scope_is_refused_by_name(
     assert gateway.requests == []
 
 
-async def test_an_empty_prompt_is_left_to_the_server_to_refuse(gateway: StandInGateway) -> None:
-    assert await generate(gateway, "") == 0
-    assert gateway.requests[0].WhichOneof("prompt") == "text"
-
-
 async def test_a_refusal_is_one_line_naming_the_field_and_exit_code_1(
     gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,14 +204,6 @@ async def test_a_failure_after_some_text_begins_on_its_own_line(
     assert output.err == "tandem generate: a bug (INTERNAL)\n"
 
 
-async def test_a_value_that_cannot_be_sent_is_refused_in_one_line(
-    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await generate(gateway, "ren", "--max-new-tokens", "-1") == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("tandem generate: max_new_tokens: -1 cannot be sent")
-
-
 async def test_an_absent_gateway_is_one_line(
     unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,23 +216,6 @@ async def test_an_absent_gateway_is_one_line(
         "(UNAVAILABLE); check the address, that it runs, and what it asks of --tls, --tls-ca, "
         f"--tls-cert; tandem doctor --target {address} says more"
     )
-
-
-async def test_a_name_that_is_nobodys_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", "--target", "nobody.invalid:1", "ren"]
-    assert await asyncio.to_thread(main, arguments) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("tandem generate: nobody.invalid:1: address lookup failed for nobody")
-    assert "[" not in line
-
-
-async def test_nothing_is_logged_beside_the_line_of_a_handshake_that_fails(
-    gateway: StandInGateway,
-) -> None:
-    process = await started(gateway, "ren", "--tls")
-    _, errors = await process.communicate()
-    [line] = errors.decode().splitlines()
-    assert line.startswith(f"tandem generate: {gateway.address}: Tls handshake failed")
 
 
 async def test_a_token_comes_from_a_file_or_the_environment(
@@ -337,17 +295,6 @@ def test_certificates_that_cannot_be_used_are_one_line_that_names_the_flag(
         told = "Connection refused"
     [line] = capsys.readouterr().err.splitlines()
     assert told in line
-
-
-def test_a_token_that_is_no_text_is_one_line_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "token"
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SystemExit):
-        main(["generate", "ren", "--token-file", str(file)])
-    [line] = capsys.readouterr().err.splitlines()
-    assert f"--token-file: {file} holds no text" in line
 
 
 @pytest.mark.parametrize(
@@ -473,10 +420,9 @@ REPORTED = [("w\n", True), ("", True), ("na\x1bme", False)]
     ("flags", "environ", "shown"),
     [
         (["--show-drafts"], {}, "né\x1b[1;32mw\n\x1b[0mna\\x1bme\n"),
-        ([], {}, "néw\nna\\x1bme\n"),
         (["--show-drafts"], {"NO_COLOR": "1"}, "néw\nna\\x1bme\n"),
     ],
-    ids=["colours", "no flag", "no colour"],
+    ids=["colours", "no colour"],
 )
 async def test_accepted_drafts_have_a_colour_token_by_token(
     gateway: StandInGateway, flags: list[str], environ: dict[str, str], shown: str
@@ -489,27 +435,6 @@ async def test_accepted_drafts_have_a_colour_token_by_token(
                 response.chunk.reported_tokens.add(text=text, accepted=accepted)
     assert await generate_in_terminal(gateway, "ren", *flags, **environ) == shown
     assert gateway.requests[0].report_tokens is ("1b[1" in repr(shown))
-
-
-async def test_a_gateway_that_reports_no_tokens_shows_plain_text(gateway: StandInGateway) -> None:
-    assert await generate_in_terminal(gateway, "ren", "--show-drafts") == "néw\nname\n"
-
-
-@pytest.mark.parametrize(
-    ("flags", "environ", "shown"),
-    [
-        (["--show-drafts"], {}, "né\x1b[1;32mw\nname\x1b[0m\n"),
-        ([], {}, "néw\nname\n"),
-        (["--show-drafts"], {"NO_COLOR": "1"}, "néw\nname\n"),
-    ],
-    ids=["colours", "no flag", "no colour"],
-)
-async def test_after_token_ids_the_steps_that_accepted_drafts_have_a_colour(
-    gateway: StandInGateway, flags: list[str], environ: dict[str, str], shown: str
-) -> None:
-    """A server without a tokenizer refuses to report tokens."""
-    assert await generate_in_terminal(gateway, "--token-ids", "5,6", *flags, **environ) == shown
-    assert not gateway.requests[0].report_tokens
 
 
 async def test_no_tokens_are_reported_where_no_colour_is_shown(gateway: StandInGateway) -> None:

@@ -49,14 +49,6 @@ def test_a_failed_start_is_an_error_that_shows_the_logs_also_when_quiet(
     assert "verifier-0 exited with status 3" in capfd.readouterr().err
 
 
-def test_a_quiet_run_keeps_its_logs_back(
-    folder: Path, environ: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    with local_tandem(model=folder / "model", environ=environ, quiet=True):
-        pass
-    assert capfd.readouterr().err == ""
-
-
 def test_a_failing_block_shows_the_logs_of_a_quiet_run(
     folder: Path, environ: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:

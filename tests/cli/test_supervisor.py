@@ -125,16 +125,6 @@ async def test_restarts_are_tried_with_growing_bounded_backoff_until_one_succeed
     assert await reports.until("serves at") == f"drafter serves at {addresses['grpc']}"
 
 
-async def test_a_service_that_served_long_enough_starts_again_with_the_first_backoff(
-    supervisor: Start, service: Service, reports: Reports, capfd: pytest.CaptureFixture[str]
-) -> None:
-    await supervisor(dataclasses.replace(FAST, healthy_after_s=0)).start([service("drafter")])
-    for _ in range(2):
-        await reports.until("serves at")
-        os.kill(pid_of("drafter", capfd), signal.SIGKILL)
-        assert (await reports.until("again")).endswith("in 0.01 s")
-
-
 async def test_a_service_that_fails_at_first_is_an_error_and_not_tried_again(
     supervisor: Start, service: Service, tmp_path: Path
 ) -> None:
@@ -152,11 +142,6 @@ async def test_a_service_that_is_never_ready_is_an_error_and_killed(
         await supervisor(hasty).start([service("drafter")])
     with pytest.raises(ProcessLookupError):
         os.kill(pid_of("drafter", capfd), 0)
-
-
-async def test_a_command_that_does_not_exist_is_an_error(supervisor: Start) -> None:
-    with pytest.raises(StartError, match="drafter could not be started"):
-        await supervisor().start([ProcessSpec(name="drafter", command=["/nonexistent/program"])])
 
 
 async def test_stop_ends_the_last_tier_first_and_waits_for_it(

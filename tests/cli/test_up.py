@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from tandem import free_ports
 from tandem.cli import main, up
 from tandem.cli.live_output import LiveOutput
 from tandem.cli.supervisor import ProcessState, Supervisor
@@ -138,63 +137,19 @@ async def test_the_gateway_starts_beside_the_others_not_after_them(folder: Path)
         assert running.process.returncode is None
 
 
-async def test_the_ready_line_does_not_wait_long_for_a_drafter(folder: Path) -> None:
-    (folder / "drafter.silent").touch()
-    async with running_up(folder) as running:
-        assert await running.ready()
-        running.process.terminate()
-        await running.until_reported("stopping")
-        running.process.terminate()
-        assert await running.ended() == 0
-
-
-async def test_model_device_and_dtype_reach_the_verifier_and_only_when_given(
-    folder: Path,
-) -> None:
+async def test_flags_reach_the_verifier_and_only_when_given(folder: Path) -> None:
+    allowed = {"--allow-trace", "--allow-structured-output"}
     async with running_up(folder) as running:
         argv = (await running.until_logged("verifier", "started"))["argv"]
         assert option(argv, "--model") == str(folder / "model")
-        assert "--device" not in argv
-        assert "--dtype" not in argv
+        assert not {"--device", "--dtype", *allowed} & set(argv)
         await running.ready()
-    async with running_up(folder, "--device", "cpu", "--dtype", "bfloat16") as running:
+    async with running_up(folder, "--device", "cpu", "--dtype", "bfloat16", *allowed) as running:
         argv = (await running.until_logged("verifier", "started"))["argv"]
         assert (option(argv, "--device"), option(argv, "--dtype")) == ("cpu", "bfloat16")
+        assert allowed <= set(argv)
+        assert "--allow-trace" in (await running.until_logged("gateway", "started"))["argv"]
         await running.ready()
-
-
-async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
-    for options in ([], ["--allow-trace"]):
-        async with running_up(folder, *options) as running:
-            await running.ready()
-            for service in ("verifier", "gateway"):
-                argv = (await running.until_logged(service, "started"))["argv"]
-                assert ("--allow-trace" in argv) is bool(options)
-
-
-async def test_structured_output_is_allowed_by_the_verifier(folder: Path) -> None:
-    for options in ([], ["--allow-structured-output"]):
-        async with running_up(folder, *options) as running:
-            await running.ready()
-            argv = (await running.until_logged("verifier", "started"))["argv"]
-            assert ("--allow-structured-output" in argv) is bool(options)
-
-
-async def test_without_drafters_none_are_named(folder: Path) -> None:
-    async with running_up(folder, "--num-drafters", "0") as running:
-        await running.ready()
-        for service in ("verifier", "gateway"):
-            assert "--drafters" not in (await running.until_logged(service, "started"))["argv"]
-
-
-async def test_given_ports_are_used(folder: Path, unused_tcp_port_factory: Any) -> None:
-    ports = unused_tcp_port_factory(), unused_tcp_port_factory()
-    options = ("--port", str(ports[0]), "--http-port", str(ports[1]))
-    async with running_up(folder, *options) as running:
-        assert await running.ready() == {
-            "grpc": f"127.0.0.1:{ports[0]}",
-            "http": f"127.0.0.1:{ports[1]}",
-        }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -407,47 +362,6 @@ def test_several_verifiers_have_a_gpu_each_or_a_part_of_the_cores(
     assert [spec.environment for spec in specs] == parts
 
 
-@pytest.mark.parametrize(
-    ("membership", "limits"),
-    [
-        ("0::/a/b\n", {"a/cpu.max": "500000 100000", "a/b/cpu.max": "max 100000"}),
-        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "500000", "cpu/cpu.cfs_period_us": "100000"}),
-    ],
-    ids=["a group around", "version 1"],
-)
-def test_cores_are_counted_as_a_verifier_counts_them(
-    membership: str, limits: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text(membership)
-    for name, text in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    # In every Python that starts, this one's paths are those of the control groups.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, pathlib, servicekit.control_groups as groups\n"
-        "os.sched_getaffinity = lambda pid: set(range(8))\n"
-        f"groups.PROC = groups.ROOT = pathlib.Path({str(tmp_path)!r})\n"
-    )
-    root = str(Path(up.__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), root]))
-    assert up._num_cores() == 5
-
-
-def test_no_service_gets_a_port_that_the_gateway_was_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = free_ports.free_port(), free_ports.free_port()
-    others = [free_ports.free_port() for _ in range(5)]
-    monkeypatch.setattr(free_ports, "_ports", iter([own[0], *others[:2], own[1], *others[2:]]))
-    ports = up._Ports.choose(
-        up.Topology(model=up.BUNDLED_MODEL, grpc_port=own[0], http_port=own[1])
-    )
-    services = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
-    chosen = [*services, ports.gateway_metrics]
-    assert chosen == [f"127.0.0.1:{port}" for port in others]
-
-
 def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:
     ports = up._Ports.choose(up.Topology(model=up.BUNDLED_MODEL, num_drafters=2, num_verifiers=3))
     services = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
@@ -503,19 +417,6 @@ def test_a_port_that_another_process_has_is_named_before_anything_starts(
     assert capsys.readouterr().err == (
         f"tandem up: {flag}: 127.0.0.1:{number}: Address already in use; 0 picks a free port\n"
     )
-
-
-def test_without_the_bundled_model_a_model_must_be_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(up, "BUNDLED_MODEL", tmp_path)
-    assert main(["up"]) == 2
-    assert "no --model given" in capsys.readouterr().err
-
-
-def test_the_bundled_model_is_the_one_in_the_examples() -> None:
-    assert up.BUNDLED_MODEL == REPOSITORY / "examples" / "demo_model" / "model"
-    assert (up.BUNDLED_MODEL / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

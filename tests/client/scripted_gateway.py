@@ -16,7 +16,7 @@ from gateway.generation.generation import Generation
 from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started
 from gateway.messages.verifier import PromptScored
 from gateway.requests.seeds import seed_of_choice
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem import wire
 from tandem.client import Event, GenerationRequest

@@ -10,17 +10,15 @@ import grpc
 import pytest
 import trustme
 
-from tandem import renewed_channel
 from tandem.client import (
-    AsyncDrafterClient,
     AsyncTandemClient,
-    DrafterClient,
     GenerationRequest,
     Started,
     TandemClient,
     TlsOptions,
 )
-from tandem.v1 import drafter_pb2, drafter_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from tandem.transport import renewed_channel
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import Context, StandInGateway
 
@@ -33,8 +31,8 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewed_channel, "CHECK_INTERVAL_S", 0.0)
 
 
-class Server(StandInGateway, drafter_pb2_grpc.DrafterServiceServicer):
-    """A gateway and a drafter that note whose certificate each call came with."""
+class Server(StandInGateway):
+    """A gateway that notes whose certificate each call came with."""
 
     def __init__(self, authority: trustme.CA) -> None:
         super().__init__()
@@ -46,7 +44,6 @@ class Server(StandInGateway, drafter_pb2_grpc.DrafterServiceServicer):
     async def served(self) -> AsyncIterator[str]:
         served = self._authority.issue_cert("localhost")
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(self, self.server)
-        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, self.server)
         credentials = grpc.ssl_server_credentials(
             [(served.private_key_pem.bytes(), served.cert_chain_pems[0].bytes())],
             root_certificates=self._authority.cert_pem.bytes(),
@@ -73,21 +70,6 @@ class Server(StandInGateway, drafter_pb2_grpc.DrafterServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         self._note(context)
         return gateway_pb2.ListModelsResponse()
-
-    async def GetDrafterLoad(
-        self, request: drafter_pb2.GetDrafterLoadRequest, context: Any
-    ) -> drafter_pb2.GetDrafterLoadResponse:
-        self._note(context)
-        return drafter_pb2.GetDrafterLoadResponse()
-
-    async def Propose(self, request: Any, context: Any) -> Any:
-        raise AssertionError("no test calls this")
-
-    def ProposeStream(self, request_iterator: Any, context: Any) -> Any:
-        raise AssertionError("no test calls this")
-
-    async def Release(self, request: Any, context: Any) -> Any:
-        raise AssertionError("no test calls this")
 
     def _note(self, context: Any) -> None:
         (name,) = context.auth_context()["peer_dns"]
@@ -124,24 +106,27 @@ def files(tmp_path: Path, authority: trustme.CA) -> Files:
     return files
 
 
-@pytest.mark.parametrize("half", ["key", "certificate", "ca"])
+@pytest.mark.parametrize("half", ["key", "certificate", "ca", "missing"])
 async def test_files_that_are_half_replaced_are_not_used(
     authority: trustme.CA, files: Files, half: str
 ) -> None:
     """However long it takes until the rest comes."""
     server = Server(authority)
-    file = getattr(files.options, half)
+    file = getattr(files.options, "key" if half == "missing" else half)
     async with server.served() as target, AsyncTandemClient(target, tls=files.options) as client:
         await client.list_models()
         whole = file.read_bytes()
         other = authority.issue_cert("other.test")
-        file.write_bytes(
-            {
-                "key": other.private_key_pem.bytes(),
-                "certificate": other.cert_chain_pems[0].bytes(),
-                "ca": whole[: len(whole) // 2],
-            }[half]
-        )
+        if half == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(
+                {
+                    "key": other.private_key_pem.bytes(),
+                    "certificate": other.cert_chain_pems[0].bytes(),
+                    "ca": whole[: len(whole) // 2],
+                }[half]
+            )
         for _ in range(2):
             await client.list_models(timeout_s=30)
         file.write_bytes(whole)
@@ -176,29 +161,3 @@ async def test_a_stream_goes_on_and_the_next_call_shows_the_new_certificate(
             while renewal._retired:
                 await client.list_models()
         assert renewal._current.num_calls == 0
-
-
-@pytest.mark.parametrize("connect", [blocking(TandemClient), AsyncTandemClient])
-async def test_files_that_cannot_be_read_leave_the_last_ones_in_use(
-    authority: trustme.CA, files: Files, connect: Any
-) -> None:
-    server = Server(authority)
-    async with server.served() as target, connect(target, tls=files.options) as client:
-        assert files.options.key is not None
-        files.options.key.unlink()
-        await client.list_models()
-        files.show("new.test")
-        await client.list_models()
-    assert server.callers == ["old.test", "new.test"]
-
-
-@pytest.mark.parametrize("connect", [blocking(DrafterClient), AsyncDrafterClient])
-async def test_a_drafters_client_renews_its_certificate_too(
-    authority: trustme.CA, files: Files, connect: Any
-) -> None:
-    server = Server(authority)
-    async with server.served() as target, connect(target, tls=files.options) as client:
-        await client.load()
-        files.show("new.test")
-        await client.load()
-    assert server.callers == ["old.test", "new.test"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tandem.channel import TlsOptions, _check, parse_targets, token_metadata
 from tandem.client import TandemClient
+from tandem.transport.channel import TlsOptions, _check, parse_targets, token_metadata
 from tests.encrypted_key import encrypted_key
 
 

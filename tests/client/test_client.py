@@ -4,7 +4,6 @@ Each test runs once per client, the blocking one in threads.
 """
 
 import asyncio
-import contextlib
 import copy
 import pickle
 from collections.abc import AsyncIterator
@@ -13,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
 from google.rpc import error_details_pb2, status_pb2
 
 from tandem import wire
@@ -35,7 +33,7 @@ from tandem.client import (
     TandemError,
     TlsOptions,
 )
-from tandem.v1 import drafter_pb2, gateway_pb2, gateway_pb2_grpc, sampling_pb2
+from tandem.v1 import gateway_pb2, sampling_pb2
 from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
@@ -123,125 +121,35 @@ async def test_generate_joins_the_stream(gateway: StandInGateway, connect: Any) 
     assert generation.usage.acceptance_per_position == (1.0, 1.0, 0.0)
 
 
-async def test_choices_are_joined_separately(gateway: StandInGateway, connect: Any) -> None:
-    def chunk(index: int, token_id: int, offset: int = 0) -> gateway_pb2.GenerateResponse:
-        return gateway_pb2.GenerateResponse(
-            chunk=gateway_pb2.Chunk(
-                choice_index=index, offset=offset, token_ids=[token_id], text=str(token_id)
-            )
-        )
-
-    def finished(index: int) -> gateway_pb2.GenerateResponse:
-        return gateway_pb2.GenerateResponse(
-            finished=gateway_pb2.Finished(
-                choice_index=index, finish_reason=sampling_pb2.FINISH_REASON_LENGTH
-            )
-        )
-
-    gateway.script[1:] = [chunk(1, 5), chunk(0, 6), finished(1), chunk(0, 7, 1), finished(0)]
-    generation = await generation_of(connect, gateway.address, GenerationRequest(prompt="x", n=2))
-    assert [choice.text for choice in generation.choices] == ["67", "5"]
-    assert gateway.requests[0].n == 2
-
-
 async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: Any) -> None:
-    await events_of(
-        connect,
-        gateway.address,
-        GenerationRequest(
-            prompt=[1, 2],
-            max_new_tokens=9,
-            sampling=SamplingParams(
-                temperature=0.5,
-                top_k=3,
-                top_p=0.75,
-                min_p=0.25,
-                repetition_penalty=1.5,
-                frequency_penalty=-1.0,
-                presence_penalty=2.0,
-                logit_bias={4: -100.0},
-                seed=2**64 - 1,
-                min_new_tokens=2,
-                logprobs=0,
-                prompt_logprobs=5,
-                logprobs_mode="raw",
-            ),
-            speculation=SpeculationParams(
-                enabled=False,
-                num_speculative_tokens=0,
-                prompt_lookup_min=1,
-                prompt_lookup_max=4,
-                overlap="allowed",
-                tie="longest",
-                tokens_per_match=2,
-                algorithm="kmp",
-                hint_tokens=9,
-                pool="team",
-                pool_min_ngram=3,
-                preset="transformers",
-                pool_keep="all",
-                pool_keep_cancelled=True,
-            ),
-            stop_sequences=["\n\n"],
-            stop_token_ids=[0],
-            ignore_eos=True,
-            n=1,
-            request_id="mine",
-            model_id="demo",
-            output_token_ids=[7],
-            expected_model_digest="digest",
-            affinity_key="user",
-            priority=-1,
-            trace=True,
-            report_tokens=True,
-        ),
+    """`tests/integration/test_parameters.py` has those of sampling and drafts."""
+    fields: dict[str, Any] = {
+        "max_new_tokens": 9,
+        "stop_sequences": ["\n\n"],
+        "stop_token_ids": [0],
+        "ignore_eos": True,
+        "n": 1,
+        "request_id": "mine",
+        "model_id": "demo",
+        "output_token_ids": [7],
+        "expected_model_digest": "digest",
+        "affinity_key": "user",
+        "priority": -1,
+        "trace": True,
+        "report_tokens": True,
+    }
+    request = GenerationRequest(
+        prompt=[1, 2],
+        sampling=SamplingParams(top_k=3),
+        speculation=SpeculationParams(enabled=False),
+        **fields,
     )
+    await events_of(connect, gateway.address, request)
     expected = gateway_pb2.GenerateRequest(
         tokens=gateway_pb2.TokenIds(token_ids=[1, 2]),
-        max_new_tokens=9,
-        sampling=sampling_pb2.SamplingParams(
-            temperature=0.5,
-            top_k=3,
-            top_p=0.75,
-            min_p=0.25,
-            repetition_penalty=1.5,
-            frequency_penalty=-1.0,
-            presence_penalty=2.0,
-            logit_bias={4: -100.0},
-            seed=2**64 - 1,
-            min_new_tokens=2,
-            logprobs=0,
-            prompt_logprobs=5,
-            logprobs_mode=sampling_pb2.LOGPROBS_MODE_RAW,
-        ),
-        speculation=sampling_pb2.SpeculationParams(
-            enabled=False,
-            num_speculative_tokens=0,
-            prompt_lookup_min=1,
-            prompt_lookup_max=4,
-            overlap=drafter_pb2.OVERLAP_ALLOWED,
-            tie=drafter_pb2.TIE_LONGEST,
-            tokens_per_match=2,
-            algorithm=drafter_pb2.ALGORITHM_KMP,
-            hint_tokens=9,
-            pool="team",
-            pool_min_ngram=3,
-            preset=sampling_pb2.PRESET_TRANSFORMERS,
-            pool_keep=drafter_pb2.KEEP_ALL,
-            pool_keep_cancelled=True,
-        ),
-        stop_sequences=["\n\n"],
-        stop_token_ids=[0],
-        ignore_eos=True,
-        n=1,
-        request_id="mine",
-        model_id="demo",
-        output_token_ids=[7],
-        expected_model_digest="digest",
-        affinity_key="user",
-        priority=-1,
-        trace=True,
-        report_tokens=True,
+        sampling=sampling_pb2.SamplingParams(top_k=3),
+        speculation=sampling_pb2.SpeculationParams(enabled=False),
+        **fields,
     )
     assert gateway.requests == [expected]
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {
@@ -262,67 +170,28 @@ async def test_absent_options_stay_absent_on_the_wire(
     assert not request.HasField("n")
 
 
-async def test_an_empty_token_prompt_is_sent_as_tokens(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    await events_of(connect, gateway.address, GenerationRequest(prompt=[]))
-    assert gateway.requests[0].WhichOneof("prompt") == "tokens"
+INVALID, OVERLOAD = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+REFUSALS = [
+    (refusal(INVALID, "over 1", field="sampling.top_p"), "sampling.top_p: over 1", None),
+    # Where the message names the field, too.
+    (refusal(INVALID, "n: over 16", field="n"), "n: over 16", None),
+    (refusal(INVALID, "no"), "no", None),
+    (refusal(OVERLOAD, "full", retry_ms=250), "full", 0.25),
+    (refusal(OVERLOAD, "full", retry_ms=-250), "full", 0.0),
+    (refusal(OVERLOAD, "full", retry_ms=10**21), "full", 1e18),
+]
 
 
-async def test_a_refusal_carries_code_message_and_field(
-    gateway: StandInGateway, connect: Any
+@pytest.mark.parametrize(("failure", "shown", "retry_after_s"), REFUSALS)
+async def test_a_refusal_carries_its_field_and_retry_advice(
+    gateway: StandInGateway, connect: Any, failure: Any, shown: str, retry_after_s: float | None
 ) -> None:
-    gateway.script = []
-    gateway.failure = refusal(
-        grpc.StatusCode.INVALID_ARGUMENT, "must be in (0, 1], not 2.0", field="sampling.top_p"
-    )
+    gateway.failure = failure
     with pytest.raises(TandemError) as caught:
         await generation_of(connect, gateway.address, REQUEST)
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.field == "sampling.top_p"
-    assert caught.value.message == "must be in (0, 1], not 2.0"
-    assert str(caught.value) == "sampling.top_p: must be in (0, 1], not 2.0"
-    assert caught.value.retry_after_s is None
-
-
-async def test_a_field_that_the_message_names_too_is_not_repeated(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.failure = refusal(grpc.StatusCode.INVALID_ARGUMENT, "n: must be at most 16", field="n")
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, gateway.address, REQUEST)
-    assert str(caught.value) == "n: must be at most 16"
-
-
-async def test_overload_carries_the_retry_advice(gateway: StandInGateway, connect: Any) -> None:
-    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=250)
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, gateway.address, REQUEST)
-    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert caught.value.retry_after_s == 0.25
-
-
-@pytest.mark.parametrize(("asked_ms", "told_s"), [(-250, 0.0), (10**21, 1e18)])
-async def test_absurd_retry_advice_is_an_overload_too(
-    gateway: StandInGateway, connect: Any, asked_ms: int, told_s: float
-) -> None:
-    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=asked_ms)
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, gateway.address, REQUEST)
-    assert caught.value.retry_after_s == told_s
-
-
-async def test_a_failure_without_details_is_an_error_without_field(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    async def fail(context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier")
-
-    gateway.script = []
-    gateway.failure = fail
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, gateway.address, REQUEST)
-    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.UNAVAILABLE, "")
+    assert caught.value.code is (INVALID if retry_after_s is None else OVERLOAD)
+    assert (str(caught.value), caught.value.retry_after_s) == (shown, retry_after_s)
+    assert caught.value.field == shown.rpartition(":")[0]
 
 
 async def test_a_detail_that_cannot_be_read_is_passed_over(
@@ -344,27 +213,6 @@ async def test_a_detail_that_cannot_be_read_is_passed_over(
     assert (caught.value.field, caught.value.retry_after_s) == ("", 3.0)
 
 
-async def test_events_before_a_failure_are_yielded(gateway: StandInGateway) -> None:
-    gateway.script = gateway.script[:2]
-    gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
-    events: list[Event] = []
-
-    async def read(client: AsyncTandemClient) -> None:
-        async for event in client.stream(REQUEST):
-            events.append(event)
-
-    async with AsyncTandemClient(gateway.address, retry=None) as client:
-        with pytest.raises(TandemError):
-            await read(client)
-    assert len(events) == 2
-
-
-async def test_an_absent_gateway_is_unavailable(connect: Any, unused_tcp_port: int) -> None:
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, f"127.0.0.1:{unused_tcp_port}", REQUEST)
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-
-
 async def test_a_deadline_ends_the_call_on_both_sides(
     gateway: StandInGateway, connect: Any
 ) -> None:
@@ -373,16 +221,6 @@ async def test_a_deadline_ends_the_call_on_both_sides(
         await events_of(connect, gateway.address, REQUEST, timeout_s=1.0)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     await gateway.cancelled.wait()
-
-
-async def test_leaving_a_stream_early_cancels_the_call(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.hang = True
-    async with connect(gateway.address) as client:
-        async with contextlib.aclosing(client.stream(REQUEST)) as events:
-            assert isinstance(await anext(events), Started)
-        await gateway.cancelled.wait()
 
 
 async def test_cancelling_the_task_cancels_the_call(gateway: StandInGateway) -> None:
@@ -413,16 +251,6 @@ async def test_a_stream_that_ends_without_finished_is_an_error(
     assert caught.value.code is grpc.StatusCode.INTERNAL
 
 
-async def test_a_choice_that_is_not_finished_is_an_error(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    other = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(choice_index=1, token_ids=[5]))
-    gateway.script.insert(1, other)
-    with pytest.raises(TandemError) as caught:
-        await generation_of(connect, gateway.address, REQUEST)
-    assert caught.value.code is grpc.StatusCode.INTERNAL
-
-
 async def test_an_unknown_event_of_a_newer_server_is_skipped(
     gateway: StandInGateway, connect: Any
 ) -> None:
@@ -435,20 +263,13 @@ async def test_an_unknown_event_of_a_newer_server_is_skipped(
     [
         (GenerationRequest(prompt="x", max_new_tokens=-1), "max_new_tokens"),
         (GenerationRequest(prompt=[2**32]), "tokens.token_ids"),
-        (GenerationRequest(prompt="x", sampling=SamplingParams(seed=2**64)), "sampling.seed"),
-        (GenerationRequest(prompt="x", sampling=SamplingParams(top_k=-1)), "sampling.top_k"),
         (
             GenerationRequest(prompt="x", sampling=SamplingParams(logit_bias={-1: 0.0})),
             "sampling.logit_bias",
         ),
-        (
-            GenerationRequest(prompt="x", speculation=SpeculationParams(prompt_lookup_min=-1)),
-            "speculation.prompt_lookup_min",
-        ),
-        (
-            GenerationRequest(prompt="x", speculation=SpeculationParams(tie="first")),  # type: ignore[arg-type]
-            "speculation.tie",
-        ),
+        # They would become lists of their characters.
+        (GenerationRequest(prompt="x", stop_sequences="END"), "stop_sequences"),
+        (GenerationRequest(prompt=b"x"), "tokens.token_ids"),
     ],
 )
 async def test_a_value_that_no_message_can_hold_is_refused_as_by_a_server(
@@ -456,8 +277,7 @@ async def test_a_value_that_no_message_can_hold_is_refused_as_by_a_server(
 ) -> None:
     with pytest.raises(TandemError) as caught:
         await generation_of(connect, gateway.address, request_)
-    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.field == field
+    assert (caught.value.code, caught.value.field) == (INVALID, field)
     assert "\n" not in str(caught.value)
     assert gateway.requests == []
 
@@ -466,51 +286,6 @@ async def test_models_are_listed(gateway: StandInGateway, connect: Any) -> None:
     async with connect(gateway.address) as client:
         [model] = await client.list_models()
     assert (model.model_id, model.vocab_size, model.num_verifiers) == ("demo", 2048, 2)
-
-
-@pytest.fixture
-async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
-    """A stand-in gateway that requires client certificates, and files that it accepts."""
-    authority = trustme.CA()
-    served = authority.issue_cert("localhost")
-    own = authority.issue_cert("client")
-    options = TlsOptions(
-        ca=tmp_path / "ca.pem", certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem"
-    )
-    authority.cert_pem.write_to_path(str(options.ca))
-    own.cert_chain_pems[0].write_to_path(str(options.certificate))
-    own.private_key_pem.write_to_path(str(options.key))
-    server = grpc.aio.server()
-    gateway_pb2_grpc.add_GenerationServiceServicer_to_server(StandInGateway(), server)
-    credentials = grpc.ssl_server_credentials(
-        [(served.private_key_pem.bytes(), served.cert_chain_pems[0].bytes())],
-        root_certificates=authority.cert_pem.bytes(),
-        require_client_auth=True,
-    )
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    yield f"localhost:{port}", options
-    await server.stop(0)
-
-
-async def test_mtls_serves_a_client_with_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
-    target, options = mtls
-    async with AsyncTandemClient(target, tls=options) as client:
-        assert (await client.generate(REQUEST)).text == "néw\nname"
-
-    def blocking() -> str:
-        with TandemClient(target, tls=options) as client:
-            return client.generate(REQUEST).text
-
-    assert await asyncio.to_thread(blocking) == "néw\nname"
-
-
-async def test_mtls_refuses_a_client_without_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
-    target, options = mtls
-    async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca), retry=None) as client:
-        with pytest.raises(TandemError) as caught:
-            await client.generate(REQUEST)
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
@@ -525,24 +300,6 @@ def test_an_error_goes_to_another_process_whole() -> None:
     for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert isinstance(copied, TandemError)
         assert (str(copied), vars(copied)) == (str(error), vars(error))
-
-
-@pytest.mark.parametrize(
-    ("request_with_text", "field"),
-    [
-        (GenerationRequest(prompt="x", stop_sequences="END"), "stop_sequences"),
-        (GenerationRequest(prompt=b"x"), "tokens.token_ids"),
-    ],
-)
-async def test_a_text_in_the_place_of_a_list_is_refused(
-    gateway: StandInGateway, connect: Any, request_with_text: GenerationRequest, field: str
-) -> None:
-    """It would become a list of its characters, which end an output at the first of them."""
-    async with connect(gateway.address) as client:
-        with pytest.raises(TandemError, match="a list is needed") as caught:
-            await client.generate(request_with_text)
-    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
-    assert not gateway.requests
 
 
 def test_a_schema_of_any_value_is_a_schema_and_what_is_no_json_is_refused() -> None:

@@ -23,9 +23,8 @@ from tandem.client import (
     TokenLogprob,
     Usage,
 )
-from tandem.continuation import Continuation
+from tandem.continuation import Continuation, seed_of_choice
 from tandem.generation import EventCollector
-from tandem.seeds import seed_of_choice
 from tests.client.scripted_gateway import ScriptedGateway
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -145,21 +144,6 @@ def test_a_stream_cut_again_and_again_gives_the_same_result(
     )
     uncut, resumed = generation_of(run(request)), generation_of(run(request, cuts))
     assert without_resumes(resumed) == without_resumes(uncut)
-
-
-def test_the_scripts_hold_what_is_hard_to_resume() -> None:
-    """So that the tests above test something."""
-    (choice, _) = generation_of(run(REQUESTS["reported tokens"])).choices
-    assert "".join(each.text for each in choice.reported_tokens) == choice.text
-    assert {each.accepted for each in choice.reported_tokens} == {True, False}
-    chunks = [event for event in run(REQUESTS["choices"]) if isinstance(event, Chunk)]
-    assert any(each.token_ids and not each.text for each in chunks), "a character in two chunks"
-    choices = generation_of(run(REQUESTS["choices"])).choices
-    assert len({choice.token_ids for choice in choices}) == 3
-    assert len(choices[0].prompt_logprobs) == len(PROMPT)
-    assert choices[0].finish_reason is FinishReason.STOP
-    assert not any("en" in choice.text for choice in choices)
-    assert choices[0].text == "".join(each.text for each in chunks if each.choice_index == 0)
 
 
 def test_resumes_are_counted_and_repetitions_without_output_are_not() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -13,12 +14,11 @@ from tandem.client import (
     Draft,
     DraftedSequence,
     DraftQuery,
-    DraftSource,
     Keep,
     NgramParams,
     TandemError,
 )
-from tandem.draft_exchange import exchange, release_requests
+from tandem.drafts.draft_exchange import exchange, release_requests
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import limits_pb2
 from tests.client.drafter_model import DrafterModel
@@ -96,29 +96,6 @@ def test_many_long_histories_are_split_into_messages_that_fit() -> None:
     assert all(model.known[q.sequence.sequence_id] == list(q.token_ids) for q in queries)
 
 
-@pytest.mark.parametrize("know", [0, 1, 5, 900])
-def test_a_forgotten_history_is_sent_again_from_what_is_known(know: int) -> None:
-    model, drafted, token_ids = DrafterModel(), sequence(), list(range(1000))
-    run_exchange([query(drafted, token_ids)], model.answer)
-    received = count_received(model)
-    received()
-    if know:
-        del model.known[drafted.sequence_id][know:]
-    else:
-        model.known.clear()
-    token_ids.append(5)
-    run_exchange([query(drafted, token_ids)], model.answer)
-    assert model.known[drafted.sequence_id] == token_ids
-    assert received() <= 9 + (1001 - max(know - 8, 0))
-
-
-def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
-    model, drafted = DrafterModel(), sequence()
-    run_exchange([query(drafted, list(range(1000)))], model.answer)
-    run_exchange([query(drafted, list(range(300)))], model.answer)
-    assert model.known[drafted.sequence_id] == list(range(300))
-
-
 def test_a_draft_for_another_length_is_dropped() -> None:
     num_requests = 0
 
@@ -140,14 +117,6 @@ def test_a_draft_for_another_length_is_dropped() -> None:
     assert num_requests == 3
     (draft,) = run_exchange([query(drafted, [1, 2, 3, 4])], answer)
     assert draft.token_ids == (5, 6)
-
-
-def test_a_history_that_was_rewritten_is_noticed() -> None:
-    model, drafted = DrafterModel(), sequence()
-    run_exchange([query(drafted, list(range(1000)))], model.answer)
-    changed = [*range(990), *[3] * 40]
-    run_exchange([query(drafted, changed)], model.answer)
-    assert model.known[drafted.sequence_id] == changed
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -199,15 +168,11 @@ def test_a_drafter_that_keeps_losing_histories_costs_a_draft_only() -> None:
 
 def test_parameters_and_lengths_travel_with_every_creation() -> None:
     model = DrafterModel()
-    params = NgramParams(
-        min_ngram=0,
-        max_ngram=32,
-        overlap="allowed",
-        tie="latest",
-        tokens_per_match=2,
-        algorithm="kmp",
-        pool_id="p",
-        pool_min_ngram=3,
+    fields: dict[str, Any] = {"min_ngram": 0, "max_ngram": 32, "tokens_per_match": 2}
+    fields |= {"pool_id": "p", "pool_min_ngram": 3}
+    params = NgramParams(overlap="allowed", tie="latest", algorithm="kmp", **fields)
+    expected = pb.NgramParams(
+        overlap=pb.OVERLAP_ALLOWED, tie=pb.TIE_LATEST, algorithm=pb.ALGORITHM_KMP, **fields
     )
     drafted = sequence(params, max_length=50)
     run_exchange([query(drafted, [1, 2, 3])], model.answer)
@@ -216,40 +181,9 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
     assert len(model.created) == 2
     for delta in model.created:
         assert delta.params.HasField("min_ngram")
-        assert delta.params == pb.NgramParams(
-            min_ngram=0,
-            max_ngram=32,
-            overlap=pb.OVERLAP_ALLOWED,
-            tie=pb.TIE_LATEST,
-            tokens_per_match=2,
-            algorithm=pb.ALGORITHM_KMP,
-            pool_id="p",
-            pool_min_ngram=3,
-        )
+        assert delta.params == expected
         assert delta.prompt_length == 3, "the first history is the prompt"
         assert delta.max_length == 50
-
-
-def test_absent_parameters_are_not_sent() -> None:
-    model = DrafterModel()
-    run_exchange([query(sequence(), [1])], model.answer)
-    assert model.created[0].params == pb.NgramParams()
-
-
-def test_a_draft_says_where_it_comes_from() -> None:
-    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
-        proposal = pb.Proposal(
-            sequence_id=request.sequences[0].sequence_id,
-            base_length=2,
-            token_ids=[5, 6],
-            matched_ngram_length=7,
-            source=pb.SOURCE_POOL,
-            status=pb.STATUS_OK,
-        )
-        return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
-
-    (draft,) = run_exchange([query(sequence(), [1, 2])], answer)
-    assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
 
 
 def test_a_drafter_that_is_still_indexing_has_accepted_the_history() -> None:
@@ -266,24 +200,6 @@ def test_a_drafter_that_is_still_indexing_has_accepted_the_history() -> None:
     (draft,) = run_exchange([query(indexed, [1, 2])], answer)
     assert draft == Draft(is_indexing=True)
     assert indexed.num_sent == 2
-
-
-def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
-    model, bad, good = DrafterModel(), sequence(), sequence()
-
-    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
-        response = model.answer(request)
-        for proposal in response.proposals:
-            if proposal.sequence_id == bad.sequence_id:
-                proposal.status = pb.STATUS_INVALID
-                proposal.message = "params.min_ngram: 0 is under 1"
-        return response
-
-    refused, taken = run_exchange([query(bad, [1]), query(good, [1])], answer)
-    assert refused.error is not None
-    assert refused.error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert (refused.error.field, refused.error.message) == ("params.min_ngram", "0 is under 1")
-    assert taken.error is None
 
 
 @pytest.mark.parametrize(
@@ -334,7 +250,3 @@ def test_releases_are_split_into_messages_that_fit() -> None:
     releases = [release for request in requests for release in request.releases]
     assert [release.sequence_id for release in releases] == [d.sequence_id for d in drafted]
     assert {(release.keep, release.feed_id) for release in releases} == {(pb.KEEP_ALL, "f" * 256)}
-
-
-def test_no_queries_need_no_messages() -> None:
-    assert run_exchange([], DrafterModel().answer) == ()

@@ -6,17 +6,14 @@ Each test runs once per client, the blocking one in threads.
 import asyncio
 import contextlib
 import random
-import types
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
-from drafter.batch.batch import Batch
-from drafter.errors import NotServingError
 from drafter.ngram.params import NgramParams as DrafterParams
-from drafter.ngram.params import Overlap, Tie
+from drafter.ngram.params import Overlap
 from tandem.client import (
     AsyncDrafterClient,
     Draft,
@@ -97,63 +94,6 @@ async def test_growing_histories_get_the_drafts_that_brute_force_finds(
     assert drafter.num_sequences == 2
 
 
-async def test_no_draft_exceeds_the_models_limit(drafter: ServedDrafter, connect: Any) -> None:
-    client = connect(drafter.address)
-    sequence = client.open(params=NgramParams(min_ngram=1), max_length=8)
-    token_ids = [1, 2, 3, 1, 2, 3]
-    draft = await client.propose(sequence, token_ids, max_draft_tokens=5)
-    assert draft.token_ids == (1, 2)
-
-
-async def test_a_forgotten_sequence_is_replayed_within_the_call(
-    drafter: ServedDrafter, connect: Any
-) -> None:
-    client = connect(drafter.address)
-    sequence = client.open(params=NgramParams(tie="longest"))
-    text = repeating_text(2, 20_000)
-    await client.propose(sequence, text, max_draft_tokens=5)
-    drafter.drafter.store.release(sequence.sequence_id)
-    text += [3, 1]
-    await client.propose(sequence, text, max_draft_tokens=5)
-    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
-    assert history.token_ids.tolist() == text
-    # So long a text is drafted from when it is indexed.
-    indexing = drafter.drafter.servicer.engine.indexer.task
-    assert indexing is not None
-    await asyncio.wait_for(indexing, 60)
-    assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
-        text, DrafterParams(tie=Tie.LONGEST, tokens_per_match=2), 5
-    )
-
-
-@pytest.mark.parametrize("length", [30, 20_000])  # one message, and several
-async def test_a_history_that_is_shorter_than_that_of_a_failed_call_gets_its_own_draft(
-    drafter: ServedDrafter, connect: Any, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
-    client, engine = connect(drafter.address), drafter.drafter.servicer.engine
-    sequence = client.open(params=NgramParams(min_ngram=1))
-    text = [*range(100, 100 + length), 1, 2, 3, 4, 1]
-    await client.propose(sequence, text, max_draft_tokens=3)
-    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
-
-    async def lose_answer(batch: Batch, answer: Any = engine.answer) -> bytes:
-        await answer(batch)
-        raise NotServingError("gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "answer", lose_answer)
-        with pytest.raises(TandemError):
-            await client.propose(sequence, [*text, 2, 3], max_draft_tokens=3)
-    assert history.token_ids.tolist() == [*text, 2, 3]
-
-    draft = Draft(is_indexing=True)
-    while draft.is_indexing:
-        draft = await client.propose(sequence, text, max_draft_tokens=3)
-    assert draft.token_ids == (2, 3, 4)
-    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
-    assert history.token_ids.tolist() == text
-
-
 async def test_another_drafter_at_the_same_address_gets_the_whole_history(connect: Any) -> None:
     async with served_drafter() as first:
         address = first.address
@@ -186,13 +126,6 @@ async def test_close_releases_every_sequence_and_may_be_called_twice(
         with pytest.raises(TandemError) as caught:
             await call
         assert caught.value.code is grpc.StatusCode.CANCELLED
-
-
-async def test_closing_without_a_drafter_is_quiet(connect: Any) -> None:
-    async with served_drafter() as gone:
-        client = connect(gone.address)
-        await client.propose(client.open(), [1, 2], max_draft_tokens=1)
-    await client.close()
 
 
 async def test_a_released_sequence_is_forgotten_and_refused(
@@ -272,23 +205,6 @@ async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any)
 
 
 @pytest.mark.stand_in
-async def test_the_wait_for_a_stream_that_others_use_counts() -> None:
-    async with late_drafter() as late:
-        client = AsyncDrafterClient(late.address, streaming=True)
-        first = asyncio.ensure_future(
-            client.propose(client.open(), [1, 2], max_draft_tokens=1, timeout_s=60.0)
-        )
-        await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            with pytest.raises(TandemError) as error:
-                await client.propose(client.open(), [1, 2], max_draft_tokens=1, timeout_s=0.05)
-        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        late.may_answer.set()
-        await first
-        await client.close()
-
-
-@pytest.mark.stand_in
 @pytest.mark.parametrize("length", [2, 9_000])  # one message, and two
 async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
     connect: Any, length: int
@@ -324,49 +240,6 @@ async def test_nothing_more_of_a_history_is_sent_when_a_client_is_closed(connect
         assert caught.value.code is grpc.StatusCode.CANCELLED
         await closing
         assert late.model.num_tokens_received == 8_192, "the message that was under way"
-
-
-@pytest.mark.stand_in
-async def test_releases_end_with_the_client_that_is_closed_by_several_at_once(connect: Any) -> None:
-    async with late_drafter() as late:
-        late.may_answer.set()
-        client = connect(late.address)
-        sequences = [client.open(), client.open()]
-        for sequence in sequences:
-            await client.propose(sequence, [1, 2], max_draft_tokens=1)
-        late.release_s = 0.5
-        releasing = asyncio.ensure_future(client.release(sequences[0]))
-        await late.has_release.wait()
-        await asyncio.gather(client.close(), client.close())
-        with pytest.raises(TandemError) as caught:
-            await releasing
-        assert caught.value.code is grpc.StatusCode.CANCELLED
-
-
-@pytest.mark.stand_in
-@pytest.mark.parametrize("method", ["Propose", "Release", "GetDrafterLoad"])
-async def test_a_call_that_another_thread_closes_before_it_begins_ends_with_an_error_of_its_own(
-    method: str,
-) -> None:
-    async with late_drafter() as late:
-        late.may_answer.set()
-        client = DrafterClient(late.address)
-        sequence, stub = client.open(), client._stub
-
-        def close_first(request: Any, *, timeout: float | None) -> Any:
-            client._stub = stub
-            client.close()
-            return getattr(stub, method)(request, timeout=timeout)
-
-        client._stub = types.SimpleNamespace(**{method: close_first})  # type: ignore[assignment]
-        calls: dict[str, Callable[[], Any]] = {
-            "Propose": lambda: client.propose(sequence, [1, 2], max_draft_tokens=1),
-            "Release": lambda: client.release(sequence),
-            "GetDrafterLoad": client.load,
-        }
-        with pytest.raises(TandemError, match="the client is closed") as caught:
-            await asyncio.to_thread(calls[method])
-        assert caught.value.code is grpc.StatusCode.CANCELLED
 
 
 async def test_sequences_outlive_their_stream_by_the_grace_period_only(

@@ -10,15 +10,11 @@ import pytest
 
 from tandem.client import (
     AsyncTandemClient,
-    FinishReason,
     GenerationRequest,
-    RetryPolicy,
-    SamplingParams,
     Started,
     TandemClient,
     TandemError,
 )
-from tandem.v1 import gateway_pb2, sampling_pb2
 from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
@@ -105,7 +101,7 @@ async def slow_link(address: str) -> AsyncIterator[str]:
 async def test_a_slow_link_is_not_taken_for_a_gateway_that_vanished_more_than_once(
     gateway: StandInGateway, connect: Any, num_targets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.channel.SHORT_KEEPALIVE_MS", (200, 200))
+    monkeypatch.setattr("tandem.transport.channel.SHORT_KEEPALIVE_MS", (200, 200))
     async with slow_link(gateway.address) as address, asyncio.timeout(60):
         async with connect([address] * num_targets) as client:
             assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
@@ -133,36 +129,6 @@ async def test_a_request_without_output_is_sent_again(
     assert gateway.requests[0] == gateway.requests[2]
 
 
-async def test_calls_that_reach_a_gateway_while_it_stops_go_to_another(
-    gateway: StandInGateway, other: StandInGateway, connect: Any
-) -> None:
-    """Some of them end with CANCELLED: gRPC had received them, and began none."""
-    has_stopped = asyncio.Event()
-
-    async def generate(client: Any) -> None:
-        while not has_stopped.is_set():
-            assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
-
-    async with connect([gateway.address, other.address]) as client, asyncio.TaskGroup() as clients:
-        for _ in range(32):
-            clients.create_task(generate(client))
-        await client.generate(REQUEST)
-        await gateway.server.stop(20)
-        has_stopped.set()
-
-
-async def test_a_request_that_had_started_keeps_its_seed_and_id(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.interruptions = [(1, GONE)]
-    async with connect(gateway.address) as client:
-        events = [event async for event in client.stream(REQUEST)]
-    assert sum(isinstance(event, Started) for event in events) == 1
-    assert not gateway.requests[0].sampling.HasField("seed")
-    assert gateway.requests[1].sampling.seed == 2**64 - 1
-    assert gateway.requests[1].request_id == "r-1"
-
-
 async def test_no_other_model_goes_on_with_output(gateway: StandInGateway, connect: Any) -> None:
     gateway.script[0].started.model_digest = "digest"
     gateway.interruptions = [(1, GONE), (2, GONE)]
@@ -171,20 +137,6 @@ async def test_no_other_model_goes_on_with_output(gateway: StandInGateway, conne
     # Without output any model may begin again.
     expected = [request.expected_model_digest for request in gateway.requests]
     assert expected == ["", "", "digest"]
-
-
-async def test_a_model_that_began_again_is_the_one_that_goes_on(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    async def replace(context: Any) -> None:
-        gateway.script[0].started.model_digest = "new"
-        await GONE(context)
-
-    gateway.script[0].started.model_digest = "old"
-    gateway.interruptions = [(1, replace), (2, GONE)]
-    async with connect(gateway.address) as client:
-        await client.generate(REQUEST)
-    assert [each.expected_model_digest for each in gateway.requests] == ["", "", "new"]
 
 
 async def test_a_model_that_began_again_is_told(gateway: StandInGateway, connect: Any) -> None:
@@ -206,25 +158,6 @@ async def test_a_model_that_began_again_is_told(gateway: StandInGateway, connect
     assert all(isinstance(event, Started) for event in events[:2])
 
 
-async def test_no_other_model_goes_on_with_logprobs_of_the_prompt(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    scored = [sampling_pb2.TokenLogprob(token_id=i, logprob=-1.0, rank=1) for i in range(4)]
-    gateway.script[0].started.model_digest = "digest"
-    gateway.script.insert(
-        1, gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(prompt_logprobs=scored[:2]))
-    )
-    gateway.script[2].chunk.prompt_logprobs.extend(scored[2:])
-    gateway.interruptions = [(1, GONE), (2, GONE)]
-    request = GenerationRequest(prompt="ren", sampling=SamplingParams(prompt_logprobs=0))
-    async with connect(gateway.address) as client:
-        generation = await client.generate(request)
-    assert [each.token_id for each in generation.choices[0].prompt_logprobs] == [0, 1, 2, 3]
-    # All of the request is asked for again, of the same model.
-    assert [each.expected_model_digest for each in gateway.requests] == ["", "", "digest"]
-    assert not gateway.requests[2].output_token_ids
-
-
 @pytest.mark.parametrize("failure", [GONE, STOPPED])
 async def test_a_request_with_output_is_resumed_behind_it(
     gateway: StandInGateway, connect: Any, failure: Any
@@ -237,33 +170,6 @@ async def test_a_request_with_output_is_resumed_behind_it(
     assert generation.usage.resumes == 1
     assert [list(request.output_token_ids) for request in gateway.requests] == [[], [7], [7]]
     assert gateway.requests[2].sampling.seed == 2**64 - 1
-
-
-async def test_a_stream_that_loses_only_its_end_is_complete(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.script[2].chunk.finish_reason = gateway.script[3].finished.finish_reason
-    gateway.interruptions = [(3, GONE)]
-    async with connect(gateway.address) as client:
-        generation = await client.generate(REQUEST)
-    assert generation.finish_reason is FinishReason.STOP
-    assert generation.usage.num_accepted_tokens == 2
-    assert len(gateway.requests) == 1
-
-
-async def test_choices_are_resumed_one_by_one(gateway: StandInGateway, connect: Any) -> None:
-    gateway.script.insert(
-        2, gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(choice_index=1, token_ids=[5]))
-    )
-    gateway.interruptions = [(3, GONE)]
-    request = GenerationRequest(prompt="x", n=2, sampling=SamplingParams(seed=3))
-    async with connect(gateway.address) as client:
-        generation = await client.generate(request)
-    assert [choice.token_ids for choice in generation.choices] == [(7, 8, 9, 10), (5, 8, 9, 10)]
-    assert [list(each.output_token_ids) for each in gateway.requests] == [[], [7], [5]]
-    assert [each.n for each in gateway.requests] == [2, 1, 1]
-    assert gateway.requests[1].sampling.seed == 2**64 - 1
-    assert gateway.requests[2].sampling.seed not in (3, 2**64 - 1)
 
 
 @pytest.mark.parametrize("failure", [GONE, STOPPED])
@@ -282,29 +188,6 @@ async def test_without_a_policy_the_first_failure_is_raised(
     async with connect(gateway.address, retry=None) as client:
         with pytest.raises(TandemError, match="gone"):
             await client.generate(REQUEST)
-    assert len(gateway.requests) == 1
-
-
-async def test_the_last_failure_is_raised_after_the_last_attempt(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.interruptions = [(0, GONE)] * 9
-    async with connect(gateway.address, retry=RetryPolicy(max_attempts=3)) as client:
-        with pytest.raises(TandemError, match="gone"):
-            await client.generate(REQUEST)
-    assert len(gateway.requests) == 3
-
-
-async def test_no_pause_goes_beyond_the_callers_deadline(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=500_000)
-    gateway.script = []
-    policy = RetryPolicy(max_retry_after_s=1_000.0)
-    async with connect(gateway.address, retry=policy) as client, asyncio.timeout(60):
-        with pytest.raises(TandemError) as caught:
-            await client.generate(REQUEST, timeout_s=400.0)
-    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len(gateway.requests) == 1
 
 

@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from tandem.generation import TandemError
-from tandem.retry import Attempts, Failover, RetryBudget, RetryPolicy
-from tandem.rotation import Rotation
+from tandem.transport.retry import Attempts, Failover, RetryBudget, RetryPolicy
+from tandem.transport.rotation import Rotation
 
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 UNAVAILABLE = TandemError(grpc.StatusCode.UNAVAILABLE, "gone")

@@ -13,28 +13,6 @@ def lines_of(text: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
-def test_a_step_is_shown_line_by_line() -> None:
-    trace_text = TraceText()
-    texts = [trace_text.step(step) for step in golden_trace.steps()]
-    assert (
-        texts[9]
-        == """\
-step 10: 21 tokens computed, 3 scheduled
-  proposal      11 220: for 22 tokens, they followed 16 16 in its own text
-  input ids     16 11 220
-  positions     21 22 23
-  slot mapping  21 22 23
-  logits        0 1 2
-  draft         11 220
-  sampled       11 220 16
-  accepted      2 of 2
-  appended      3, now 25 tokens"""
-    )
-    assert lines_of(texts[1])["draft"] == "-"
-    assert lines_of(texts[1])["proposal"] == "none, for 12 tokens"
-    assert "proposal" not in lines_of(texts[-1])
-
-
 def test_long_lists_are_cut_in_the_middle_and_the_unknown_is_marked() -> None:
     step = StepTrace(
         step_id=1,

@@ -21,11 +21,11 @@ import verifier.config
 import verifier.server
 from gateway.api.http import make_application
 from gateway.api.openai.service import OpenAiApi
-from servicekit import health
 from servicekit.address import parse_address
+from servicekit.channels.tls import channel_credentials
 from servicekit.config import list_options, parse_config
-from servicekit.health import LIVENESS_NAME
-from servicekit.tls import channel_credentials
+from servicekit.serving import health
+from servicekit.serving.health import LIVENESS_NAME
 from tests.deploy.manifests import (
     VARIANTS,
     Workload,
@@ -279,14 +279,6 @@ def test_models_are_mounted_where_the_services_read_them() -> None:
             assert mount["readOnly"]
 
 
-def test_on_cpu_the_variables_state_the_containers_cores_and_memory() -> None:
-    [_, _, verifiers] = workloads("dev")
-    config = configuration("dev", verifiers)
-    assert config.device == "cpu"
-    assert config.threads > 0
-    assert config.num_kv_blocks is not None
-
-
 def exported_metrics() -> set[str]:
     """The names of the series that the services export without TLS, before the first request."""
     after = (
@@ -372,12 +364,6 @@ def test_a_step_on_a_gpu_has_room_for_every_sequence_and_its_drafts() -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs * (
             1 + config.max_num_speculative_tokens
         )
-
-
-def test_k_v_takes_the_default_share_of_a_gpus_memory() -> None:
-    # One GPU's is of what a measured step leaves; several GPUs' is smaller, as nothing is measured.
-    for variant in ("gpu", "gpu+tensor-parallel", "ha"):
-        assert configuration(variant, workloads(variant)[2]).kv_memory_fraction is None
 
 
 def test_routes_lead_to_what_gateways_serve() -> None:

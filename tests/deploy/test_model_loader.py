@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 
 from tests.deploy.manifests import (
-    DEPLOY,
     REPOSITORY,
     environment,
-    find_tool,
-    kustomize,
     named,
     of_kind,
     workloads,
-    write_kustomization,
 )
 from tests.deploy.test_images import final_stage
 from tests.deploy.test_security import selects
@@ -92,13 +88,6 @@ def test_it_alone_may_call_the_internet_and_nobody_may_call_it() -> None:
             )
 
 
-def test_no_service_counts_its_pod_as_its_own() -> None:
-    for kind in ("Service", "PodDisruptionBudget"):
-        for manifest in of_kind(VARIANT, kind):
-            selector = manifest["spec"]["selector"]
-            assert not selector.get("matchLabels", selector).items() <= labels().items()
-
-
 def test_its_image_is_the_verifiers_and_holds_the_hubs_client(container: Any) -> None:
     [verifier] = [w.container for w in workloads(VARIANT) if w.service == "verifier"]
     assert container["image"] == verifier["image"]
@@ -112,20 +101,6 @@ def test_its_image_is_the_verifiers_and_holds_the_hubs_client(container: Any) ->
     offline = {one["name"]: one.get("value") for one in container["env"]}["HF_HUB_OFFLINE"]
     assert "HF_HUB_OFFLINE=1" in dict(final_stage("verifier"))["ENV"]
     assert offline == "0"
-
-
-def test_the_hubs_client_has_the_options() -> None:
-    script = named(VARIANT, "Job", "tandem-model-loader")["spec"]["template"]["spec"]
-    [_, _, script] = script["containers"][0]["command"]
-    done = subprocess.run(
-        [find_tool("hf"), "download", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    known = set(re.findall(r"--[a-z-]+", done.stdout))
-    assert set(re.findall(r"(?<= )--[a-z-]+", script)) <= known
 
 
 @pytest.mark.parametrize(
@@ -156,36 +131,6 @@ def test_the_services_read_the_folder_that_it_fills(container: Any) -> None:
         config = environment(VARIANT, workload)
         for name in ("TANDEM_VERIFIER_MODEL", "TANDEM_GATEWAY_TOKENIZER"):
             assert config.get(name, folder) == folder
-
-
-def test_other_weights_are_loaded_while_no_service_restarts(tmp_path: Path) -> None:
-    """What docs/deploy.md has applied first: verifiers name the folder once it is there."""
-    root = os.path.relpath(DEPLOY, (tmp_path / "parts").resolve())
-    write_kustomization(
-        tmp_path / "parts",
-        resources=[f"{root}/overlays/gpu"],
-        components=[f"{root}/components/model-loader"],
-    )
-    found = {}
-    for folder in ("model", "other"):
-        write_kustomization(
-            tmp_path,
-            resources=["parts"],
-            configMapGenerator=[
-                {
-                    "name": "tandem-model-loader",
-                    "behavior": "merge",
-                    "literals": ["MODEL_REPOSITORY=someone/something", f"MODEL_FOLDER={folder}"],
-                }
-            ],
-        )
-        found[folder] = {(m["kind"], m["metadata"]["name"]): m for m in kustomize(tmp_path)}
-    before, after = found["model"], found["other"]
-    changed = [key for key in after if after[key] != before.get(key)]
-    assert sorted(kind for kind, _ in changed) == ["ConfigMap", "Job"]
-    # A Job's template cannot be changed, so the page has it deleted.
-    job = ("Job", "tandem-model-loader")
-    assert after[job]["spec"]["template"] != before[job]["spec"]["template"]
 
 
 class TestScript:

@@ -17,7 +17,7 @@ from benchmarks.drafter_texts import Call
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm
-from drafter.ngram.text import HASH_BASE, IndexedText, tokens_that_fit
+from drafter.ngram.text import IndexedText, tokens_that_fit
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.running_drafter import exchange
@@ -117,15 +117,6 @@ def test_probing_for_long_counts_as_work() -> None:
         assert text.is_indexed
     assert num_calls[0] == 1
     assert num_calls[1] > 1
-
-
-def test_the_hash_of_a_token_depends_on_the_base() -> None:
-    tokens = np.array([3], dtype=np.uint32)
-    hashes = {
-        int(ngram_table.hash_at(tokens.ctypes.data, 1, 1, np.uint64(base))) for base in (1, 3, 5)
-    }
-    assert len(hashes) == 3
-    assert int(HASH_BASE) & 1 == 1
 
 
 async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:

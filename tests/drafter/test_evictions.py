@@ -33,26 +33,6 @@ def evictions(running: RunningDrafter, reason: str) -> float:
     return running.sample("tandem_drafter_evictions_total", reason=reason)
 
 
-async def test_at_the_bound_of_sequences_the_least_recently_used_is_forgotten(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(max_sequences=3)
-    stream = running.open_stream()
-    await exchange(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
-    await exchange(
-        stream,
-        pb.ProposeRequest(
-            sequences=[
-                pb.SequenceDelta(sequence_id="a", base_length=1, token_ids=[2]),
-                create("d"),
-            ]
-        ),
-    )
-    assert [await known_length(running, s) for s in "abcd"] == [2, 0, 1, 1]
-    assert evictions(running, "sequences") == 1
-    assert (await running.load()).num_sequences == 3
-
-
 async def test_a_batch_with_too_many_creations_evicts_its_own_first_ones(
     start_drafter: StartDrafter,
 ) -> None:
@@ -75,24 +55,6 @@ async def test_at_the_bound_of_bytes_the_least_recently_used_are_forgotten(
     assert evictions(running, "bytes") == 1
     assert (await running.load()).history_bytes == 3 * (512 * 4 + EMPTY_BYTES)
     assert running.sample("tandem_drafter_history_bytes") == 3 * (512 * 4 + EMPTY_BYTES)
-
-
-async def test_a_sequence_over_its_bound_is_refused_by_name(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(max_sequence_bytes=400 + EMPTY_BYTES)
-    [proposal] = await running.propose(create("a", 101))
-    assert proposal.status == pb.STATUS_INVALID
-    assert proposal.message.startswith("token_ids: ")
-
-
-async def test_an_idle_sequence_is_forgotten(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(idle_ttl_s=5)
-    await running.propose(create("a"), create("b"))
-    running.clock.now_s += 4
-    await running.propose(pb.SequenceDelta(sequence_id="b", base_length=1, token_ids=[1]))
-    running.clock.now_s += 1
-    assert (await running.load()).num_sequences == 1
-    assert [await known_length(running, s) for s in "ab"] == [0, 2]
-    assert evictions(running, "idle") == 1
 
 
 async def test_expired_sequences_are_forgotten_without_requests(

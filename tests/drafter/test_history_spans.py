@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from drafter.history.history import SequenceDelta
 from drafter.history.store import HistoryStore
 from drafter.history_spans import HistorySpans
-from servicekit.spans import Spans
+from servicekit.telemetry.spans import Spans
 from tests.drafter.test_history_store import LIMITS
 from tests.drafter.texts import KMP
 

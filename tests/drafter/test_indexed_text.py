@@ -112,55 +112,6 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
         assert num_entries(text, n) == len(kinds), f"{n}-grams of {context}"
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
-def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> None:
-    """So many that some hash bits agree by chance."""
-    for place in range(size):
-        context: list[int] = []
-        for i in range(3000):
-            ngram = [*range(size)]
-            ngram[place] = 1000 + i
-            context += [*ngram, 10**6 + i]
-        text = text_of(context, replace(INDEXED, min_ngram=size, max_ngram=size))
-        propose_for([text], [0])
-        kinds = {tuple(context[end - size : end]) for end in range(size, len(context) - size + 1)}
-        assert num_entries(text, size) == len(kinds)
-
-
-@pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
-def test_the_first_tokens_are_indexed_without_growing_a_table(
-    num_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grown: list[int] = []
-    monkeypatch.setattr(IndexedText, "grow_table", lambda self, index: grown.append(index))
-    text = text_of(range(num_tokens), INDEXED)
-    propose_for([text], [0])
-    assert text.num_unindexed == 0
-    assert not grown
-
-
-def test_a_long_append_grows_each_table_at_most_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    grown: list[int] = []
-    grow_table = IndexedText.grow_table
-
-    def record_and_grow(text: IndexedText, index: int) -> None:
-        grown.append(index)
-        grow_table(text, index)
-
-    monkeypatch.setattr(IndexedText, "grow_table", record_and_grow)
-    text = text_of(range(10), INDEXED)
-    propose_for([text], [0])
-    text.append(text_that_fills_tables(8000))
-    propose_for([text], [0])
-    assert max(Counter(grown).values()) <= 2
-
-
-def test_no_text_fits_into_too_few_bytes() -> None:
-    assert tokens_that_fit(NgramParams(), 100) == -1
-
-
 @pytest.mark.parametrize("algorithm", Algorithm)
 def test_growth_is_known_beforehand(algorithm: Algorithm) -> None:
     text = text_of([], NgramParams(algorithm=algorithm, tie=Tie.LONGEST))
@@ -239,16 +190,6 @@ def test_no_call_enters_more_than_its_budget() -> None:
         num_calls += 1
     assert call.draft(0) == (list(range(8)), 64)
     assert num_calls >= 0.9 * 4 * 131_072 / NGRAMS_PER_ANSWER
-
-
-def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls() -> None:
-    long = [text_of(list(range(40_000)), INDEXED) for _ in range(3)]
-    short = text_of([1, 2, 9, 1, 2], INDEXED)
-    propose_for([short], [0])
-    call = Call([*long, short], [8] * 4).run()
-    assert call.statuses[:3].all(), "these need many calls"
-    assert call.statuses[3] == DONE
-    assert call.draft_lengths[3] == 3
 
 
 def test_the_budget_of_a_call_is_for_all_of_its_texts() -> None:

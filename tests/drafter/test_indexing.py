@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 import drafter.batch.indexer
 from drafter.batch.answer import index_texts
-from drafter.batch.batch import Batch
 from drafter.batch.indexer import Indexer
 from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
@@ -109,29 +107,6 @@ async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
     assert list(proposal.token_ids) == text[110:130]
 
 
-async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    store = running.drafter.store
-    grow_table = store.grow_table
-
-    def fail_for_one(history: History, index: int) -> None:
-        if history.sequence_id == "bad":
-            raise MemoryError
-        grow_table(history, index)
-
-    monkeypatch.setattr(store, "grow_table", fail_for_one)
-    for sequence_id in ("bad", "good"):
-        await running.propose(*replay(sequence_id, list(range(8_000)), params=INDEXED))
-    await running.indexed()
-    assert store.num_sequences == 1
-    assert running.histories["good"].num_unindexed <= 5
-    [entry] = running.log
-    assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
-    store.check_integrity()
-
-
 async def test_a_text_that_the_growth_of_another_evicts_keeps_no_other_from_being_indexed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -181,15 +156,6 @@ async def test_drain_stops_the_indexer(
     assert indexer.task.done()
 
 
-async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    for delta in replay("a", list(range(60_000)), params=INDEXED):
-        await running.propose(delta)
-    await running.stub.Release(pb.ReleaseRequest(releases=[pb.Release(sequence_id="a")]))
-    await running.indexed()
-    assert running.drafter.store.history_bytes == 0
-
-
 async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
     local = LocalDrafter()
     created = pb.SequenceDelta(sequence_id="a", token_ids=[1, 2], params=INDEXED)
@@ -204,59 +170,6 @@ async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
     await local.append("a", history.length, [1, 2])
     await local.settle()
     assert history.num_unindexed == 0
-
-
-async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
-    """The second may be answered before the first is finished."""
-    local = LocalDrafter()
-    store = local.drafter.store
-    batches = [Batch(store, store.start_stream()) for _ in range(2)]
-    for sequence_id, batch in zip("ab", batches, strict=True):
-        delta = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(100), params=INDEXED)
-        batch.scan(pb.ProposeRequest(sequences=[delta]).SerializeToString())
-        await local.engine.answer(batch)
-    for batch in batches:
-        local.engine.finish(batch)
-    await local.settle()
-    assert sum(number or 0 for number in local.num_proposals()) == 2
-    assert [local.histories[id_].num_unindexed for id_ in "ab"] == [0, 0]
-
-
-async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> None:
-    local = LocalDrafter()
-    # Together their tails are several steps of the indexer.
-    sequence_ids = [f"{i}" for i in range(4 * NGRAMS_PER_STEP // MIN_UNINDEXED)]
-
-    async def append_to_all(base: int, token_ids: Iterable[int]) -> None:
-        await local.exchange(
-            pb.ProposeRequest(
-                sequences=[
-                    pb.SequenceDelta(
-                        sequence_id=id_,
-                        base_length=base,
-                        token_ids=token_ids,
-                        params=None if base else INDEXED,
-                    )
-                    for id_ in sequence_ids
-                ]
-            )
-        )
-
-    def num_unindexed() -> list[int]:
-        return [h.num_unindexed for h in local.histories.values()]
-
-    await append_to_all(0, range(MIN_UNINDEXED - 1))
-    assert local.engine.indexer.task is None, "a tail this short is left"
-    await append_to_all(MIN_UNINDEXED - 1, range(MIN_UNINDEXED, 2 * MIN_UNINDEXED))
-    brought = sum(num_unindexed())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert sum(num_unindexed()) < brought
-    assert max(num_unindexed()) >= MIN_UNINDEXED
-    await append_to_all(2 * MIN_UNINDEXED - 1, [5])
-    assert max(num_unindexed()) >= MIN_UNINDEXED
-    await local.settle()
-    assert max(num_unindexed()) <= 5
 
 
 async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
@@ -369,34 +282,3 @@ async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
     await local.settle()
     assert calls.count("grow") >= len(names)
     assert ("grow", "grow") not in itertools.pairwise(calls)
-
-
-async def test_there_is_one_task_however_many_batches_leave_work() -> None:
-    local = LocalDrafter()
-    tasks = set()
-    for id_ in "abc":
-        delta = pb.SequenceDelta(sequence_id=id_, token_ids=range(100), params=INDEXED)
-        await local.exchange(pb.ProposeRequest(sequences=[delta]))
-        tasks.add(local.engine.indexer.task)
-    assert len(tasks) == 1
-    await local.settle()
-
-
-async def test_the_indexer_goes_on_after_a_failure_where_a_text_was_released(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    local = LocalDrafter()
-
-    def fail_for_empty_slots(records: Any, slots: Any, *rest: Any) -> None:
-        if any(local.drafter.store.by_slot[slot] is None for slot in slots.tolist()):
-            raise MemoryError
-        index_texts(records, slots, *rest)
-
-    monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_empty_slots)
-    deltas = [
-        pb.SequenceDelta(sequence_id=id_, token_ids=range(100), params=INDEXED) for id_ in "ab"
-    ]
-    await local.exchange(pb.ProposeRequest(sequences=deltas))
-    local.drafter.store.release("a")
-    await local.settle()
-    assert local.histories["b"].num_unindexed == 0

@@ -15,7 +15,7 @@ import drafter.batch.indexer
 import drafter.service
 from drafter.batch.answer import answer_rows, index_texts
 from drafter.batch.append import append_rows
-from drafter.batch.scan import DRAFT, LONG_TAIL, OPEN, OUTCOME, SHORT_TAIL, TEXT_LENGTH, WHY_OPEN
+from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
 from drafter.history.history import History
 from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
@@ -24,7 +24,6 @@ from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import INDEXED, delta
-from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -119,40 +118,6 @@ async def test_rows_that_a_kernel_answered_before_it_failed_keep_their_answers(
     assert list(a.token_ids) == list(b.token_ids) == [4, 5]
     assert unknown.status == pb.STATUS_OUT_OF_SYNC
     assert running.log == []
-
-
-async def test_a_failure_of_a_text_that_is_gone_forgets_no_new_one_of_its_id() -> None:
-    local = LocalDrafter()
-    await local.append("a", 0, [1, 2])
-    gone = local.histories["a"]
-    local.drafter.store.release("a")
-    await local.append("a", 0, [3, 4])
-    local.engine._forget(gone)
-    assert local.histories["a"].token_ids.tolist() == [3, 4]
-
-
-async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_for_one(rows: Any, first: int, stop: int, *rest: Any) -> int:
-        if (rows[first:stop, TEXT_LENGTH] == 13).any():
-            raise MemoryError
-        return answer_rows(rows, first, stop, *rest)
-
-    running = await start_drafter()
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_for_one)
-    request = pb.ProposeRequest(
-        sequences=[
-            *step(0, 20, "a").sequences,
-            *step(0, 13, "bad").sequences,
-            *step(0, 20, "b").sequences,
-        ]
-    )
-    [a, bad, b] = (await exchange(running.open_stream(), request)).proposals
-    assert a.token_ids == b.token_ids == [6, 0]
-    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
-    assert_failed_once(running, "sequence_failed", "sequence")
-    running.drafter.store.check_integrity()
 
 
 async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
@@ -355,29 +320,3 @@ async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
     [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
     assert list(bad.token_ids) == [9, 1, 2]
     running.drafter.store.check_integrity()
-
-
-@pytest.mark.parametrize(("num_tokens", "kind"), [(40, SHORT_TAIL), (4000, LONG_TAIL)])
-@pytest.mark.parametrize("names", [("bad", "a", "b"), ("a", "bad", "b"), ("a", "b", "bad")])
-async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], num_tokens: int, kind: int
-) -> None:
-    local = LocalDrafter()
-    store = local.drafter.store
-    fail_to_index_bad(store, monkeypatch)
-    await local.exchange(
-        pb.ProposeRequest(
-            sequences=[delta(name, 0, range(num_tokens), 0, params=INDEXED) for name in names]
-        )
-    )
-    assert len(local.batch.slots_with(kind)) == 3
-    await local.settle()
-    assert not local.engine.indexer.has_work
-    assert {n: h.num_unindexed <= 5 for n, h in local.histories.items()} == {"a": True, "b": True}
-    assert (
-        local.registry.get_sample_value(
-            "tandem_drafter_internal_errors_total", {"reason": "sequence"}
-        )
-        == 1
-    )
-    store.check_integrity()

@@ -161,79 +161,6 @@ def test_a_cache_that_is_torn_or_unreadable_only_costs_time(tmp_path: Path) -> N
     assert load(tmp_path, None) == 0
 
 
-RACING = """
-import sys, time
-from pathlib import Path
-
-import numpy as np
-from numba.core import caching
-
-kind, told = sys.argv[1], Path(sys.argv[2])
-
-def order(name, *, waits_for=None, says_before=None, says_after=None):
-    method = getattr(caching.IndexDataCacheFile, name)
-
-    def ordered(self, *arguments):
-        if says_before:
-            (told / says_before).touch()
-        while waits_for and not (told / waits_for).exists():
-            time.sleep(0.002)
-        method(self, *arguments)
-        if says_after:
-            (told / says_after).touch()
-
-    setattr(caching.IndexDataCacheFile, name, ordered)
-
-# Both have read the index, then the first writes it, the second writes it and its code, the first
-# its code.
-if kind == "uint16":
-    order("_save_index", waits_for="read", says_after="index")
-    order("_save_data", waits_for="code")
-else:
-    order("_save_index", says_before="read", waits_for="index")
-    order("_save_data", says_after="code")
-from shipped.kernels import first
-first(np.full(3, 0xFFFF).astype(kind))
-"""
-
-
-def test_processes_that_compile_for_different_types_at_once_do_not_mix_their_code(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "shipped"
-    folder.mkdir()
-    (folder / "kernels.py").write_text(
-        "from servicekit.kernels.jit import kernel\n\n\n"
-        "@kernel\ndef first(array):\n    return 1.0 * array[0]\n"
-    )
-    told = tmp_path / "told"
-    told.mkdir()
-    options: dict[str, Any] = {
-        "env": {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
-        "text": True,
-    }
-    racing = [
-        subprocess.Popen([sys.executable, "-c", RACING, kind, str(told)], **options)
-        for kind in ("uint16", "int16")
-    ]
-    try:
-        assert [process.wait(120) for process in racing] == [0, 0]
-    finally:
-        for process in racing:
-            process.kill()
-    found = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            "import numpy as np; from shipped.kernels import first\n"
-            "for kind in ('uint16', 'int16'): print(first(np.full(3, 0xFFFF).astype(kind)))",
-        ],
-        capture_output=True,
-        check=True,
-        **options,
-    )
-    assert found.stdout.split() == ["65535.0", "-1.0"]
-
-
 def test_a_division_by_zero_raises_nothing() -> None:
     """An exception would end one of a pass's threads, and the others would wait for it."""
 
@@ -242,33 +169,6 @@ def test_a_division_by_zero_raises_nothing() -> None:
         return x / y
 
     assert quotient(1.0, 0.0) == math.inf
-
-
-def test_a_kernel_is_cached_by_the_kernels_that_python_calls(tmp_path: Path) -> None:
-    """Parts are compiled once per type, whatever constants they are passed, and into callers."""
-    folder = tmp_path / "shipped"
-    folder.mkdir()
-    (folder / "kernels.py").write_text(
-        "from servicekit.kernels.jit import kernel\n\n\n"
-        "@kernel\ndef scaled(x, by):\n    return by * x\n\n\n"
-        "@kernel\ndef double(x):\n    return scaled(x, 1) + scaled(x, 2) - scaled(x, x) // x\n"
-    )
-    check = (
-        "assert double(7) == 14\n"
-        "from shipped.kernels import scaled\n"
-        "print(len(scaled.part.signatures), len(scaled.signatures))\n"
-        "assert scaled(3, 5) == 15\n"
-    )
-    for counts in ("1 0", "0 0"):
-        done = subprocess.run(
-            [sys.executable, "-c", "from shipped.kernels import double\n" + check],
-            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.strip() == counts
-    assert len(list(folder.rglob("*.nbc"))) == 2
 
 
 SHIP = """

@@ -6,20 +6,16 @@ Two drafters get the same messages: their answers and their state must be the sa
 import asyncio
 import random
 from collections import Counter
-from pathlib import Path
 
 import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drafter.ngram.text import MIN_CAPACITY_TOKENS
 from drafter.pool_index.link import pool_block_of
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.drafter_pair import Client, DrafterPair, LocalDrafter
 from tests.drafter.running_drafter import StartDrafter
-
-ROOT = Path(__file__).parents[2]
 
 
 async def send_to_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
@@ -72,28 +68,6 @@ def test_kernel_rows_get_the_same_answers_as_rows_parsed_by_protobuf() -> None:
     assert seen["SOURCE_SEQUENCE"] > 100
     assert seen["SOURCE_POOL"] > 20
     assert seen["refused"] > 2
-
-
-async def test_tokens_beyond_the_capacity_move_the_text_to_a_larger_buffer() -> None:
-    local = LocalDrafter()
-    known = 0
-    for count, capacity, num_odd in (
-        (MIN_CAPACITY_TOKENS - 9, MIN_CAPACITY_TOKENS, 1),
-        (9, MIN_CAPACITY_TOKENS, 0),
-        (1, 2 * MIN_CAPACITY_TOKENS, 1),
-        (1, 2 * MIN_CAPACITY_TOKENS, 0),
-    ):
-        tokens = range(known, known + count)
-        delta = pb.SequenceDelta(sequence_id="a", base_length=known, token_ids=tokens)
-        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
-        assert proposal.status == pb.STATUS_OK
-        await local.settle()
-        known += count
-        history = local.histories["a"]
-        assert len(history.buffer) == capacity
-        assert history.token_ids.tolist() == list(range(known))
-        assert len(local.batch._odd) == num_odd
-        local.drafter.store.check_integrity()
 
 
 async def test_a_growing_text_may_evict_a_sequence_of_its_own_batch() -> None:

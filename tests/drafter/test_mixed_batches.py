@@ -15,7 +15,6 @@ from drafter.batch.answer import answer_rows
 from drafter.batch.scan import SLOT
 from drafter.batch.scan import TEXT as TEXT_AT
 from drafter.batch.time_slices import TimeSlice
-from drafter.budgets import FORGOTTEN_AT_ONCE
 from drafter.history.history import History
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import delta
@@ -283,32 +282,6 @@ async def test_a_row_whose_sequence_a_later_creation_evicts_is_answered_all_the_
     local.drafter.store.check_integrity()
 
 
-@pytest.mark.usefixtures("one_slice_or_many")
-async def test_a_row_whose_sequence_an_earlier_creation_evicts_is_out_of_sync() -> None:
-    local = LocalDrafter(max_sequences=2)
-    await local.exchange(request_of(*[delta(name, 0, TEXT) for name in "ab"]))
-    response = await local.exchange(
-        request_of(delta("b", 5, [9]), delta("c", 0, TEXT), delta("a", 5, [9]))
-    )
-    assert list(response.proposals) == [
-        drafted("b", 6, [1, 2, 9], 3),
-        drafted("c", 5, [9, 1, 2], 2),
-        out_of_sync("a"),
-    ]
-
-
-async def test_more_sequences_may_expire_than_are_forgotten_at_once() -> None:
-    """A delta of an expired sequence that is still stored is out of sync like any other."""
-    local = LocalDrafter(idle_ttl_s=10)
-    # Once when the batch begins, and once more if its time slice is over before the delta's turn.
-    names = [f"{i}" for i in range(3 * FORGOTTEN_AT_ONCE)]
-    await local.exchange(request_of(*(delta(name, 0, TEXT) for name in names)))
-    local.clock.now_s += 11
-    response = await local.exchange(request_of(delta(names[-1], len(TEXT), [1])))
-    assert [p.status for p in response.proposals] == [pb.STATUS_OUT_OF_SYNC]
-    assert 0 < local.drafter.store.num_sequences < 2 * FORGOTTEN_AT_ONCE
-
-
 async def test_a_text_whose_index_moves_for_its_own_answer_is_read_where_it_is_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,30 +304,6 @@ async def test_a_text_whose_index_moves_for_its_own_answer_is_read_where_it_is_t
     ).proposals
     assert list(proposal.token_ids) == [7, 8]
     assert len(set(addresses)) == 2
-
-
-async def test_each_batch_of_a_stream_scans_for_its_own_draft(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In several calls, between which the progress of the scan is kept."""
-    monkeypatch.setattr(drafter.batch.engine, "NGRAMS_PER_ANSWER", 1)
-    local = LocalDrafter()
-    params = pb.NgramParams(algorithm=pb.ALGORITHM_KMP)
-    await local.exchange(request_of(delta("a", 0, range(200), 0, params=params)))
-    for base_length, token_ids in ((200, [3, 4, 5]), (203, [60, 61])):
-        asked = local.exchange(request_of(delta("a", base_length, token_ids, 2)))
-        [proposal] = (await asyncio.wait_for(asked, 10)).proposals
-        assert list(proposal.token_ids) == [token_ids[-1] + 1, token_ids[-1] + 2]
-
-
-async def test_refusals_of_earlier_batches_take_no_memory() -> None:
-    """A stream has one batch as long as it lives."""
-    local = LocalDrafter()
-    sizes = set()
-    for _ in range(3):
-        await local.exchange(request_of(delta("unknown", 3, [1])))
-        sizes.add(len(local.batch._refusals))
-    assert len(sizes) == 1
 
 
 async def test_an_answered_batch_keeps_no_released_text_in_memory() -> None:

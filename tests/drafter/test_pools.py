@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool, pool_delta
 from tests.drafter.running_drafter import StartDrafter, exchange
@@ -81,17 +80,6 @@ async def test_a_release_without_a_pool_keeps_nothing(start_drafter: StartDrafte
     assert (await running.load()).num_sequences == 0
 
 
-async def test_a_draft_never_runs_from_one_kept_text_into_another(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3])
-    await keep_in_pool(running, [4, 5, 6])
-    assert await draft_of(running, [1, 2]) == ([3], 2, pb.SOURCE_POOL)
-    assert await draft_of(running, [2, 3]) == NOTHING
-    assert await draft_of(running, [3, 4]) == NOTHING
-
-
 async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
     start_drafter: StartDrafter,
 ) -> None:
@@ -105,26 +93,6 @@ async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
     of_sequence = ([40, 6, 7, 8, 9], 2, pb.SOURCE_SEQUENCE)
     of_pool = ([50, 51], 4, pb.SOURCE_POOL)
     assert drafted == {0: of_sequence, 2: of_sequence, 3: of_pool, 64: of_pool}
-
-
-async def test_at_equal_match_lengths_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 8, 9, 50])
-    assert await draft_of(running, [8, 9, 40, 8, 9], pool_min_ngram=64) == (
-        [40, 8, 9],
-        2,
-        pb.SOURCE_SEQUENCE,
-    )
-
-
-@pytest.mark.parametrize(("tie", "expected"), [(pb.TIE_EARLIEST, 3), (pb.TIE_LATEST, 4)])
-async def test_the_tie_is_between_texts_in_the_order_they_were_fed(
-    start_drafter: StartDrafter, tie: "pb.Tie.ValueType", expected: int
-) -> None:
-    running = await start_drafter()
-    for text in ([1, 2, 3], [1, 2, 7], [1, 2, 4]):
-        await keep_in_pool(running, text)
-    assert await draft_of(running, [1, 2], tie=tie) == ([expected], 2, pb.SOURCE_POOL)
 
 
 async def test_with_the_longest_tie_all_places_compete_by_match_length(
@@ -239,27 +207,6 @@ async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
         num_answered += not settled.done()
     assert num_answered > 0
     assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
-
-
-async def test_a_failure_in_the_pools_empties_them_and_drafting_goes_on(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3])
-
-    def fail(self: PoolStore) -> bool:
-        raise MemoryError("no room for a secret")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PoolStore, "work", fail)
-        await keep_in_pool(running, [1, 2, 4])
-    [entry] = running.log
-    assert entry["event"] == "pools_failed"
-    assert await draft_of(running, [1, 2]) == NOTHING
-    assert (await running.load()).pool_bytes == 0
-    await keep_in_pool(running, [1, 2, 5])
-    assert await draft_of(running, [1, 2]) == ([5], 2, pb.SOURCE_POOL)
-    running.drafter.pools.check_integrity()
 
 
 async def test_tokens_beyond_a_released_length_are_not_kept(

@@ -3,7 +3,6 @@
 import grpc
 import pytest
 
-from drafter.batch.time_slices import TimeSlice
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import delta
@@ -138,24 +137,3 @@ async def test_a_release_whose_text_cannot_be_kept_fails_alone(
     [entry] = [entry for entry in running.log if entry["log_level"] == "error"]
     assert (entry["event"], entry["sequence_id"]) == ("release_failed", "bad")
     assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 1
-
-
-async def test_many_releases_pause_after_every_time_slice(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    num_pauses = 0
-    pause = TimeSlice.pause
-
-    async def count(time_slice: TimeSlice) -> None:
-        nonlocal num_pauses
-        num_pauses += 1
-        await pause(time_slice)
-
-    monkeypatch.setattr(TimeSlice, "pause", count)
-    monkeypatch.setattr(TimeSlice, "is_over", True)
-    releases = [pb.Release(sequence_id=f"{i}") for i in range(50)]
-    await running.stub.Release(pb.ReleaseRequest(releases=releases))
-    assert num_pauses == 50
-    await exchange(running.open_stream(), pb.ProposeRequest(releases=releases))
-    assert num_pauses == 100

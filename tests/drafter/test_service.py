@@ -72,19 +72,6 @@ async def test_an_invalid_sequence_is_not_created_nor_changed(start_drafter: Sta
     assert (b.status, b.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
 
 
-async def test_sending_a_batch_again_gives_the_same_answer(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    create = delta("a", 0, [1, 2, 9, 1])
-    append = delta("a", 4, [2, 9])
-    first_created = await running.propose(create)
-    assert await running.propose(create) == first_created
-    first_appended = await running.propose(append)
-    assert first_appended[0].token_ids == [1, 2, 9]
-    assert await running.propose(append) == first_appended
-    # An older delta changes nothing, and gets the answer for all known tokens.
-    assert await running.propose(delta("a", 2, [9, 1])) == first_appended
-
-
 async def test_out_of_sync_says_from_where_to_send_again(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await running.propose(delta("a", 0, [1, 2, 3]))
@@ -100,17 +87,6 @@ async def test_out_of_sync_says_from_where_to_send_again(start_drafter: StartDra
         assert not proposal.token_ids
     [proposal] = await running.propose(delta("a", 3, [1, 2]))
     assert (proposal.status, list(proposal.token_ids)) == (pb.STATUS_OK, [3, 1, 2])
-
-
-async def test_position_zero_forgets_the_former_text_and_options(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    latest = pb.NgramParams(tie=pb.TIE_LATEST)
-    text = [1, 2, 7, 1, 2, 8, 1, 2]
-    for params, expected in ((None, 7), (latest, 8), (None, 7)):
-        [proposal] = await running.propose(delta("a", 0, text, max_draft_tokens=1, params=params))
-        assert (list(proposal.token_ids), proposal.base_length) == ([expected], 8)
 
 
 async def test_a_text_in_many_deltas_is_one_text(start_drafter: StartDrafter) -> None:
@@ -159,12 +135,6 @@ async def test_drafts_of_a_batch_share_the_message_limit(
     assert len(lengths) == 1
     assert lengths.pop() > 3000
     assert response.ByteSize() <= 1 << 20
-
-
-async def test_an_empty_batch_is_answered(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    stream = running.open_stream()
-    assert await exchange(stream, pb.ProposeRequest(batch_id=3)) == pb.ProposeResponse(batch_id=3)
 
 
 async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter) -> None:

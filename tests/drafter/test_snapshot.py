@@ -1,12 +1,9 @@
 """Pools on disk: they are restored, and damaged files are skipped."""
 
 import asyncio
-import contextlib
-import errno
 import hashlib
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +24,6 @@ from drafter.pools.snapshot import (
     write_pool,
 )
 from drafter.pools.store import PoolStore
-from servicekit import progress_log
 from servicekit.config import ConfigError
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
@@ -131,20 +127,6 @@ def test_a_pool_may_change_while_its_texts_are_copied() -> None:
     assert list(unfinished) == []
 
 
-def test_texts_of_a_pool_that_is_gone_are_not_read_from_what_took_its_place() -> None:
-    limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
-    store = PoolStore(limits, clock=lambda: 0.0, seed=1)
-    for token_id in (1, 2):
-        store.feed("p", np.full(5, token_id, dtype=np.uint32), ngram_mask=2)
-    store.finish()
-    copied = store.texts_of("p")
-    assert next(copied).token_ids.tolist() == [1] * 5
-    store.forget_all()
-    store.feed("another", np.full(50, 3, dtype=np.uint32), ngram_mask=2)
-    store.finish()
-    assert list(copied) == []
-
-
 async def test_a_drafter_restores_the_pools_of_the_one_before(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
@@ -167,21 +149,6 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
     await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
     assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
-
-
-async def test_a_long_restoration_says_how_far_it_is(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = await start_drafter(snapshot_dir=tmp_path)
-    for token in range(4):
-        await keep_in_pool(first, [1, 2, token], pool_id="a", feed_id=str(token))
-    await first.drafter.drain()
-    monkeypatch.setattr(progress_log, "INTERVAL_S", 0.0)
-    second = await start_drafter(snapshot_dir=tmp_path)
-    shown = [entry for entry in second.log if entry["event"] == "loading"]
-    assert [(entry["part"], entry["percent"]) for entry in shown] == [
-        ("pools", percent) for percent in (25, 50, 75, 100)
-    ]
 
 
 async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
@@ -230,12 +197,6 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
     assert second.sample("tandem_drafter_internal_errors_total", reason="snapshot") == 1
 
 
-def make_socket(path: Path) -> None:
-    # By a short name: those of sockets have a hundred bytes at most.
-    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
-        bound.bind(path.name)
-
-
 def make_sparse_file(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 32)
@@ -243,15 +204,8 @@ def make_sparse_file(path: Path) -> None:
 
 NO_SNAPSHOTS: dict[str, Callable[[Path], None]] = {
     "pipe": os.mkfifo,
-    "socket": make_socket,
-    "folder": Path.mkdir,
     "link to itself": lambda path: path.symlink_to(path),
-    "link to nothing": lambda path: path.symlink_to("nothing"),
-    "link to a folder": lambda path: path.symlink_to("."),
     "link to an endless device": lambda path: path.symlink_to("/dev/zero"),
-    "link to an empty device": lambda path: path.symlink_to("/dev/null"),
-    "link to a terminal": lambda path: path.symlink_to("/dev/ptmx"),
-    "link to a file without a size": lambda path: path.symlink_to("/proc/self/maps"),
     "huge file": make_sparse_file,
 }
 
@@ -275,19 +229,6 @@ async def test_what_is_no_file_is_skipped_and_stays(
     assert (odd.lstat().st_mode, odd.lstat().st_ino) == (before.st_mode, before.st_ino)
     third = await start_drafter(snapshot_dir=tmp_path)
     assert await draft_of(third, [1, 2], pool_id="odd") == ([4], 2, pb.SOURCE_POOL)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, make_socket, NO_SNAPSHOTS["link to nothing"]])
-async def test_nothing_that_lies_in_the_folder_is_written_to(
-    start_drafter: StartDrafter, tmp_path: Path, make: Callable[[Path], None]
-) -> None:
-    for name in ("tried", path_of(tmp_path, "a").stem):
-        make(tmp_path / f"{name}.partial")
-    running = await start_drafter(snapshot_dir=tmp_path)
-    await keep_in_pool(running, [1, 2, 3], pool_id="a")
-    await running.drafter.drain()
-    assert names_in(tmp_path) == {path_of(tmp_path, "a").name}
-    assert path_of(tmp_path, "a").is_file()
 
 
 @pytest.mark.parametrize("is_newer", [True, False])
@@ -321,30 +262,6 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     assert third.drafter.pools.num_texts == 4, "both files of a pool are restored"
     await third.drafter.drain()
     assert len(snapshots_in(tmp_path)) == 2, "and are one again"
-
-
-async def test_where_restoring_fails_the_files_stay_as_they_are(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = await start_drafter(snapshot_dir=tmp_path)
-    for pool_id in "ab":
-        await keep_in_pool(first, [1, 2, 3], pool_id=pool_id)
-    await first.drafter.drain()
-    written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PoolStore, "restore", fail)
-        second = await start_drafter(snapshot_dir=tmp_path)
-    assert second.sample("tandem_drafter_internal_errors_total", reason="snapshot") == 1
-    await keep_in_pool(second, [1, 2, 4], pool_id="a")
-    await second.drafter.drain()
-    assert {path: path.read_bytes() for path in written} == written
-    third = await start_drafter(snapshot_dir=tmp_path)
-    assert third.drafter.pools.num_texts == 3
-    second.log.clear()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -455,48 +372,6 @@ async def test_the_file_of_an_expired_pool_is_removed(
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-async def test_files_of_expired_pools_are_removed_where_no_pool_can_be_written(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
-) -> None:
-    """Their texts go, and a full disk has room again."""
-    running = await with_an_old_and_a_new_pool(start_drafter, tmp_path)
-    if is_restarted:
-        end_abruptly(running)
-        running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
-    snapshotter = running.drafter.snapshotter
-    assert snapshotter is not None
-    (tmp_path / "half-written.partial").write_bytes(b"x")
-    running.clock.now_s += 6
-    await running.drafter.pool_keeper.settle()
-    await keep_in_pool(running, [1, 2, 4], pool_id="new")
-    seen: list[set[str]] = []
-
-    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
-        seen.append(names_in(folder))
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
-    await snapshotter.write()
-    assert seen == [{path_of(tmp_path, "new").name}], "the room is there before it is needed"
-    assert len(read_pool(path_of(tmp_path, "new"))) == 1, "what cannot be replaced stays"
-    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
-    monkeypatch.undo()
-    await snapshotter.write()
-    assert len(read_pool(path_of(tmp_path, "new"))) == 2
-
-
-async def test_a_file_that_cannot_be_removed_keeps_no_pool_from_being_written(
-    start_drafter: StartDrafter, tmp_path: Path
-) -> None:
-    running = await start_drafter(snapshot_dir=tmp_path)
-    (tmp_path / "folder.partial").mkdir()
-    await keep_in_pool(running, [1, 2, 3], pool_id="a")
-    await running.drafter.drain()
-    assert snapshots_in(tmp_path) == [path_of(tmp_path, "a")]
-    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
-
-
 async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
@@ -509,22 +384,6 @@ async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
     assert failed["folder"] == str(folder)
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
-
-
-async def test_a_file_that_is_gone_is_written_again_though_its_pool_has_not_changed(
-    start_drafter: StartDrafter, tmp_path: Path
-) -> None:
-    running = await start_drafter(snapshot_dir=tmp_path)
-    assert running.drafter.snapshotter is not None
-    for pool_id in ("a", "b"):
-        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
-    await running.drafter.snapshotter.write()
-    kept, gone = path_of(tmp_path, "a"), path_of(tmp_path, "b")
-    written_at = kept.stat().st_mtime_ns
-    gone.unlink()
-    await running.drafter.drain()
-    assert snapshots_in(tmp_path) == sorted([kept, gone])
-    assert kept.stat().st_mtime_ns == written_at, "it is up to date"
 
 
 # The last one no user may write to, the superuser included.
@@ -554,26 +413,6 @@ async def test_a_folder_that_another_drafter_uses_is_refused_at_the_start(
     await first.drafter.drain()
     second = await start_drafter(snapshot_dir=tmp_path)
     assert await draft_of(second, [1, 2], pool_id="a") == ([3], 2, pb.SOURCE_POOL)
-
-
-async def test_a_file_system_without_locks_can_have_snapshots(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.EBADF, "as NFS says of folders")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    running = await start_drafter(snapshot_dir=tmp_path)
-    await keep_in_pool(running, [1, 2, 3], pool_id="a")
-    await running.drafter.drain()
-    assert snapshots_in(tmp_path) == [path_of(tmp_path, "a")]
-
-
-async def test_a_start_leaves_nothing_in_the_folder(
-    start_drafter: StartDrafter, tmp_path: Path
-) -> None:
-    await start_drafter(snapshot_dir=tmp_path)
-    assert names_in(tmp_path) == set()
 
 
 async def test_snapshots_are_taken_on_schedule(

@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import random
-import resource
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,36 +24,9 @@ from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.deltas import INDEXED, delta, live_batch, replay
+from tests.drafter.deltas import INDEXED, delta, replay
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-async def test_a_stream_takes_little_memory_however_many_came_before() -> None:
-    local = LocalDrafter()
-    await local.exchange(live_batch(0))
-    large = np.ones(20 << 20, dtype=np.uint8)
-    del large  # from now on, the allocator has the heap hold arrays of a megabyte, too
-    payload = live_batch(0).SerializeToString()
-
-    async def open_streams() -> list[Batch]:
-        batches = [Batch(local.drafter.store, lease=None) for _ in range(100)]
-        for batch in batches:
-            batch.scan(payload)
-            await local.engine.answer(batch)
-            local.engine.finish(batch)
-        return batches
-
-    before_bytes = resident_bytes()
-    for _ in range(5):
-        batches = await open_streams()
-        grown_bytes = resident_bytes() - before_bytes
-        assert grown_bytes < len(batches) * 300_000
-        del batches
 
 
 class SlowAnswers:
@@ -256,11 +227,6 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.open_stream().read()
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await asyncio.wait_for(running.drafter.servicer.drain(), 10)
 
 
 async def test_rows_follow_texts_that_others_move_or_release(

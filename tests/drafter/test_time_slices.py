@@ -10,10 +10,9 @@ import pytest
 
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.batch.wire import MAX_TOKENS_PER_DELTA
-from drafter.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
+from drafter.budgets import COOL_DOWN_S, SLICE_S
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import live_batch, replay
-from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import FakeClock, ProposeCall, StartDrafter, exchange
 
 REPLAYED_TOKENS = 131_072
@@ -85,24 +84,6 @@ async def test_live_batches_are_answered_between_the_slices_of_replays(
         assert proposal.base_length == REPLAYED_TOKENS, "the replay arrived whole"
 
 
-async def test_replays_are_not_held_back_when_nothing_is_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    delays_s = []
-    sleep = asyncio.sleep
-
-    async def record_and_sleep(delay_s: float) -> None:
-        delays_s.append(delay_s)
-        await sleep(delay_s)
-
-    monkeypatch.setattr("drafter.batch.time_slices.asyncio.sleep", record_and_sleep)
-    slices = TimeSlices()
-    for _ in range(20):
-        async with slices.bulk() as time_slice:
-            await time_slice.pause()
-    assert set(delays_s) <= {0}
-
-
 async def test_replays_go_on_under_endless_live_traffic() -> None:
     slices = TimeSlices()
     is_over = asyncio.Event()
@@ -133,54 +114,6 @@ async def test_slices_of_bulk_batches_keep_a_distance_while_traffic_is_live() ->
     assert min(gaps_s) >= COOL_DOWN_S * 0.99
 
 
-async def test_a_slice_measures_how_long_it_was_held_back() -> None:
-    """The duration of a batch is measured without it."""
-    clock = FakeClock()
-    slices = TimeSlices(clock=clock)
-    async with contextlib.AsyncExitStack() as first:
-        await first.enter_async_context(slices.bulk())
-        waiting = asyncio.create_task(first_slice(slices))
-        await asyncio.sleep(0)
-        clock.now_s += 3.0
-        await first.aclose()
-        time_slice = await waiting
-    assert time_slice.held_back_s == 3.0
-    clock.now_s += 5.0
-    assert time_slice.held_back_s == 3.0, "its own work does not count as waiting"
-
-    def pass_the_time() -> None:
-        clock.now_s += 2.0
-
-    async with slices.bulk() as bulk:
-        asyncio.get_running_loop().call_soon(pass_the_time)
-        await bulk.pause()
-        assert bulk.held_back_s == 2.0
-    live = slices.live()
-    clock.now_s += 1.0
-    await live.pause()
-    assert live.held_back_s == 0.0
-
-
-async def test_the_duration_of_a_batch_leaves_out_how_long_it_was_held_back() -> None:
-    local, clock = LocalDrafter(), FakeClock()
-    slices = local.engine.slices = TimeSlices(clock=clock)
-    long = pb.SequenceDelta(sequence_id="a", token_ids=range(1000))
-    async with contextlib.AsyncExitStack() as first:
-        await first.enter_async_context(slices.bulk())
-        waiting = asyncio.create_task(local.exchange(pb.ProposeRequest(sequences=[long])))
-        await asyncio.sleep(0)
-        # By this clock alone, which measures the wait.
-        clock.now_s += 3600
-        await first.aclose()
-        await waiting
-    assert local.batch.duration_s < 0
-
-
-async def first_slice(slices: TimeSlices) -> TimeSlice:
-    async with slices.bulk() as time_slice:
-        return time_slice
-
-
 async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() -> None:
     clock = FakeClock()
     slices = TimeSlices(clock=clock)
@@ -195,20 +128,6 @@ async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() ->
             assert over == [False, True, False]
 
 
-async def test_bulk_is_held_back_only_while_traffic_is_live() -> None:
-    clock = FakeClock()
-    slices = TimeSlices(clock=clock)
-    slices.end_bulk_slice()
-    is_cool = [slices.is_cool]
-    slices.live()
-    slices.end_bulk_slice()
-    is_cool.append(slices.is_cool)
-    clock.now_s += LIVE_FOR_S
-    slices.end_bulk_slice()
-    is_cool.append(slices.is_cool)
-    assert is_cool == [True, False, True]
-
-
 async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:
     slices = TimeSlices()
     async with slices.bulk():
@@ -220,16 +139,3 @@ async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:
             await waiting
     async with asyncio.timeout(60), slices.bulk():
         pass
-
-
-async def test_a_batch_without_long_text_is_live_traffic() -> None:
-    local = LocalDrafter()
-    await local.append("a", 0, [1, 2])
-    now_s = 5.0
-    slices = local.engine.slices = TimeSlices(clock=lambda: now_s)
-    await local.append("a", 2, [1, 2])
-    assert slices._last_live_s == now_s
-    long = pb.SequenceDelta(sequence_id="a", base_length=4, token_ids=range(1000))
-    now_s = 6.0
-    await local.exchange(pb.ProposeRequest(sequences=[long]))
-    assert slices._last_live_s == 5.0

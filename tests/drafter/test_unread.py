@@ -65,13 +65,3 @@ async def test_other_streams_are_answered_while_one_client_does_not_read(
             response = await exchange(bystander, live_batch(step))
             assert len(response.proposals) == 8
     assert step > 0
-
-
-async def test_a_slow_reader_that_reads_is_not_disconnected(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(unread_timeout_s=0.5)
-    stream = running.open_stream()
-    for step in range(2):
-        await stream.write(live_batch(step))
-        # Longer than the limit, but the transport has accepted the answer.
-        await asyncio.sleep(0.7)
-        assert isinstance(await stream.read(), pb.ProposeResponse)

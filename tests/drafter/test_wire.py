@@ -5,7 +5,6 @@ import pytest
 
 from drafter.batch import wire
 from drafter.batch.scan import INVALID, OUT_OF_SYNC
-from drafter.errors import MalformedBatchError
 from drafter.history.id_table import MAX_ID_BYTES
 from drafter.ngram.params import (
     DEFAULT_PARAMS,
@@ -16,7 +15,6 @@ from drafter.ngram.params import (
     Tie,
 )
 from drafter.refusals import InvalidDeltaError
-from servicekit.errors import MessageLimitError
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import limits_pb2
@@ -117,43 +115,6 @@ def test_params_are_read_at_creation_only() -> None:
 
 def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
     return pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(num_tokens))
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (pb.ProposeRequest(sequences=[delta(f"{i}") for i in range(4097)]), "sequences"),
-        (pb.ProposeRequest(sequences=[delta("a"), delta("")]), "sequences[1].sequence_id"),
-        (pb.ProposeRequest(sequences=[delta("a" * 65)]), "sequences[0].sequence_id"),
-        (pb.ProposeRequest(sequences=[delta("ä" * 33)]), "sequences[0].sequence_id"),
-        (
-            pb.ProposeRequest(sequences=[delta("a"), delta("b"), delta("a")]),
-            "sequences[2].sequence_id",
-        ),
-        (pb.ProposeRequest(releases=[pb.Release(sequence_id="a")] * 4097), "releases"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_malformed_batch_is_refused_by_the_field_s_name(
-    request_: pb.ProposeRequest, field: str
-) -> None:
-    with pytest.raises((MalformedBatchError, MessageLimitError)) as refusal:
-        wire.check_propose_request(request_)
-    assert refusal.value.field == field
-    assert refusal.value.message.startswith(f"{field}: ")
-
-
-def test_a_release_without_a_proper_id_is_refused_in_a_call_and_left_out_on_a_stream() -> None:
-    good = [pb.Release(sequence_id="a"), pb.Release(sequence_id="ä" * 32)]
-    assert (
-        wire.named_releases([good[0], pb.Release(sequence_id="a", feed_id="x" * 257)]) == good[:1]
-    )
-    for bad in (pb.Release(), pb.Release(sequence_id="a" * 65)):
-        releases = [good[0], bad, good[1]]
-        with pytest.raises(MalformedBatchError) as refusal:
-            wire.check_releases(releases)
-        assert refusal.value.field == "releases[1].sequence_id"
-        assert wire.named_releases(releases) == good
 
 
 def test_a_batch_at_every_limit_is_accepted() -> None:

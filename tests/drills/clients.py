@@ -6,7 +6,7 @@ import random
 import grpc
 
 from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
-from tandem.channel import SHORT_KEEPALIVE_MS
+from tandem.transport.channel import SHORT_KEEPALIVE_MS
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
 from tests.drills.http2_flood import Flood
 from tests.drills.link import running_link

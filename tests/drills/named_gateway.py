@@ -11,7 +11,7 @@ from unittest import mock
 
 from gateway import __main__ as gateway
 from gateway.server import GatewayServer
-from servicekit.process import end
+from servicekit.serving.process import end
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from servicekit.limits import KEEPALIVE
+from servicekit.channels.limits import KEEPALIVE
 from tandem.v1 import gateway_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.drills.fleet import Fleet, Member
 from tests.drills.requests import Losses, Record, generate, generate_anywhere

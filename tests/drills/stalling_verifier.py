@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from servicekit.process import end
+from servicekit.serving.process import end
 from tests.integration.pausable_model import PausableModel
 from verifier import __main__ as verifier
 from verifier.build import LoadedModel, load_model

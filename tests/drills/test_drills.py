@@ -9,7 +9,16 @@ from tests.drills.fleet import Fleet, running_fleet
 from tests.drills.requests import Losses
 from tests.drills.run import Undisturbed
 
-TESTED = [short_form(drill) for drill in DRILLS]
+# Of each service one, and all of them together; the others come with `--long`.
+ALWAYS = ("verifier killed", "drafter lies", "rolling restart")
+TESTED = [
+    pytest.param(
+        short_form(drill),
+        id=drill.name.replace(" ", "-"),
+        marks=[] if drill.name in ALWAYS else pytest.mark.long,
+    )
+    for drill in DRILLS
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +32,7 @@ def undisturbed() -> Undisturbed:
     return Undisturbed()
 
 
-@pytest.mark.parametrize("drill", TESTED, ids=lambda drill: drill.name.replace(" ", "-"))
+@pytest.mark.parametrize("drill", TESTED)
 async def test_no_token_is_lost_repeated_or_changed(
     drill: Drill, fleet: Fleet, undisturbed: Undisturbed
 ) -> None:

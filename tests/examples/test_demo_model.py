@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -19,7 +18,6 @@ from examples.demo_model.dataset import (
     CODE,
     END,
     HELDOUT_LINES,
-    HELDOUT_MAX_TOKENS,
     HELDOUT_TASKS,
     MODEL_FOLDER,
     NEVER_RENAMED,
@@ -31,7 +29,6 @@ from examples.demo_model.dataset import (
     NamedFile,
     RenameSampler,
     heldout_files,
-    heldout_json,
     make_heldout,
     name_files,
     read_heldout,
@@ -39,23 +36,17 @@ from examples.demo_model.dataset import (
     training_files,
 )
 from examples.demo_model.evaluate import (
-    greedy_answers,
     load_model,
     load_tokenizer,
     teacher_forced,
 )
 from examples.demo_model.packing import BATCH_ROWS, IGNORED, ROW_TOKENS, PackedBatches
 from examples.demo_model.train import (
-    VOCABULARY_SIZE,
     Phase,
     Progress,
-    learning_rate_scale,
     new_model,
-    packed_loss,
     save_checkpoint,
-    show_bar,
     train_phase,
-    train_tokenizer,
 )
 
 PROMPT = re.compile(
@@ -129,28 +120,14 @@ def test_heldout_references_are_the_sources_with_the_identifier_renamed(
         assert row["reference"] == renamed, row["id"]
 
 
-def test_heldout_tasks_fit_the_row_that_the_model_was_trained_on(
-    rows: list[dict[str, str]], tokenizer: Tokenizer
-) -> None:
-    lengths = [len(tokenizer.encode(row["prompt"] + row["reference"] + END).ids) for row in rows]
-    assert max(lengths) <= HELDOUT_MAX_TOKENS <= ROW_TOKENS
-
-
 def test_no_heldout_snippet_stands_in_the_training_split(rows: list[dict[str, str]]) -> None:
     trained = "\n".join("\n".join(file.lines) for file in training_files())
     assert len(trained) > 1_000_000
-    assert [row["id"] for row in rows if source_of(row) in trained] == []
-
-
-def test_heldout_rows_survive_a_rewrite(tmp_path: Path, few_files: list[NamedFile]) -> None:
-    sampler = RenameSampler(few_files, line_bounds=HELDOUT_LINES, seed=5)
-    tasks = [sampler.draw() for _ in range(3)]
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(heldout_json(tasks), "utf-8")
-    read = read_heldout(path)
-    assert [row["prompt"] for row in read] == [task.prompt for task in tasks]
-    assert [row["reference"] for row in read] == [task.reference for task in tasks]
-    assert read_heldout(path, limit=2) == [read[0], read[1]]
+    # A search through all of it for each snippet would take minutes.
+    lines = set(trained.split("\n"))
+    suspects = [row for row in rows if lines.issuperset(source_of(row).split("\n"))]
+    assert suspects, "short ones may consist of such lines, elsewhere"
+    assert [row["id"] for row in suspects if source_of(row) in trained] == []
 
 
 # Where tasks come from
@@ -199,23 +176,6 @@ def test_renaming_replaces_whole_words_only() -> None:
     assert rename_identifier(source, "item", "row") == renamed
 
 
-def test_drawn_tasks_are_bounded_repeatable_and_rename_code_names(
-    few_files: list[NamedFile],
-) -> None:
-    samplers = [RenameSampler(few_files, line_bounds=TRAINING_LINES, seed=7) for _ in range(2)]
-    tasks = [samplers[0].draw() for _ in range(300)]
-    assert tasks == [samplers[1].draw() for _ in range(300)]
-    names = {name for file in few_files for line in file.names for name in line}
-    fewest, most = TRAINING_LINES
-    for task in tasks:
-        assert fewest <= task.source.count("\n") + 1 <= most
-        assert task.old in names - NEVER_RENAMED
-        assert task.reference != task.source
-    assert {"self", "cls", "len", "return"}.isdisjoint(names)
-    joined_share = sum(task.new not in names for task in tasks) / len(tasks)
-    assert 0.08 < joined_share < 0.22
-
-
 # Training
 
 
@@ -238,28 +198,6 @@ def test_packed_rows_hold_tasks_and_their_targets(
             assert (target == IGNORED) != counts
             if counts and next_id is not None:
                 assert target == next_id
-
-
-def test_learning_rate_warms_up_stays_and_falls() -> None:
-    assert learning_rate_scale(0, 0.0) == pytest.approx(0.02)
-    assert learning_rate_scale(49, 0.1) == 1
-    assert learning_rate_scale(500, 0.6) == 1
-    assert learning_rate_scale(700, 0.8) == pytest.approx(0.51)
-    assert learning_rate_scale(900, 1.0) == pytest.approx(0.02)
-
-
-def test_chunked_loss_is_the_mean_over_the_kept_targets() -> None:
-    torch.manual_seed(0)
-    model = new_model()
-    inputs = torch.randint(VOCABULARY_SIZE, (3, 500))  # more positions than one chunk holds
-    targets = inputs.roll(-1, dims=1)
-    targets[:, :50] = IGNORED
-    with torch.no_grad():
-        logits = model(input_ids=inputs).logits
-        expected = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED
-        )
-        torch.testing.assert_close(packed_loss(model, inputs, targets), expected, rtol=1e-3, atol=0)
 
 
 def test_training_steps_lower_the_loss(few_files: list[NamedFile], tokenizer: Tokenizer) -> None:
@@ -289,23 +227,6 @@ def test_training_steps_lower_the_loss(few_files: list[NamedFile], tokenizer: To
     assert steps[-1].loss < steps[0].loss - 1
 
 
-def test_training_shows_a_bar_in_a_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phase = Phase(
-        name="a", minutes=1, muon_learning_rate=0.1, adamw_learning_rate=0.1, answer_only=True
-    )
-    half = Progress(num_steps=1, num_tokens=1, fraction=0.5, loss=0.25)
-    show_bar(phase, half)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    show_bar(phase, half)
-    show_bar(phase, dataclasses.replace(half, fraction=1.0))
-    first, second = capsys.readouterr().err.split("\r\x1b[K")[1:]
-    assert first == f"a {'#' * 15}{'.' * 15}  50%, loss 0.250"
-    assert second == f"a {'#' * 30} 100%, loss 0.250\n"
-
-
 def test_checkpoints_load_with_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = new_model()
     save_checkpoint(model, tokenizer, tmp_path)
@@ -315,16 +236,6 @@ def test_checkpoints_load_with_transformers(tmp_path: Path, tokenizer: Tokenizer
         assert torch.equal(loaded.state_dict()[name], parameter.bfloat16()), name
     text = f"{CODE}a = b{RENAME}b{TO}count{OUT}"
     assert AutoTokenizer.from_pretrained(tmp_path)(text).input_ids == tokenizer.encode(text).ids
-
-
-def test_a_new_tokenizer_has_the_special_tokens_first_and_loses_no_text(
-    few_files: list[NamedFile],
-) -> None:
-    trained = train_tokenizer(file.file for file in few_files)
-    assert trained.get_vocab_size() == VOCABULARY_SIZE
-    assert [trained.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
-    text = "def größe(x):\n\treturn '→', x  # \x0c"
-    assert trained.decode(trained.encode(text).ids) == text
 
 
 # The bundled weights
@@ -355,13 +266,3 @@ def test_bundled_model_gets_nearly_every_edited_token_right(
     result = teacher_forced(bundled_model, tokenizer, read_heldout(limit=20))
     assert result.num_tasks == 20
     assert result.token_accuracy >= 0.95
-
-
-def test_greedy_answers_are_exact_where_no_teacher_forced_token_is_wrong(
-    bundled_model: PreTrainedModel, tokenizer: Tokenizer, rows: list[dict[str, str]]
-) -> None:
-    short = sorted(rows, key=lambda row: len(row["prompt"]))[:6]
-    forced = [teacher_forced(bundled_model, tokenizer, [row]).num_right_tasks for row in short]
-    greedy = [greedy_answers(bundled_model, tokenizer, [row]).num_exact for row in short]
-    assert greedy == forced
-    assert 0 < sum(greedy) < len(short)

@@ -1,13 +1,12 @@
 """How the examples show drafted, accepted and appended tokens."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from examples import demo, quickstart
 from examples.demo_model.dataset import read_heldout
-from tandem.client import Chunk, Event, Finished, FinishReason, ReportedToken, Usage
+from tandem.client import Chunk, ReportedToken, Usage
 
 
 def chunk(*tokens: tuple[str, bool], **fields: int) -> Chunk:
@@ -38,45 +37,6 @@ def test_a_chunk_of_several_steps_is_shown_as_a_whole() -> None:
     assert quickstart.flow(steps).split(None, 2) == ["9", "1", "'a + b'"]
     assert quickstart.numbered(3, 6) == "3-6"
     assert quickstart.numbered(3, 3) == "3"
-
-
-def test_reading_ahead_hands_on_every_event_and_the_error() -> None:
-    events = [chunk(("a", False)), chunk(("b", False))]
-
-    def failing() -> Iterator[Event]:
-        yield from events
-        raise ConnectionError("gone")
-
-    assert list(quickstart.read_ahead(iter(events))) == events
-    ahead = quickstart.read_ahead(failing())
-    assert [next(ahead), next(ahead)] == events
-    with pytest.raises(ConnectionError, match="gone"):
-        next(ahead)
-
-
-def test_the_summary_names_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = Usage(
-        output_tokens=21,
-        num_steps=13,
-        num_drafts=7,
-        num_draft_tokens=14,
-        num_accepted_tokens=8,
-        accepted_per_position=(4, 4),
-    )
-    finished = Finished(choice_index=0, finish_reason=FinishReason.STOP, usage=usage)
-    quickstart.show_summary(finished)
-    shown = {
-        line.strip().rpartition("  ")[0].strip(): line.strip().rpartition("  ")[2].strip()
-        for line in capsys.readouterr().out.splitlines()
-    }
-    assert shown["model steps"] == "13"
-    assert shown["steps with drafts"] == "7"
-    assert shown["drafted tokens"] == "14"
-    assert shown["accepted tokens"] == "8"
-    assert shown["steps without drafts"] == "6"
-    assert shown["mean acceptance length"] == "2.14"
-    assert shown["maximum acceptance length"] == "3"
-    assert shown["acceptance per position"] == "0.57 0.57"
 
 
 @pytest.mark.parametrize("marks", [demo.PLAIN, demo.COLOURED])

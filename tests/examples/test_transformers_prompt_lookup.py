@@ -91,18 +91,3 @@ def test_without_a_drafter_the_output_is_the_same(
     with DrafterClient(gone) as drafter:
         assert decode(model, drafter) == decode(model, None)
     assert "no draft" in capsys.readouterr().err
-
-
-def test_what_the_loop_cannot_do_is_refused(address: str, model: PreTrainedModel) -> None:
-    with DrafterClient(address) as drafter:
-        lookup = example.RemotePromptLookup(drafter, params=NgramParams(), max_length=100)
-        more = {
-            "custom_generate": example.verify_drafts,
-            "candidate_generator": lookup,
-            "max_new_tokens": 3,
-        }
-        one, two = torch.tensor([[5, 6]]), torch.tensor([[5, 6], [7, 8]])
-        with pytest.raises(ValueError, match="greedy"):
-            model.generate(one, do_sample=True, **more)  # type: ignore[operator]
-        with pytest.raises(ValueError, match="one prompt"):
-            model.generate(two, do_sample=False, **more)  # type: ignore[operator]

@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
 
+from servicekit.channels.limits import MAX_RECEIVE_BYTES
 from servicekit.errors import field_violation, retry_after_ms
 from servicekit.interceptors.request_id import REQUEST_ID_KEY
-from servicekit.limits import MAX_RECEIVE_BYTES
 from tests.drills.fleet import Member
 from tests.fuzz.answers import AnswerError, check_answers
 from tests.fuzz.messages import MessageMaker

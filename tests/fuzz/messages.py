@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from servicekit.limits import MAX_RECEIVE_BYTES
+from servicekit.channels.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2
 
 #: A drafter that verifiers may talk to, and that is never there.

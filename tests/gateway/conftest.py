@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
 from gateway.text.tokenizer import Tokenizer
+from servicekit.channels.discovery import Resolve, resolve_host
 from servicekit.config import ServerOptions
-from servicekit.discovery import Resolve, resolve_host
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until

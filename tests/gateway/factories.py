@@ -8,7 +8,7 @@ from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import Chunk, EncodedLogprob
 from gateway.messages.verifier import Decided, OpenCommand
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
 from tandem.values import DraftWait, FinishReason, NgramParams, SamplingParams

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.api.http import HttpListener
 from gateway.errors import OverloadedError
-from servicekit.client_waits import ClientWaits
+from servicekit.channels.tls import watch_server_certificate
 from servicekit.config import ServerOptions
-from servicekit.tls import watch_server_certificate
+from servicekit.serving.client_waits import ClientWaits
 from tests.gateway.scripted_server import PATIENCE_S
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import grpc
 
-from servicekit.limits import MAX_RECEIVE_BYTES
+from servicekit.channels.limits import MAX_RECEIVE_BYTES
 
 #: How long tests wait before they fail.
 PATIENCE_S = 60.0

@@ -8,8 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.api.request_texts import RequestTexts
-from gateway.errors import ERROR_CODES
-from servicekit.errors import field_violation, retry_after_ms
+from servicekit.errors import retry_after_ms
 from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
@@ -66,16 +65,6 @@ async def test_a_request_that_its_verifier_has_no_room_for_is_shed_once(
     assert running.sample("tandem_requests_unread_total") == 0
 
 
-async def test_more_choices_than_may_ever_be_generated_at_a_time_are_no_overload(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=3)
-    error = await error_of(running.call(1, n=4))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert field_violation(error) == ("n", "4 choices are over the limit of 3 at a time")
-    assert retry_after_ms(error) is None
-
-
 async def test_waiting_tokens_are_bounded_as_a_sum(
     start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
 ) -> None:
@@ -126,31 +115,6 @@ async def test_a_text_that_finds_no_room_is_not_even_encoded(
     error = await error_of(running.call(text="a text " * 200))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     first.cancel()
-
-
-async def test_a_refused_request_is_no_longer_counted(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=1)
-    for _ in range(3):
-        assert (await error_of(running.call(5000))).code() is grpc.StatusCode.INVALID_ARGUMENT
-    await running.generate(1)
-    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 3
-    assert running.sample("tandem_requests_received_total") == 4
-
-
-async def test_a_request_that_its_client_cancels_is_no_error(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1)
-    await verifier.nth("open", 0)
-    call.cancel()
-    await running.until_idle()
-    assert running.sample("tandem_requests_received_total") == 1
-    for code in ERROR_CODES:
-        assert running.sample("tandem_request_errors_total", code=code) == 0
 
 
 async def test_draining_refuses_new_requests_and_lets_the_others_finish(

@@ -11,9 +11,8 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from servicekit import watched_files
+from servicekit.channels import watched_files
 from servicekit.config import ServerOptions
-from servicekit.errors import field_violation
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc
 from tests.certificates import issue_uri_cert
@@ -98,22 +97,6 @@ async def test_the_token_decides_the_tenant(
         await collect(call_with(running, bearer(token)))
     await collect(call_with(running, (("authorization", "bearer  one"),)))
     assert [opened.cache_salt for opened in verifier.commands("open")] == ["1:a/", "1:b/", "1:a/"]
-
-
-async def test_a_priority_over_the_ceiling_is_refused(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, tmp_path: Path
-) -> None:
-    running = await start_gateway(
-        verifiers=[verifier.address],
-        clients=write_clients(tmp_path / "clients.yaml", a={"tokens": ["one"]}),
-    )
-    verifier.play(lambda opened: [5, STOP])
-    error = await error_of(call_with(running, bearer("one"), priority=1))
-    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-    violation = field_violation(error)
-    assert violation is not None
-    assert violation[0] == "priority"
-    assert await code_of(call_with(running, bearer("one"), priority=-1)) is grpc.StatusCode.OK
 
 
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(

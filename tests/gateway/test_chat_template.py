@@ -14,7 +14,6 @@ from gateway.text.chat_template import (
     MAX_RENDERED_CHARACTERS,
     ChatTemplate,
     ChatTemplateError,
-    NoReasoningEffortError,
     RenderedTooLongError,
 )
 from servicekit.config import ConfigError, ServerOptions
@@ -86,26 +85,6 @@ def test_it_renders_as_transformers_does(
     assert ours.render(CONVERSATION, tools=tools, variables=variables) == rendered[0][0]
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% set x = 'out' %}{% generation %}a{% set x = 'in' %}{% endgeneration %}{{ x }}",
-        "{% for m in messages %}{% generation %}{% set y = 1 %}{{ y }}{{ loop.index }}"
-        "{% endgeneration %}{{ y is defined }}{% endfor %}",
-        "{% generation %}{% macro f() %}m{% endmacro %}{{ f() }}{% endgeneration %}"
-        "{{ f is defined }}",
-        "{% set ns = namespace(a=1) %}{% generation %}{% set ns.a = 2 %}{% endgeneration %}"
-        "{{ ns.a }}",
-        "{% for m in messages %}{% if m.thinking %}{{ m.thinking }}{% endif %}{% endfor %}",
-    ],
-    ids=["variable", "loop", "macro", "namespace", "other name of reasoning"],
-)
-def test_scopes_and_names_are_those_of_transformers(template: str) -> None:
-    messages = [*CONVERSATION, {"role": "assistant", "content": "", "reasoning_content": "so"}]
-    rendered = render_jinja_template([messages], chat_template=template)
-    assert ChatTemplate({"default": template}, {}).render(messages) == rendered[0][0]
-
-
 def test_a_template_that_only_pythons_compiler_refuses_cannot_be_loaded() -> None:
     source = "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="'break' outside loop"):
@@ -142,14 +121,6 @@ def test_a_template_is_told_how_much_to_reason(
     ours = ChatTemplate({"default": template}, SPECIAL)
     text = ours.render(CONVERSATION, variables=variables, reasoning_effort=effort)
     assert text.endswith(shown)
-
-
-def test_effort_that_a_template_does_not_read_is_refused() -> None:
-    """Of the template that would be rendered."""
-    ours = ChatTemplate({"default": EFFORT, "tool_use": "{{ bos_token }}"}, SPECIAL)
-    assert ours.render(CONVERSATION, reasoning_effort="high")
-    with pytest.raises(NoReasoningEffortError):
-        ours.render(CONVERSATION, tools=TOOLS, reasoning_effort="high")
 
 
 @pytest.mark.parametrize(
@@ -210,12 +181,6 @@ def test_a_text_that_a_template_makes_too_long_is_refused_before_it_is_whole(
     messages = [{"role": "user", "content": "hi"}] * 3
     with pytest.raises(RenderedTooLongError):
         ChatTemplate({"default": template}, {}).render(messages, tools=tools, variables=variables)
-
-
-def test_the_longest_text_is_rendered() -> None:
-    template = ChatTemplate({"default": "{{ half }}{{ messages[0].content }}"}, {})
-    text = template.render([{"content": HALF}], variables={"half": HALF})
-    assert len(text) == MAX_RENDERED_CHARACTERS
 
 
 SHOW_PARTS = (
@@ -282,13 +247,6 @@ def test_a_template_gets_messages_in_the_form_that_it_reads(body: str, shown: st
     assert before == SPOKEN, "they stay as they are"
 
 
-def test_arguments_that_are_no_json_stay_as_they_are() -> None:
-    calls = [{"function": {"name": "f", "arguments": '{"a": '}}]
-    source = "{% for message in messages %}" + TEXT + "{% endfor %}"
-    messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
-    assert ChatTemplate({"default": source}, {}).render(messages) == 'f={"a": '
-
-
 def test_each_of_a_models_templates_has_a_form_of_its_own() -> None:
     sources = {
         "default": "{{ messages[0].content }}",
@@ -337,10 +295,6 @@ def test_templates_are_found_where_models_keep_them(
     assert template is not None
     assert template.render(CONVERSATION) == plain
     assert template.render(CONVERSATION, tools=TOOLS) == with_tools
-
-
-def test_a_model_may_have_none(tmp_path: Path) -> None:
-    assert ChatTemplate.load(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
-from tests.gateway.running_gateway import Output, StartGateway, add, collect, read, until
-from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from tests.gateway.running_gateway import StartGateway, until
+from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -57,64 +57,6 @@ async def test_an_open_says_who_drafts_and_how(
     call.cancel()
 
 
-async def test_without_drafters_an_open_names_none(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address])
-    assert (await running.generate(1, 2)).token_ids == [5, 0]
-    (opened,) = verifier.commands("open")
-    assert opened.drafter_address == ""
-    assert opened.HasField("ngram"), "for a drafter that comes later"
-    assert not opened.drafting
-
-
-async def test_requests_have_their_own_speculation(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=["10.0.0.9:50051"])
-    params = {
-        "own": sampling_pb2.SpeculationParams(
-            num_speculative_tokens=3,
-            prompt_lookup_min=1,
-            prompt_lookup_max=4,
-            overlap=drafter_pb2.OVERLAP_ALLOWED,
-            tie=drafter_pb2.TIE_LATEST,
-            hint_tokens=5,
-        ),
-        "off": sampling_pb2.SpeculationParams(enabled=False, pool="p"),
-        "none": sampling_pb2.SpeculationParams(num_speculative_tokens=0),
-        "default": sampling_pb2.SpeculationParams(),
-    }
-    calls = [
-        running.call(1, 2, index, speculation=speculation)
-        for index, speculation in enumerate(params.values())
-    ]
-    await verifier.nth("open", 3)
-    commands = sorted(verifier.commands("open"), key=lambda command: command.token_ids[2])
-    opened = dict(zip(params, commands, strict=True))
-    assert {
-        name: (c.drafter_address, c.drafting, c.num_speculative_tokens, c.hint_tokens)
-        for name, c in opened.items()
-    } == {
-        "own": ("10.0.0.9:50051", True, 3, 5),
-        "off": ("", False, 0, 0),
-        "none": ("", False, 0, 0),
-        "default": ("10.0.0.9:50051", True, 7, 64),
-    }
-    assert opened["own"].ngram == drafter_pb2.NgramParams(
-        min_ngram=1,
-        max_ngram=4,
-        overlap=drafter_pb2.OVERLAP_ALLOWED,
-        tie=drafter_pb2.TIE_LATEST,
-        tokens_per_match=0,
-        algorithm=drafter_pb2.ALGORITHM_INDEX,
-    )
-    assert not opened["off"].keep
-    for call in calls:
-        call.cancel()
-
-
 async def test_a_pools_requests_have_one_drafter_and_others_are_spread(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -141,39 +83,6 @@ async def test_two_gateways_at_one_verifier_get_the_tokens_of_their_own_sequence
     await first.gateway.stop()
     await until(lambda: verifier.num_ended_sessions == 1)
     assert (await second.generate(30)).token_ids == [31, 9]
-
-
-async def test_a_sequence_that_its_verifier_ends_gets_no_close(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=["10.0.0.9:50051"])
-    call = running.call(1, 2)
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.decided(opened.sequence_id, 2, [3], finish=STOP))
-    await collect(call)
-    await running.until_idle()
-    call = running.call(1, 2, 3)
-    await verifier.nth("open", 1)
-    assert not verifier.commands("close")
-    call.cancel()
-
-
-async def test_each_step_is_a_chunk_of_its_own_for_a_client_that_keeps_up(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1, 2)
-    output = Output()
-    add(output, await read(call))
-    opened = await verifier.nth("open", 0)
-    for index in range(5):
-        finish = STOP if index == 4 else 0
-        verifier.send(verifier.decided(opened.sequence_id, 2 + index, [10 + index], finish=finish))
-        add(output, await read(call))
-    assert [(chunk.offset, chunk.num_steps) for chunk in output.chunks] == [
-        (index, 1) for index in range(5)
-    ]
-    assert (await read(call)).finished.finish_reason == STOP
 
 
 async def test_the_round_trips_that_verifiers_report_are_observed(

@@ -56,16 +56,6 @@ async def iterate(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_clients_are_served_in_the_next_iteration() -> None:
-    recorded = RecordedDelivery()
-    generation = make_generation()
-    recorded.add(generation)
-    assert recorded.batches == [], "never inside the step itself"
-    await iterate(1)
-    assert recorded.batches == [[generation]]
-    assert recorded.delivery.is_idle
-
-
 async def test_many_clients_are_served_over_several_iterations_of_the_loop() -> None:
     recorded = RecordedDelivery()
     generations = [make_generation() for _ in range(3 * CLIENTS_PER_ITERATION - 1)]
@@ -75,14 +65,6 @@ async def test_many_clients_are_served_over_several_iterations_of_the_loop() -> 
         assert len(recorded.batches) == num_batches
     assert [len(batch) for batch in recorded.batches] == [4, 4, 3]
     assert [generation for batch in recorded.batches for generation in batch] == generations
-
-
-async def test_a_generation_waits_once_however_many_steps_it_gathers() -> None:
-    recorded = RecordedDelivery()
-    first, second = make_generation(), make_generation()
-    recorded.add(first, second, *[first] * 5)
-    await iterate(5)
-    assert recorded.batches == [[first, second]]
 
 
 async def test_a_generation_that_nobody_wants_is_not_served() -> None:
@@ -154,16 +136,6 @@ async def test_what_was_gathered_is_served_together_once() -> None:
     assert first.token_ids[-4:] == [5, 6, 6, 6]
 
 
-async def test_tokens_that_come_less_often_do_not_wait() -> None:
-    recorded = RecordedDelivery(interval_s=LONG_S)
-    generation = await make_started(recorded)
-    generation.served_at_s -= LONG_S
-    append_step(generation, [6])
-    recorded.add(generation)
-    await iterate(1)
-    assert recorded.batches == [[generation]]
-
-
 async def measure(recorded: RecordedDelivery, *, message_s: float) -> None:
     """Serves clients until the time of a message is measured anew."""
     recorded.message_s = message_s
@@ -200,23 +172,10 @@ async def test_one_message_to_each_stream_takes_half_of_the_interval() -> None:
     assert await is_served_after(recorded, 0.1)
 
 
-async def test_few_streams_are_served_as_often_as_the_flag_says() -> None:
-    recorded = RecordedDelivery(interval_s=10.0, num_streams=128)
-    await measure(recorded, message_s=100e-6)
-    assert await is_served_after(recorded, 10)
-    assert not await is_served_after(recorded, 9)
-
-
 async def test_a_loop_that_does_much_else_does_not_delay_few_streams() -> None:
     recorded = RecordedDelivery(interval_s=0.005, num_streams=16)
     await measure(recorded, message_s=1.0)
     assert await is_served_after(recorded, 0.02)
-
-
-async def test_with_an_interval_of_0_nothing_is_gathered_under_load() -> None:
-    recorded = RecordedDelivery(interval_s=0.0, num_streams=300_000)
-    await measure(recorded, message_s=100e-6)
-    assert await is_served_after(recorded, 0)
 
 
 async def test_with_many_streams_those_with_a_stop_string_gather_as_the_others_do() -> None:
@@ -239,17 +198,3 @@ async def test_a_stop_string_or_a_trace_does_not_wait(fields: dict[str, Any]) ->
     recorded.add(generation)
     await iterate(1)
     assert recorded.batches == [[generation]]
-
-
-async def test_a_gathering_generation_that_nobody_wants_is_not_served() -> None:
-    recorded = RecordedDelivery(interval_s=0.01)
-    wanted, unwanted = await make_started(recorded), await make_started(recorded)
-    for generation in (unwanted, wanted):
-        append_step(generation, [6])
-        recorded.add(generation)
-    recorded.delivery.discard(unwanted)
-    recorded.published.clear()
-    async with asyncio.timeout(10):
-        await recorded.published.wait()
-    assert recorded.delivery.is_idle
-    assert recorded.batches == [[wanted]]

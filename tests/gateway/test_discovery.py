@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway import server
 from gateway.config import GatewayConfig
@@ -28,7 +27,6 @@ from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
     collect,
-    error_of,
     until,
 )
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -129,30 +127,6 @@ def num_open_channels() -> int:
 # Verifiers
 
 
-async def test_a_verifier_that_comes_is_used(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    first, second = await start_replicas(start_verifier, 2)
-    dns = ScriptedDns(**{HOST: ips(first)})
-    running = await start(start_gateway, [first], dns)
-    assert (names(running), num_connected(running)) == ([first.address], 1)
-    dns.answers[HOST] = ips(first, second)
-    await until(lambda: num_connected(running) == 2)
-    call, sequence_id = await open_at(running, second)
-    assert await finish(call, second, sequence_id) == [5, 6]
-
-
-async def test_a_name_that_resolves_only_later_is_waited_for(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    dns = ScriptedDns()
-    running = await start(start_gateway, [verifier], dns, is_serving=False)
-    await dns.applied(HOST)
-    assert (await error_of(running.call(1))).code() is grpc.StatusCode.UNAVAILABLE
-    dns.answers[HOST] = ips(verifier)
-    await until(lambda: running.gateway.frontend.is_serving)
-
-
 async def test_a_verifier_that_is_gone_finishes_its_sequences_and_gets_no_others(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
@@ -173,45 +147,6 @@ async def test_a_verifier_that_is_gone_finishes_its_sequences_and_gets_no_others
     await until(lambda: left.num_ended_sessions == 1)
     await until(lambda: names(running) == [kept.address])
     assert num_connected(running) == 1
-
-
-@pytest.mark.parametrize("is_connected", [True, False])
-async def test_a_verifier_that_is_gone_and_has_no_sequence_is_left(
-    start_gateway: StartGateway, start_verifier: StartVerifier, is_connected: bool
-) -> None:
-    kept, left = await start_replicas(start_verifier, 2)
-    dns = ScriptedDns(**{HOST: ips(kept, left)})
-    running = await start(start_gateway, [kept], dns)
-    await until(lambda: num_connected(running) == 2)
-    if not is_connected:
-        await left.stop()
-        await until(lambda: num_connected(running) == 1)
-    num_channels, num_tasks = num_open_channels(), len(running.gateway._tasks)
-    dns.answers[HOST] = ips(kept)
-    await until(lambda: names(running) == [kept.address])
-    await until(lambda: num_connected(running) == 1)
-    await until(lambda: left.num_ended_sessions == 1)
-    assert num_open_channels() == num_channels - 1
-    assert len(running.gateway._tasks) == num_tasks - 1
-
-
-async def test_a_verifier_that_is_found_again_while_it_has_sequences_is_used_again(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    kept, flapping = await start_replicas(start_verifier, 2)
-    dns = ScriptedDns(**{HOST: ips(kept, flapping)})
-    running = await start(start_gateway, [kept], dns)
-    await until(lambda: num_connected(running) == 2)
-    call, sequence_id = await open_at(running, flapping)
-    dns.answers[HOST] = ips(kept)
-    await dns.applied(HOST)
-    assert [link.is_leaving for link in running.gateway.fleet.verifiers] == [False, True]
-    dns.answers[HOST] = ips(kept, flapping)
-    await dns.applied(HOST)
-    second_call, second_id = await open_at(running, flapping)
-    assert await finish(second_call, flapping, second_id) == [5, 6]
-    assert await finish(call, flapping, sequence_id) == [5, 6]
-    assert (flapping.num_sessions, flapping.num_ended_sessions) == (1, 0)
 
 
 async def test_a_verifier_that_is_found_again_while_its_link_ends_gets_another_one(
@@ -288,64 +223,6 @@ async def test_an_outage_of_dns_changes_nothing(
     assert [replica.num_sessions for replica in replicas] == [1, 1]
 
 
-async def test_with_leaving_verifiers_only_nothing_new_is_served(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    [left] = await start_replicas(start_verifier, 1)
-    dns = ScriptedDns(**{HOST: ips(left)})
-    running = await start(start_gateway, [left], dns)
-    call, sequence_id = await open_at(running, left)
-    dns.answers[HOST] = ["127.0.0.9"]
-    await until(lambda: not running.gateway.frontend.is_serving)
-    health = health_pb2_grpc.HealthStub(running.channel)
-    status = (await health.Check(health_pb2.HealthCheckRequest())).status
-    assert status == health_pb2.HealthCheckResponse.NOT_SERVING
-    assert (await error_of(running.call(2))).code() is grpc.StatusCode.UNAVAILABLE
-    assert await finish(call, left, sequence_id) == [5, 6]
-
-
-async def test_leaving_verifiers_do_not_vote_on_a_models_weights(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    old, new = await start_replicas(start_verifier, 2)
-    old.model_digest, new.model_digest = "old", "new"
-    dns = ScriptedDns(**{HOST: ips(old, new)})
-    running = await start(start_gateway, [old], dns)
-    await until(lambda: num_connected(running) == 2)
-    call, sequence_id = await open_at(running, old)
-    dns.answers[HOST] = ips(new)
-    await dns.applied(HOST)
-    new.play(lambda opened: [7, 0])
-    assert (await running.generate(1)).token_ids == [7, 0]
-    assert await finish(call, old, sequence_id) == [5, 6]
-
-
-async def test_verifiers_may_leave_while_others_are_asked_for_their_progress(
-    start_gateway: StartGateway, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_answer, asked = asyncio.Event(), asyncio.Event()
-
-    async def answer_later(self: ScriptedVerifier, _request: object, _context: object) -> object:
-        asked.set()
-        await may_answer.wait()
-        self.num_steps += 1
-        return verifier_pb2.GetVerifierLoadResponse(num_steps=self.num_steps)
-
-    monkeypatch.setattr(ScriptedVerifier, "GetVerifierLoad", answer_later)
-    kept, left = await start_replicas(start_verifier, 2)
-    dns = ScriptedDns(**{HOST: ips(kept, left)})
-    running = await start(start_gateway, [kept], dns, progress_timeout_s=8.0)
-    await until(lambda: num_connected(running) == 2)
-    call, sequence_id = await open_at(running, kept)
-    await asked.wait()
-    dns.answers[HOST] = ips(kept)
-    await until(lambda: names(running) == [kept.address])
-    may_answer.set()
-    await until(lambda: kept.num_steps > 0)
-    assert await finish(call, kept, sequence_id) == [5, 6]
-    assert not running.gateway.failed.done()
-
-
 def credentials_for(authority: trustme.CA, name: str) -> grpc.ServerCredentials:
     issued = authority.issue_cert(name)
     chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
@@ -377,25 +254,6 @@ async def test_certificates_are_checked_for_the_name_that_led_to_an_address(
     await until(lambda: any(entry["event"] == "no_link" for entry in running.log))
     (tmp_path / "ca.pem").write_bytes(ca)
     await until(lambda: later.num_sessions == 1)
-
-
-async def test_an_address_with_another_name_gets_a_new_link(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    [replica] = await start_replicas(start_verifier, 1)
-    dns = ScriptedDns(**{"a.example": ips(replica), "b.example": ips(replica)})
-    port = port_of(replica)
-    running = await start_gateway(
-        verifiers=[f"a.example:{port}", f"b.example:{port}"], resolve=dns, peers=PLAINTEXT
-    )
-    call, sequence_id = await open_at(running, replica)
-    dns.answers["a.example"] = ["127.0.0.9"]
-    await dns.applied("a.example")
-    assert await finish(call, replica, sequence_id) == [5, 6]
-    await until(lambda: (replica.num_sessions, replica.num_ended_sessions) == (2, 1))
-    await until(lambda: num_connected(running) == 1)
-    call, sequence_id = await open_at(running, replica)
-    assert await finish(call, replica, sequence_id) == [5, 6]
 
 
 async def test_a_name_without_credentials_is_refused_at_the_start(
@@ -456,27 +314,6 @@ async def test_drafters_come_and_go_and_sequences_move_away_from_those_that_are_
     second_call.cancel()
 
 
-async def test_a_replaced_drafter_hands_its_sequences_to_its_successor(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    dns = ScriptedDns(**{"drafter.example": ["10.0.0.1"]})
-    running = await start_gateway(
-        verifiers=[verifier.address],
-        drafters=["drafter.example:50051"],
-        resolve=dns,
-        peers=PLAINTEXT,
-    )
-    await dns.applied("drafter.example")
-    call = running.call(1, n=16)
-    await verifier.nth("open", 15)
-    verifier.send(verifier.drafter_status("10.0.0.1:50051", UP))
-    await until(lambda: num_connected(running, "drafter") == 1)
-    dns.answers["drafter.example"] = ["10.0.0.2"]
-    await verifier.nth("update", 15)
-    assert set(drafters_now(verifier).values()) == {"10.0.0.2:50051"}
-    call.cancel()
-
-
 def test_what_is_remembered_of_drafters_that_are_gone_is_bounded() -> None:
     drafters = Drafters()
     for number in range(3000):
@@ -488,13 +325,3 @@ def test_what_is_remembered_of_drafters_that_are_gone_is_bounded() -> None:
     assert drafters.num_up == 1
     assert "10.0.0.0:1" not in drafters._states["verifier"]
     assert len(drafters._num_answered) == 1025
-
-
-def test_a_drafter_that_came_back_is_not_forgotten_with_those_that_are_gone() -> None:
-    drafters = Drafters()
-    for addresses in (["back:1"], [], ["back:1"]):
-        drafters.set_addresses(addresses)
-    drafters.set_state("verifier", "back:1", DrafterState.SLOW)
-    for number in range(1100):
-        drafters.set_addresses(["back:1", f"10.0.{number // 256}.{number % 256}:1"])
-    assert drafters.has_unable("verifier")

@@ -1,15 +1,9 @@
 """Verifiers report their drafters: sequences get, and move to, one that drafts."""
 
-import asyncio
-import random
 from collections import Counter
 
 import pytest
 
-from gateway.messages.verifier import DrafterState
-from gateway.routing.drafter_moves import SEQUENCES_PER_ITERATION
-from gateway.routing.drafters import Drafters
-from gateway.routing.live_sequences import LiveSequence
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
@@ -17,7 +11,6 @@ from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
     collect,
-    error_of,
     until,
 )
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -30,7 +23,6 @@ DOWN = verifier_pb2.DrafterStatus.STATE_DOWN
 IDLE = verifier_pb2.DrafterStatus.STATE_IDLE
 
 ONE, TWO, THREE = DRAFTERS = [f"10.0.0.{index}:50051" for index in range(1, 4)]
-POOLED = sampling_pb2.SpeculationParams(pool="p")
 
 
 def used(verifier: ScriptedVerifier) -> Counter[str]:
@@ -94,21 +86,6 @@ async def test_new_sequences_get_a_drafter_that_drafts(
     assert set(used(verifier)) == {TWO, THREE}, "nothing is known of the third"
 
 
-async def test_if_no_drafter_drafts_sequences_get_the_one_that_they_would_have_had(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
-    await running.generate(1, speculation=POOLED)
-    verifier.send(*(verifier.drafter_status(each, DOWN) for each in DRAFTERS))
-    await handled(running, verifier)
-    await running.generate(1, speculation=POOLED)
-    first, _, second = verifier.commands("open")
-    assert first.drafter_address == second.drafter_address != ""
-    await running.generate(1, n=16)
-    assert used(verifier).keys() > {first.drafter_address, ""}
-
-
 @pytest.mark.parametrize("state", [SLOW, DOWN])
 async def test_sequences_move_once_to_drafters_that_draft_and_not_back(
     start_gateway: StartGateway, verifier: ScriptedVerifier, state: int
@@ -134,29 +111,6 @@ async def test_sequences_move_once_to_drafters_that_draft_and_not_back(
         call.cancel()
 
 
-async def test_sequences_without_an_able_drafter_move_to_the_first_that_is(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
-    calls = await open_many(running, verifier, 2)
-    num_of_one = used(verifier)[ONE]
-    verifier.send(verifier.drafter_status(TWO, DOWN))
-    await verifier.nth("update", used(verifier)[TWO] - 1)
-    verifier.send(verifier.drafter_status(ONE, SLOW))
-    await handled(running, verifier)
-    assert len(verifier.commands("update")) == used(verifier)[TWO], "there is none to move to"
-    verifier.send(verifier.drafter_status(TWO, UP))
-    await until(
-        lambda: all(
-            drafters_of(verifier)[each.sequence_id] == TWO
-            for each in verifier.commands("open")[:32]
-        )
-    )
-    assert num_of_one > 0
-    for call in calls:
-        call.cancel()
-
-
 async def test_a_state_counts_for_the_verifier_that_reports_it(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
@@ -174,35 +128,6 @@ async def test_a_state_counts_for_the_verifier_that_reports_it(
     assert not whole.commands("update")
     for call in calls:
         call.cancel()
-
-
-async def test_a_pools_sequences_move_together(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
-    call = running.call(1, n=16, speculation=POOLED)
-    await verifier.nth("open", 15)
-    [address] = used(verifier)
-    verifier.send(verifier.drafter_status(address, DOWN))
-    await verifier.nth("update", 15)
-    [moved_to] = set(drafters_of(verifier).values())
-    assert moved_to != address
-    call.cancel()
-
-
-async def test_after_a_new_session_nothing_is_known_of_the_drafters(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.first_events = [verifier.drafter_status(ONE, DOWN), verifier.drafter_status(TWO, UP)]
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
-    await until(lambda: connected(running) == (1, 1))
-    verifier.first_events = []
-    verifier.end_session()
-    await until(lambda: verifier.num_sessions == 2)
-    await until(lambda: connected(running) == (1, 0))
-    verifier.play(lambda opened: [5, 0])
-    await running.generate(1, n=16)
-    assert set(used(verifier)) == {ONE, TWO}
 
 
 def connected(running: RunningGateway) -> tuple[float, float]:
@@ -270,30 +195,6 @@ async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
     assert verifier.commands("open")[-1].drafter_address == ""
 
 
-async def test_a_refused_drafter_is_counted_once_however_many_sequences_name_it(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(
-        verifiers=[verifier.address], drafters=[ONE], draft_wait="adaptive"
-    )
-    call = running.call(1, 2, n=4)
-    opens = [await verifier.nth("open", index) for index in range(4)]
-    for opened in opens:
-        verifier.send(
-            verifier.rejected(
-                opened.sequence_id, code=7, message="not allowed", field="drafter_address"
-            )
-        )
-    assert [(await verifier.nth("open", 4 + index)).drafter_address for index in range(4)] == (
-        [""] * 4
-    )
-    num_refused = running.sample(
-        "tandem_peer_messages_ignored_total", peer="verifier", reason="refused_drafter"
-    )
-    assert num_refused == 1
-    call.cancel()
-
-
 async def test_a_refusal_counts_for_the_drafter_of_the_open_also_after_a_move(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -322,19 +223,6 @@ async def test_a_refusal_counts_for_the_drafter_of_the_open_also_after_a_move(
     await running.generate(3, n=16)
     assert {each.drafter_address for each in verifier.commands("open")[3:]} == {other}
     call.cancel()
-
-
-async def test_a_refusal_without_a_drafter_fails_the_request(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1)
-    opened = await verifier.nth("open", 0)
-    verifier.send(
-        verifier.rejected(opened.sequence_id, code=13, message="no", field="drafter_address")
-    )
-    assert (await error_of(call)).details() == "no"
-    assert len(verifier.commands("open")) == 1
 
 
 async def test_false_reports_are_counted_and_change_nothing(
@@ -387,75 +275,6 @@ async def test_a_flood_of_reports_moves_each_sequence_a_bounded_number_of_times(
         call.cancel()
 
 
-async def test_many_sequences_move_over_several_iterations_of_the_loop(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
-    calls = await open_many(running, verifier, 20)
-    moves = running.gateway.coordinator._moves
-    check, in_this_run, runs = moves._check, 0, []
-
-    def counted(*args: object) -> None:
-        nonlocal in_this_run
-        in_this_run += 1
-        if in_this_run == 1:
-            asyncio.get_running_loop().call_soon(end_of_run)
-        check(*args)  # type: ignore[arg-type]
-
-    def end_of_run() -> None:
-        nonlocal in_this_run
-        runs.append(in_this_run)
-        in_this_run = 0
-
-    monkeypatch.setattr(moves, "_check", counted)
-    verifier.send(verifier.drafter_status(ONE, DOWN))
-    await until(lambda: sum(runs) == 320)
-    assert max(runs) <= SEQUENCES_PER_ITERATION
-    await verifier.nth("update", used(verifier)[ONE] - 1)
-    for call in calls:
-        call.cancel()
-
-
-async def test_sequences_that_end_meanwhile_are_not_moved(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
-    call = running.call(1, n=16)
-    await verifier.nth("open", 15)
-    coordinator = running.gateway.coordinator
-    live = list(coordinator._sequences._by_id.values())
-    check = coordinator._moves._check
-
-    def end_all_and_check(sequence: LiveSequence) -> None:
-        for each in live:
-            coordinator.close(each.generation)
-        check(sequence)
-
-    monkeypatch.setattr(coordinator._moves, "_check", end_all_and_check)
-    verifier.send(verifier.drafter_status(ONE, DOWN))
-    await verifier.nth("close", 15)
-    await handled(running, verifier)
-    assert not verifier.commands("update")
-    await collect(call)
-
-
-async def test_what_is_reported_of_drafters_before_they_are_found_counts(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    """A verifier tells a state once: names may be resolved later than it is connected."""
-    running = await start_gateway(verifiers=[verifier.address], drafters=[THREE])
-    verifier.send(verifier.drafter_status(ONE, DOWN), verifier.drafter_status(TWO, UP))
-    await handled(running, verifier)
-    running.gateway.coordinator.set_drafters([ONE, TWO])
-    num_up = running.sample("tandem_peers_connected", kind="drafter")
-    assert num_up == 1
-    before = used(verifier)
-    calls = await open_many(running, verifier, 2)
-    assert set(used(verifier) - before) == {TWO}
-    for call in calls:
-        call.cancel()
-
-
 async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -477,32 +296,3 @@ async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
     assert len(verifier.commands("update")) == 32, "they have one that is able"
     for call in (plain, *calls):
         call.cancel()
-
-
-def test_drafters_that_are_up_are_counted_as_reports_and_drafters_come_and_go() -> None:
-    draw = random.Random(3)
-    drafters = Drafters()
-    names, verifiers = [f"d{i}" for i in range(6)], [f"v{i}" for i in range(4)]
-    reported: dict[str, dict[str, DrafterState]] = {}
-    for _ in range(3000):
-        verifier, name = draw.choice(verifiers), draw.choice(names)
-        match draw.randrange(12):
-            case 0:
-                drafters.set_addresses(draw.sample(names, draw.randrange(5)))
-            case 1:
-                drafters.forget(verifier)
-                reported.pop(verifier, None)
-            case _:
-                state = draw.choice(list(DrafterState))
-                if drafters.set_state(verifier, name, state):
-                    reported.setdefault(verifier, {})[name] = state
-        up = {
-            each
-            for states in reported.values()
-            for each, state in states.items()
-            if state is DrafterState.UP
-        }
-        assert drafters.num_up == len(up & set(drafters.addresses))
-    for verifier in verifiers:
-        drafters.forget(verifier)
-    assert not drafters._num_answered

@@ -8,18 +8,13 @@ import pytest
 
 from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy
 from tandem.v1 import sampling_pb2
-from tandem.values import Preset, SpeculationParams
+from tandem.values import SpeculationParams
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "drafting.md").read_text()
 
 
 def override(policy: DraftingPolicy, **values: Any) -> DraftingPolicy:
     return policy.override(SpeculationParams(**values))
-
-
-@pytest.mark.parametrize("preset", POLICIES)
-def test_without_overrides_a_policy_stays_itself(preset: Preset) -> None:
-    assert override(POLICIES[preset]) == POLICIES[preset]
 
 
 @pytest.mark.parametrize(

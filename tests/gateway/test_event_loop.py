@@ -105,17 +105,6 @@ async def test_the_largest_requests_do_not_block_the_loop(
     assert 0 < turns.most < MAX_WORK
 
 
-async def test_text_that_is_too_long_does_not_block_the_loop(start_gateway: StartGateway) -> None:
-    request = pb.GenerateRequest(text=(CODE * 200_000)[: MOST_BYTES - 100_000])
-
-    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
-        running = await start_gateway(verifiers=addresses, tokenizer=MODEL_FOLDER)
-        turns, responses = await counted_turns(running, lambda address: call(address, request))
-        await running.gateway.stop()
-    assert responses == []
-    assert 0 < turns.most < MAX_WORK
-
-
 async def test_many_small_calls_at_once_do_not_block_the_loop(
     start_gateway: StartGateway,
 ) -> None:

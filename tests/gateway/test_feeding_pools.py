@@ -7,7 +7,6 @@ sequence's Close says.
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.text.tokenizer import Tokenizer
@@ -18,7 +17,6 @@ from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
     collect,
-    error_of,
     read,
     until,
 )
@@ -117,24 +115,6 @@ async def test_with_stop_strings_the_close_says_it_after_the_end(
     assert (close.keep, close.keep_length) == (kept, 5)
 
 
-async def test_stop_strings_do_not_matter_where_nothing_is_kept(feeding: Feeding) -> None:
-    call = await feeding.begin(stop_sequences=("STOP",), pool_keep=NOTHING)
-    assert feeding.opened.keep == NOTHING
-    feeding.decide(2, [5], LENGTH)
-    await collect(call)
-    await feeding.assert_closes(0)
-
-
-async def test_text_after_a_stop_string_is_not_fed(feeding: Feeding, tokenizer: Tokenizer) -> None:
-    output = [tokenizer.encode(character)[0] for character in "abSTOPcdef"]
-    call = await feeding.begin(stop_sequences=("STOP",))
-    feeding.decide(2, output)
-    shown = await collect(call)
-    assert len(shown.token_ids) < len(output)
-    close = await feeding.close()
-    assert (close.keep, close.keep_length) == (OUTPUT, 2 + len(shown.token_ids))
-
-
 async def test_a_stop_string_in_the_last_step_cuts_the_fed_text(
     feeding: Feeding, tokenizer: Tokenizer
 ) -> None:
@@ -183,18 +163,6 @@ async def test_a_cancelled_request_feeds_its_pool_only_on_request(
     assert (close.keep, close.keep_length) == (kept, 4 if is_wanted else 0)
 
 
-@pytest.mark.parametrize(("is_wanted", "kept"), [(False, NOTHING), (True, ALL)])
-async def test_after_an_invalid_event_the_pool_is_fed_only_on_request(
-    feeding: Feeding, is_wanted: bool, kept: int
-) -> None:
-    call = await feeding.begin(pool_keep=ALL, pool_keep_cancelled=is_wanted)
-    feeding.decide(2, [3, 4])
-    feeding.decide(77, [5])
-    assert (await error_of(call)).code() is grpc.StatusCode.INTERNAL
-    close = await feeding.close()
-    assert (close.keep, close.keep_length) == (kept, 4 if is_wanted else 0)
-
-
 async def test_a_verifier_that_is_gone_is_told_nothing(feeding: Feeding) -> None:
     """It has released the sequences of its session by itself."""
     call = await feeding.begin(stop_sequences=("STOP",), pool_keep_cancelled=True)
@@ -209,11 +177,3 @@ async def test_a_verifier_that_is_gone_is_told_nothing(feeding: Feeding) -> None
     assert (await feeding.verifier.nth("close", 0)).sequence_id == resumed.sequence_id
     await feeding.running.until_idle()
     assert len(feeding.verifier.commands("close")) == 1
-
-
-async def test_a_request_without_a_pool_waits_for_no_close(feeding: Feeding) -> None:
-    call = await feeding.begin(stop_sequences=("STOP",), pool="")
-    assert feeding.opened.keep == LATER
-    feeding.decide(2, [3], LENGTH)
-    await collect(call)
-    await feeding.assert_closes(0)

@@ -1,8 +1,6 @@
 """Generate over real sockets: text, ends, choices, resumption, cancels, and counts."""
 
 import asyncio
-import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from gateway.requests.seeds import seed_of_choice
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import gateway_pb2, sampling_pb2
-from tandem.values import FinishReason
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
     Output,
@@ -24,60 +21,6 @@ from tests.gateway.running_gateway import (
 from tests.gateway.scripted_verifier import CANCELLED, LENGTH, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
-
-
-async def test_text_in_text_out(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    model_folder: Path,
-    tokenizer: Tokenizer,
-) -> None:
-    verifier.play(lambda opened: [*tokenizer.encode("naïve 日本 \N{GRINNING FACE} end"), 0])
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
-    output = await running.generate(text="<|code|>x<|out|>", request_id="mine")
-    (opened,) = verifier.commands("open")
-    assert list(opened.token_ids) == [1, *tokenizer.encode("x"), 4]
-    assert output.text == "naïve 日本 \N{GRINNING FACE} end"
-    assert output.token_ids[-1] == 0
-    assert output.started is not None
-    assert output.started.request_id == "mine"
-    assert output.started.num_prompt_tokens == len(opened.token_ids)
-    assert output.finished[0].finish_reason == STOP
-    offsets = [0, *itertools.accumulate(len(chunk.token_ids) for chunk in output.chunks)]
-    assert [chunk.offset for chunk in output.chunks] == offsets[:-1]
-
-
-async def test_a_long_text_is_encoded_in_a_thread(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    model_folder: Path,
-    tokenizer: Tokenizer,
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
-    text = "return value " * 300
-    await running.generate(text=text)
-    assert list(verifier.commands("open")[0].token_ids) == tokenizer.encode(text)
-
-
-async def test_without_a_tokenizer_tokens_go_in_and_out(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 6, 0])
-    running = await start_gateway(verifiers=[verifier.address])
-    output = await running.generate(1, 2)
-    assert (output.token_ids, output.text) == ([5, 6, 0], "")
-
-
-async def test_unknown_tokens_have_no_text(
-    start_gateway: StartGateway, start_verifier: StartVerifier, model_folder: Path
-) -> None:
-    verifier = await start_verifier(vocab_size=151_936)
-    verifier.play(lambda opened: [151_000, 74, 0])
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
-    output = await running.generate(150_000)
-    assert output.token_ids == [151_000, 74, 0]
-    assert len(output.text) == 1
 
 
 async def test_a_stop_string_ends_the_output_and_the_sequence(
@@ -113,19 +56,6 @@ async def test_a_stop_string_ends_the_output_and_the_sequence(
     assert running.sample("tandem_request_success_total", finish_reason="stop") == 1
 
 
-async def test_stop_tokens_limits_priority_and_salt_reach_the_verifier(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address])
-    await running.generate(1, stop_token_ids=[7, 8], ignore_eos=True, max_new_tokens=9, priority=-4)
-    (opened,) = verifier.commands("open")
-    assert (list(opened.stop_token_ids), opened.ignore_eos) == ([7, 8], True)
-    assert opened.max_new_tokens == 9
-    assert opened.priority == -4
-    assert opened.cache_salt == "0:/", "the salt of the one tenant"
-
-
 async def test_each_choice_is_a_sequence_with_its_own_seed(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -146,17 +76,6 @@ async def test_each_choice_is_a_sequence_with_its_own_seed(
         assert choice.usage.prompt_tokens == 2
     assert running.sample("tandem_request_success_total", finish_reason="stop") == 3
     assert running.sample("tandem_prompt_tokens_total") == 6
-
-
-async def test_a_generated_seed_is_reported_and_used(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5])
-    running = await start_gateway(verifiers=[verifier.address])
-    outputs = [await running.generate(1) for _ in range(2)]
-    seeds = [output.started.seed for output in outputs if output.started]
-    assert seeds == [opened.sampling.seed for opened in verifier.commands("open")]
-    assert len(set(seeds)) == 2
 
 
 @pytest.mark.parametrize("num_given", [1, 2, 5, 9])
@@ -229,23 +148,6 @@ async def test_a_client_that_reads_slowly_gets_its_steps_merged(
     assert output.usage.num_steps == num_steps
 
 
-async def test_a_cancel_closes_the_sequence(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1, 2)
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.decided(opened.sequence_id, 2, [3]))
-    await read(call)
-    await read(call)
-    call.cancel()
-    assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id
-    await running.until_idle()
-    assert running.sample("tandem_request_success_total", finish_reason="cancelled") == 1
-    assert running.sample("tandem_num_requests_running") == 0
-    assert running.sample("tandem_num_requests_waiting") == 0
-
-
 async def test_a_client_whose_connection_breaks_leaves_nothing(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -256,51 +158,6 @@ async def test_a_client_whose_connection_breaks_leaves_nothing(
     await verifier.nth("close", 5)
     await running.until_idle()
     assert all(call.done() for call in calls)
-
-
-async def test_events_of_a_closed_sequence_are_ignored(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1)
-    opened = await verifier.nth("open", 0)
-    call.cancel()
-    await verifier.nth("close", 0)
-    for event in (
-        verifier.opened(opened.sequence_id),
-        verifier.decided(opened.sequence_id, 1, [5]),
-        verifier.decided("unknown", 1, [5]),
-        verifier.rejected("unknown", code=3, message="late"),
-    ):
-        verifier.send(event)
-    verifier.play(lambda opened: [5, 0])
-    assert (await running.generate(1)).token_ids == [5, 0]
-
-
-@pytest.mark.parametrize("num_requests", [100])
-async def test_nothing_leaks_after_many_cancels(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, num_requests: int
-) -> None:
-    verifier.play(lambda opened: [*opened.token_ids, *opened.token_ids, 0])
-    running = await start_gateway(verifiers=[verifier.address], drafters=["10.0.0.9:50051"])
-    rng = random.Random(7)
-
-    async def client(index: int) -> int:
-        call = running.call(*range(10, 40), 100 + index, n=rng.choice([1, 1, 2]))
-        for num_read in range(rng.choice([0, 1, 2, 3, 5, 100])):
-            if await call.read() is None or call.done():
-                return num_read
-        call.cancel()
-        return 0
-
-    await asyncio.gather(*(client(index) for index in range(num_requests)))
-    await running.until_idle()
-    await until(lambda: verifier.num_live == 0)
-    ends = sum(
-        running.sample("tandem_request_success_total", finish_reason=reason.name.lower())
-        for reason in FinishReason
-    )
-    assert ends == len(verifier.commands("open"))
 
 
 async def test_the_metrics_equal_the_sums_of_usage(
@@ -357,49 +214,6 @@ def check_latencies(running: RunningGateway, *, num_choices: int) -> None:
     for name in ("time_to_first_token", "e2e_request_latency"):
         assert running.sample(f"tandem_{name}_seconds_count") == num_choices
     assert running.sample("tandem_inter_token_latency_seconds_count") > 0
-
-
-async def test_there_is_a_series_for_every_position_that_can_be_accepted(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    verifiers = [await start_verifier(max_num_speculative_tokens=limit) for limit in (31, 40)]
-    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
-    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-
-    def positions() -> set[int]:
-        return {
-            int(sample.labels["position"])
-            for family in running.registry.collect()
-            for sample in family.samples
-            if sample.name == "tandem_spec_decode_num_accepted_tokens_per_pos_total"
-        }
-
-    await until(lambda: positions() == set(range(40)))
-
-
-async def test_the_number_of_series_is_bounded_whatever_the_verifiers_limit(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    verifier = await start_verifier(max_num_speculative_tokens=(1 << 32) - 1)
-    running = await start_gateway(verifiers=[verifier.address])
-    names = [sample.name for family in running.registry.collect() for sample in family.samples]
-    assert names.count("tandem_spec_decode_num_accepted_tokens_per_pos_total") == 512
-
-
-async def test_requests_count_as_running_once_the_verifier_admits_them(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1, n=3)
-    opened = await verifier.nth("open", 2)
-    assert running.sample("tandem_num_requests_waiting") == 3
-    verifier.send(verifier.opened(opened.sequence_id, num_cached_tokens=1))
-    await until(lambda: running.sample("tandem_num_requests_running") == 1)
-    assert running.sample("tandem_num_requests_waiting") == 2
-    for command in verifier.commands("open"):
-        verifier.send(verifier.decided(command.sequence_id, 1, [5], finish=STOP))
-    output = await collect(call)
-    assert [output.of(index).usage.cached_tokens for index in range(3)] == [0, 0, 1]
 
 
 async def test_no_more_tokens_than_the_prompt_s_count_as_cached(

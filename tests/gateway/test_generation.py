@@ -13,7 +13,7 @@ from gateway.errors import UnavailableError, VerifierError
 from gateway.messages.response import Chunk
 from gateway.messages.sizes import MAX_CHUNK_BYTES
 from gateway.messages.verifier import Decided, PromptScored
-from gateway.text.output_text import OutputText, Shown
+from gateway.text.output.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
 from tandem.values import FinishReason, SamplingParams
@@ -33,38 +33,6 @@ def chunk(**fields: object) -> Chunk:
             "num_steps": 1,
             **fields,
         }
-    )
-
-
-def test_decided_tokens_are_read_only_after_they_were_published() -> None:
-    generation = make_generation()
-    append_step(generation, [4])
-    assert read_chunk(generation) is None
-    assert not generation.changed.is_set()
-    generation.publish()
-    assert generation.changed.is_set()
-    assert read_chunk(generation) == chunk(token_ids=[4])
-    assert read_chunk(generation) is None
-
-
-def test_each_step_that_is_read_in_time_is_its_own_chunk() -> None:
-    generation = make_generation()
-    append_step(generation, [4, 5, 6], drafts=7, accepted=2)
-    generation.publish()
-    first = read_chunk(generation)
-    append_step(generation, [7])
-    generation.publish()
-    assert first == chunk(token_ids=[4, 5, 6], num_draft_tokens=7, num_accepted_tokens=2)
-    assert read_chunk(generation) == chunk(offset=3, token_ids=[7])
-
-
-def test_unread_steps_merge() -> None:
-    generation = make_generation()
-    for step in ([4, 5], [6], [7, 8]):
-        append_step(generation, step, drafts=2, accepted=len(step) - 1)
-        generation.publish()
-    assert read_chunk(generation) == chunk(
-        token_ids=[4, 5, 6, 7, 8], num_draft_tokens=6, num_accepted_tokens=2, num_steps=3
     )
 
 
@@ -100,28 +68,6 @@ def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     assert usage.accepted_per_position == (2, 1, 0, 0)
 
 
-def test_the_stop_token_is_a_token_without_text(tokenizer: Tokenizer) -> None:
-    generation = make_generation(tokenizer=tokenizer)
-    a, b = (tokenizer.encode(character)[0] for character in "ab")
-    append_step(generation, [a, b], finish=FinishReason.STOP)
-    generation.publish()
-    taken = read_chunk(generation)
-    assert taken == chunk(token_ids=[a, b], text="a", finish_reason=FinishReason.STOP)
-    assert generation.finish_reason is FinishReason.STOP
-
-
-def test_at_the_length_limit_the_last_token_and_held_back_text_are_shown(
-    tokenizer: Tokenizer,
-) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
-    append_step(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
-    generation.publish()
-    taken = read_chunk(generation)
-    assert taken is not None
-    assert taken.text == "xab"
-    assert generation.finish_reason is FinishReason.LENGTH
-
-
 def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["cd"])
     ids = [tokenizer.encode(character)[0] for character in "abcdefgh"]
@@ -147,24 +93,6 @@ def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) ->
     assert usage.accepted_per_position == (1, 1, 1, 0, 0, 0, 0)
 
 
-def test_a_stop_string_ends_the_output_before_a_later_stop_token(tokenizer: Tokenizer) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
-    ids = [tokenizer.encode(character)[0] for character in "abc"]
-    append_step(generation, [*ids, 0], finish=FinishReason.STOP)
-    generation.publish()
-    taken = read_chunk(generation)
-    assert taken is not None
-    assert (taken.text, taken.token_ids) == ("a", ids[:2])
-
-
-def test_the_stop_token_does_not_complete_a_stop_string(tokenizer: Tokenizer) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
-    a, b = (tokenizer.encode(character)[0] for character in "ab")
-    append_step(generation, [a, b], finish=FinishReason.STOP)
-    generation.publish()
-    assert generation.usage().output_tokens == 2
-
-
 def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
     generation = make_generation([1, 2], output_token_ids=[3, 4, 5])
     append_step(generation, [6])
@@ -180,18 +108,6 @@ def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
     with pytest.raises(VerifierError, match="3 tokens from 5"):
         generation.append(wrong)
     assert generation.token_ids == [1, 2, 3]
-
-
-def test_published_output_can_be_read_after_a_failure() -> None:
-    generation = make_generation()
-    append_step(generation, [4])
-    generation.publish()
-    generation.fail(UnavailableError("gone"))
-    assert generation.is_over
-    assert read_chunk(generation) == chunk(token_ids=[4])
-    append_step(generation, [5])
-    assert generation.publish() == ()
-    assert read_chunk(generation) is None
 
 
 def test_the_end_is_reached_once() -> None:
@@ -318,20 +234,6 @@ def test_a_slow_client_gets_chunks_of_bounded_bytes(
     assert not generation._unread.prompt_logprobs
 
 
-def test_held_back_text_comes_with_the_last_token_however_full_the_chunk_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generation = make_generation()
-    text = "x" * MAX_CHUNK_BYTES
-    monkeypatch.setattr(generation._output_text, "feed", lambda ids: Shown(text, len(ids)))
-    monkeypatch.setattr(generation._output_text, "finish", lambda: Shown("held", 0))
-    append_step(generation, [4], finish=FinishReason.LENGTH)
-    generation.publish()
-    assert read_chunk(generation) == chunk(
-        token_ids=[4], text=text + "held", finish_reason=FinishReason.LENGTH
-    )
-
-
 def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None:
     generation = make_generation(sampling=SamplingParams(logprobs=1))
     logprobs = [encoded_logprob(1, num_tops=3)]
@@ -344,46 +246,6 @@ def reported(part: Chunk) -> list[tuple[str, bool]]:
     """A chunk's tokens as the client gets them: the text of each, and whether it was drafted."""
     tokens = wire.event_to_proto(part).chunk.reported_tokens
     return [(token.text, token.accepted) for token in tokens]
-
-
-def test_the_tokens_of_merged_steps_are_reported_each_by_its_own_step(
-    tokenizer: Tokenizer,
-) -> None:
-    generation = make_generation(tokenizer=tokenizer, report_tokens=True)
-    ids = [tokenizer.encode(character)[0] for character in "abcde"]
-    append_step(generation, ids[:2], drafts=7, accepted=1)
-    append_step(generation, ids[2:3])
-    generation.publish()
-    append_step(generation, [*ids[3:], 0], drafts=7, accepted=3, finish=FinishReason.STOP)
-    generation.publish()
-    part = read_chunk(generation)
-    assert part is not None
-    assert part.text == "abcde"
-    assert reported(part) == [
-        ("a", True), ("b", False), ("c", False), ("d", True), ("e", True), ("", True)
-    ]  # fmt: skip
-
-
-def test_without_the_request_no_token_is_reported(tokenizer: Tokenizer) -> None:
-    generation = make_generation(tokenizer=tokenizer)
-    append_step(generation, tokenizer.encode("ab"))
-    generation.publish()
-    part = read_chunk(generation)
-    assert part is not None
-    assert part.text == "ab"
-    assert reported(part) == []
-
-
-def test_text_held_back_to_the_end_is_the_last_tokens(tokenizer: Tokenizer) -> None:
-    generation = make_generation(
-        tokenizer=tokenizer, stop_sequences=["abc"], report_tokens=True, max_new_tokens=100
-    )
-    ids = [tokenizer.encode(character)[0] for character in "xab"]
-    append_step(generation, ids, finish=FinishReason.LENGTH)
-    generation.publish()
-    part = read_chunk(generation)
-    assert part is not None
-    assert reported(part) == [("x", False), ("", False), ("ab", False)]
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])

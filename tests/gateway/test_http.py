@@ -12,34 +12,13 @@ from gateway.api.http import HttpListener
 from gateway.config import GatewayConfig
 from gateway.errors import UnreadError
 from gateway.server import GatewayServer
-from servicekit.client_waits import ClientWaits
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
+from servicekit.serving.client_waits import ClientWaits
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
-
-GATEWAY_METRICS = {
-    "tandem_generation_steps",
-    "tandem_spec_decode_num_drafts",
-    "tandem_spec_decode_num_draft_tokens",
-    "tandem_spec_decode_num_accepted_tokens",
-    "tandem_spec_decode_num_accepted_tokens_per_pos",
-    "tandem_generation_tokens",
-    "tandem_prompt_tokens",
-    "tandem_request_success",
-    "tandem_requests_shed",
-    "tandem_request_resumes",
-    "tandem_num_requests_running",
-    "tandem_num_requests_waiting",
-    "tandem_time_to_first_token_seconds",
-    "tandem_inter_token_latency_seconds",
-    "tandem_e2e_request_latency_seconds",
-    "tandem_draft_round_trip_seconds",
-    "tandem_peers_connected",
-    "tandem_peer_messages_ignored",
-}
 
 
 async def get(
@@ -70,7 +49,6 @@ async def test_metrics_are_all_there_in_prometheus_form(
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=")
     families = {family.name: family for family in text_string_to_metric_families(body)}
-    assert set(families) >= GATEWAY_METRICS
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in families.values()
@@ -80,15 +58,6 @@ async def test_metrics_are_all_there_in_prometheus_form(
     assert samples["tandem_prompt_tokens_total", verifier.model_id] == 2
     assert samples["tandem_request_success_total", "stop", verifier.model_id] == 1
     assert samples["tandem_request_success_total", "length", verifier.model_id] == 0
-
-
-async def test_a_scraper_whose_header_cannot_be_read_gets_the_usual_format(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
-    status, headers, body = await get(running, "/metrics", "Accept: text/plain;version=x\r\n")
-    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
-    assert "tandem_generation_tokens_total" in body
 
 
 async def test_health_says_whether_requests_would_be_run(
@@ -104,13 +73,6 @@ async def test_health_says_whether_requests_would_be_run(
     assert (status, json.loads(body)) == (503, {"status": "not_serving"})
 
 
-async def test_other_paths_are_not_found(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
-    assert (await get(running, "/v1/unknown"))[0] == 404
-
-
 @pytest.mark.parametrize("offered", ["h2c", "websocket"])
 async def test_a_request_that_offers_another_protocol_is_answered_and_logs_nothing(
     start_gateway: StartGateway,
@@ -122,26 +84,6 @@ async def test_a_request_that_offers_another_protocol_is_answered_and_logs_nothi
     upgrade = f"Upgrade: {offered}\r\nConnection: Upgrade\r\n"
     assert (await get(running, "/health", upgrade))[0] == 200
     assert caplog.records == []
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("http://any.example/health", 200),
-        ("HTTPS://any.example:8000/health?a=http://b/c", 200),
-        ("http://any.example/%2568ealth", 404),
-        ("http://any.example", 404),
-        ("http://any.example?a=/health", 404),
-        ("/http://any.example/health", 404),
-    ],
-)
-async def test_a_target_may_be_absolute(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, path: str, status: int
-) -> None:
-    running = await start_gateway(
-        verifiers=[verifier.address], http_listen="127.0.0.1:0", page=False
-    )
-    assert (await get(running, path))[0] == status
 
 
 def make_listener(listen: str = "127.0.0.1:0") -> HttpListener:
@@ -165,17 +107,6 @@ async def test_a_wildcard_address_is_reached_over_ipv4_and_ipv6_as_at_the_grpc_p
     port = int(listener.address.rpartition(":")[2])
     for loopback in ("127.0.0.1", "::1"):
         socket.create_connection((loopback, port), timeout=20).close()
-    listener.close()
-
-
-async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
-    """The kernel drops connections beyond the backlog, and these would not come about here."""
-    listener = make_listener()
-    host, port = listener.address.split(":")
-    async with asyncio.timeout(20):
-        burst = await asyncio.gather(*(asyncio.open_connection(host, port) for _ in range(300)))
-    for _, writer in burst:
-        writer.close()
     listener.close()
 
 
@@ -213,18 +144,4 @@ async def test_an_address_in_use_is_named(
     second = GatewayServer(config, registry=registry, logger=logger)
     with pytest.raises(ConfigError, match="in use") as caught:
         await second.start()
-    assert caught.value.key == "--http-listen"
-
-
-async def test_a_name_that_no_host_can_have_is_named(
-    verifier: ScriptedVerifier, registry: CollectorRegistry, logger: Logger
-) -> None:
-    config = GatewayConfig(
-        server=ServerOptions(listen="127.0.0.1:0", allow_plaintext=True),
-        http_listen=f"{'ä' * 60}.example:0",
-        verifiers=[verifier.address],
-    )
-    gateway = GatewayServer(config, registry=registry, logger=logger)
-    with pytest.raises(ConfigError, match=r"cannot listen on .*: encoding") as caught:
-        await gateway.start()
     assert caught.value.key == "--http-listen"

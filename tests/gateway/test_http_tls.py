@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from servicekit import watched_files
+from servicekit.channels import watched_files
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
 from tests.gateway.running_gateway import StartGateway

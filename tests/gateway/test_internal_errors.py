@@ -9,7 +9,6 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gateway.api import wire
-from gateway.api.request_record import RequestRecord
 from gateway.generation.generation import Generation
 from gateway.messages.verifier import Decided
 from gateway.metrics import GatewayMetrics
@@ -77,22 +76,6 @@ async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     assert any(entry["event"] == "rpc_failed" for entry in running.log)
 
 
-async def test_an_error_just_after_its_sequences_were_opened_closes_them(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RequestRecord, "opened", fail)
-        error = await error_of(running.call(1, n=2))
-    assert error.code() is grpc.StatusCode.INTERNAL
-    await running.until_idle()
-    assert all(link.num_sequences == 0 for link in running.gateway.fleet.verifiers)
-
-
 async def test_a_link_reconnects_after_an_error_while_it_went_down(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
@@ -114,29 +97,6 @@ async def test_a_link_reconnects_after_an_error_while_it_went_down(
     assert not running.gateway.failed.done()
     await until(lambda: link.welcome is not None)
     assert (await running.generate(1)).token_ids == [5, 0]
-
-
-async def test_every_request_of_a_lost_verifier_fails(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], max_resumes=0)
-    calls = [running.call(1), running.call(1, 2)]
-    await verifier.nth("open", 1)
-    sequences = running.gateway.coordinator._sequences
-    forget, num_forgotten = sequences.forget, 0
-
-    def fail_once(*args: object, **fields: object) -> None:
-        nonlocal num_forgotten
-        num_forgotten += 1
-        forget(*args, **fields)  # type: ignore[arg-type]
-        if num_forgotten == 1:
-            raise RuntimeError("cannot be forgotten")
-
-    monkeypatch.setattr(sequences, "forget", fail_once)
-    verifier.end_session()
-    errors = await asyncio.gather(*(error_of(call) for call in calls))
-    assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
-    assert num_internal_errors(running) == 1
 
 
 def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() -> None:

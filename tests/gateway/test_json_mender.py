@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gateway.text.json_mender import JsonMender
+from gateway.text.output.json_mender import JsonMender
 
 TOKENS = [
     *"{}[],:\"'\\ \n-+0159.eEu<",

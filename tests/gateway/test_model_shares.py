@@ -6,7 +6,6 @@ import pytest
 from gateway.errors import OverloadedError
 from gateway.requests.admission import Admission
 from gateway.requests.principal import Principal
-from gateway.routing.retry_budget import RetryBudgets
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import StartGateway, error_of, until
 
@@ -40,36 +39,6 @@ def test_a_model_leaves_room_for_the_others(num_tokens: int, reason: str) -> Non
     assert fill(admission, "busy", num_tokens=num_tokens) == 8
     assert fill(admission, "busy", num_tokens=num_tokens, has_other_models=False) == 2
     assert shed == [f"model_{reason}", reason]
-
-
-def test_the_share_of_a_model_is_free_again_when_its_requests_leave() -> None:
-    shed: list[str] = []
-    admission = Admission(
-        max_choices=10, max_waiting_tokens=1000, on_shed=shed.append, clock=lambda: 0.0
-    )
-    admitted = [
-        admission.admit(2, Principal(), model_id="busy", has_other_models=True) for _ in range(4)
-    ]
-    with pytest.raises(OverloadedError, match=r"8 choices of this model .* its share"):
-        admission.admit(1, Principal(), model_id="busy", has_other_models=True)
-    admission.admit(1, Principal(), model_id="calm", has_other_models=True).leave()
-    admitted.pop().leave()
-    admission.admit(1, Principal(), model_id="busy", has_other_models=True).leave()
-    for request in admitted:
-        request.leave()
-    admission.check_idle()
-
-
-def test_retries_of_one_model_leave_those_of_another() -> None:
-    budgets = RetryBudgets()
-    num_taken = 0
-    while budgets.take("busy"):
-        num_taken += 1
-    assert num_taken == 100
-    assert budgets.take("calm")
-    for _ in range(5):
-        budgets.add_request("busy")
-    assert [budgets.take("busy") for _ in range(2)] == [True, False]
 
 
 @pytest.mark.stand_in

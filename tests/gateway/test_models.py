@@ -1,8 +1,5 @@
 """A request runs on one model, from its first check to its last token."""
 
-import hashlib
-from pathlib import Path
-
 import grpc
 import pytest
 
@@ -35,21 +32,6 @@ async def served(running: RunningGateway) -> list[tuple[str, str, int, int]]:
         (model.model_id, model.model_digest, model.num_verifiers, model.max_model_len)
         for model in response.models
     ]
-
-
-async def test_two_models_of_one_name_are_not_one_model(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    running, verifiers = await start_three(start_gateway, start_verifier)
-    assert await served(running) == [("scripted", "new", 2, 2000)]
-    for index in range(12):
-        await running.generate(1, affinity_key=f"key {index}")
-    opened = [verifier.commands("open") for verifier in verifiers]
-    assert not opened[0], "requests go to the model with more verifiers"
-    assert all(opened[1:])
-    assert {each.expected_model_digest for each in opened[1] + opened[2]} == {"new"}
-    assert running.sample("tandem_verifiers_outvoted") == 1
-    assert [e["event"] for e in running.log].count("model_digests_differ") >= 1
 
 
 async def test_the_digest_with_more_verifiers_gets_the_requests(
@@ -116,23 +98,6 @@ async def test_a_model_whose_verifiers_are_gone_is_unavailable_and_not_unknown(
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION, "it is another model's digest"
 
 
-async def test_a_verifier_that_serves_another_model_refuses_by_field(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    call = running.call(1)
-    opened = await verifier.nth("open", 0)
-    assert opened.expected_model_digest == "digest"
-    verifier.send(
-        verifier.rejected(
-            opened.sequence_id, code=9, message="another", field="expected_model_digest"
-        )
-    )
-    error = await error_of(call)
-    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert field_violation(error) == ("model_id", "another")
-
-
 async def test_a_model_is_traced_only_where_each_of_its_verifiers_allows_it(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
@@ -147,41 +112,3 @@ async def test_a_model_is_traced_only_where_each_of_its_verifiers_allows_it(
         "all": True,
         "some": False,
     }
-
-
-async def test_text_for_a_model_of_another_tokenizer_is_refused_and_token_ids_are_not(
-    start_gateway: StartGateway, start_verifier: StartVerifier, model_folder: Path
-) -> None:
-    own = hashlib.sha256((model_folder / "tokenizer.json").read_bytes()).hexdigest()
-    verifiers = [await start_verifier() for _ in range(3)]
-    for index, (verifier, digest) in enumerate(zip(verifiers, (own, "0" * 64, ""), strict=True)):
-        verifier.model_id = f"model-{index}"
-        verifier.tokenizer_digest = digest
-        verifier.play(lambda opened: [70, 71, 0])
-    running = await start_gateway(
-        verifiers=[verifier.address for verifier in verifiers], tokenizer=model_folder
-    )
-    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-    for model_id in ("model-0", "model-2"):
-        output = await running.generate(text="abc", model_id=model_id)
-        assert output.text
-    for fields, name in (
-        ({"text": "abc"}, "text"),
-        (
-            {"tokens": gateway_pb2.TokenIds(token_ids=[1]), "stop_sequences": ["x"]},
-            "stop_sequences",
-        ),
-        (
-            {"tokens": gateway_pb2.TokenIds(token_ids=[1]), "report_tokens": True},
-            "report_tokens",
-        ),
-    ):
-        error = await error_of(running.call(model_id="model-1", **fields))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        violation = field_violation(error)
-        assert violation is not None
-        assert violation[0] == name
-        assert "model-1" in violation[1]
-    output = await running.generate(1, model_id="model-1")
-    assert output.token_ids == [70, 71, 0]
-    assert output.text == "", "the tokenizer is another model's"

@@ -35,18 +35,6 @@ def opens_of(outbox: Outbox) -> list[OpenCommand]:
     return opens
 
 
-def test_all_waiting_commands_go_in_one_message() -> None:
-    outbox = Outbox()
-    outbox.open(opening("new"))
-    outbox.close(closing("old", Keep.ALL))
-    outbox.update("one", "a:1")
-    (batch,) = batches_of(outbox)
-    assert [command.sequence_id for command in opens_of(outbox)] == ["new"]
-    assert list(batch.closes) == [closing("old", Keep.ALL)]
-    assert list(batch.updates) == [("one", "a:1")]
-    assert outbox.is_empty
-
-
 def test_of_unsent_updates_only_the_latest_is_kept() -> None:
     outbox = Outbox()
     for address in ("a:1", "b:1", "c:1"):
@@ -62,31 +50,6 @@ def test_a_sequence_closed_before_its_open_was_sent_leaves_no_command() -> None:
     assert not outbox.close(closing("one"))
     assert outbox.is_empty
     assert outbox.next_batch() is None
-
-
-def test_a_close_drops_the_sequences_update() -> None:
-    outbox = Outbox()
-    outbox.update("one", "a:1")
-    assert outbox.close(closing("one"))
-    (batch,) = batches_of(outbox)
-    assert (list(batch.updates), list(batch.closes)) == ([], [closing("one")])
-
-
-def test_an_update_of_an_unsent_open_goes_into_it() -> None:
-    outbox = Outbox()
-    outbox.open(opening("one"))
-    outbox.update("one", "a:1")
-    assert not batches_of(outbox)
-    assert [command.drafter for command in opens_of(outbox)] == ["a:1"]
-
-
-def test_a_broken_stream_drops_every_command() -> None:
-    outbox = Outbox()
-    outbox.open(opening("one"))
-    outbox.close(closing("two"))
-    outbox.update("three", "a:1")
-    outbox.clear()
-    assert outbox.is_empty
 
 
 def test_a_message_holds_fewer_commands_than_a_verifier_takes_at_most() -> None:

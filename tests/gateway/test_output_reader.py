@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.output_reader import OutputReader, Piece, Read, Reading, ReasoningText
-from gateway.text.reasoning import BEGIN, END, Reasoning, is_taught, reasoning_after
-from gateway.text.stop_strings import StopStrings
-from gateway.text.tool_call_form import ToolCallForm
-from gateway.text.tool_call_reader import CallDelta
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
+from gateway.text.output.stop_strings import StopStrings
+from gateway.text.output.tool_call_form import ToolCallForm
+from gateway.text.output.tool_call_reader import CallDelta
+from gateway.text.reasoning import BEGIN, END, Reasoning, reasoning_after
 
 TEXTS = st.lists(
     st.sampled_from([BEGIN, END, "<", "<think", "</th", "ink>", ">", " ", "\n", "a", "b c", "é"]),
@@ -136,24 +137,6 @@ def test_a_call_within_reasoning_counts_if_nothing_ends_the_reasoning_behind_it(
             assert merged(read_all(pieces, reading)[1]) == expected
 
 
-def test_a_call_within_reasoning_that_is_longer_than_what_is_held_back_counts() -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
-    text = CALL.replace("1", '"' + "x" * 70_000 + '"') + "</think>"
-    for step in (1, 7, 100_000):
-        reader = OutputReader(reading, StopStrings())
-        pieces = [text[first : first + step] for first in range(0, len(text), step)]
-        reads = [reader.feed(piece) for piece in pieces]
-        assert reader.num_held < 1000
-        [call, rest] = merged([*reads, reader.finish()])
-        assert call == CallDelta("now", '{"x": "' + "x" * 70_000 + '"}')
-        assert rest == "</think>"
-
-
-def test_without_tools_no_call_ends_the_reasoning() -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES)
-    assert merged(read_all([CALL], reading)[1]) == [ReasoningText(CALL)]
-
-
 @pytest.mark.parametrize(
     ("text", "stop", "expected", "is_stopped"),
     [
@@ -218,15 +201,6 @@ def test_no_division_changes_what_is_read(
     assert (reader.stopped, reader.place) == (whole.stopped, whole.place)
 
 
-@given(ALL, st.sampled_from([None, *ToolCallForm]), st.sampled_from([(), ("stop",), ("\n",)]))
-def test_all_that_is_held_is_told_at_the_end(
-    text: str, form: ToolCallForm | None, stops: Sequence[str]
-) -> None:
-    reading = Reading(reasoning=Reasoning.MAY_BEGIN, form=form, tool_names=TOOLS)
-    reader, _ = read_all(list(text), reading, stops)
-    assert reader.stopped or reader.num_held == 0
-
-
 @pytest.mark.parametrize(
     ("tokens", "counts"),
     [
@@ -249,16 +223,6 @@ def test_tokens_up_to_the_end_of_the_reasoning_are_counted(
     assert [read.num_reasoning_tokens for read in reads] == counts
 
 
-def test_tokens_before_reasoning_begins_count_once_it_has() -> None:
-    reading = Reading(reasoning=Reasoning.MAY_BEGIN)
-    for tokens, counts in (
-        (["\n", "<think>", "\n", "Hm", "</think>", "a"], [0, 2, 1, 1, 1, 0, 0]),
-        (["\n", "<th", "a"], [0, 0, 0, 0]),
-    ):
-        _, reads = read_all(tokens, reading)
-        assert [read.num_reasoning_tokens for read in reads] == counts
-
-
 @pytest.mark.parametrize("reasoning", [Reasoning.MAY_BEGIN, Reasoning.HAS_BEGUN])
 @pytest.mark.parametrize("form", [None, *ToolCallForm])
 def test_endless_white_space_is_not_held_back(
@@ -269,11 +233,6 @@ def test_endless_white_space_is_not_held_back(
     for _ in range(1000):
         reader.feed("\n")
     assert reader.num_held <= 256
-
-
-def test_templates_that_close_the_tag_know_reasoning() -> None:
-    assert is_taught("{{ message.content.split('</think>')[-1] }}")
-    assert not is_taught("{{ message.content }}")
 
 
 def test_the_prompt_says_where_reasoning_stands() -> None:

@@ -5,16 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text.detokenizer import REPLACEMENT, ByteDetokenizer
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
-
-
-def test_the_tokens_after_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
-    ids = [tokenizer.encode(character)[0] for character in "abcdef"]
-    text = OutputText(tokenizer.detokenizer(), ["cd"])
-    assert text.feed(ids) == ("ab", 4, (), ())
-    assert text.stopped
 
 
 def test_a_stop_string_is_found_early_in_a_long_output_that_was_given(
@@ -87,20 +80,6 @@ def test_a_stop_string_that_a_token_before_min_tokens_completes_is_text(
     assert expected.endswith(shown)
 
 
-def test_a_stop_string_may_begin_before_min_tokens_and_end_after(tokenizer: Tokenizer) -> None:
-    ids = [tokenizer.encode(character)[0] for character in "abcdabcd"]
-    text = OutputText(tokenizer.detokenizer(), ["bc"], min_tokens=6, reports_tokens=True)
-    shown = text.feed(ids)
-    assert text.stopped
-    assert shown == ("abcda", 7, ["a", "", "bc", "d", "a", "", ""], ())
-
-
-def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
-    text = OutputText(tokenizer.detokenizer(), ["abc"])
-    assert text.feed(tokenizer.encode("xab")).text == "x"
-    assert text.finish().text == "ab"
-
-
 @pytest.mark.parametrize(
     ("stop", "shown", "is_stopped"),
     [("ab", f"a{REPLACEMENT}", False), ("a" + REPLACEMENT, "", True)],
@@ -112,12 +91,6 @@ def test_an_incomplete_character_comes_behind_the_text_that_was_held_back(
     assert text.feed(b"xa\xe2").text == "x"
     assert text.finish().text == shown
     assert text.stopped is is_stopped
-
-
-def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
-    text = OutputText(None)
-    assert text.feed([1, 2, 3]) == ("", 3, (), ())
-    assert text.finish().text == ""
 
 
 def held_back(text: str, stops: list[str]) -> int:
@@ -178,27 +151,3 @@ def test_reported_texts_join_to_the_text_without_reports(
     assert told.stopped == plain.stopped
     if not told.stopped:
         assert told.finish().text == plain.finish().text
-
-
-@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])
-@given(text=st.text(max_size=20), step=st.integers(1, 6))
-def test_no_reported_text_has_a_broken_character(
-    tokenizer: Tokenizer, text: str, step: int
-) -> None:
-    ids = tokenizer.encode(text.replace(REPLACEMENT, ""))
-    output = OutputText(tokenizer.detokenizer(), (), reports_tokens=True)
-    texts: list[str] = []
-    for start in range(0, len(ids), step):
-        texts += output.feed(ids[start : start + step]).token_texts
-    assert not any(REPLACEMENT in each for each in texts)
-    assert "".join(texts) == tokenizer.decode(ids)
-
-
-def test_a_character_before_bytes_that_are_no_text_is_its_own_tokens() -> None:
-    vocabulary = SENTENCEPIECE._tokenizer.get_vocab()
-    # A whole character, the beginning of another one, and a letter.
-    ids = [vocabulary[each] for each in ("<0xE6>", "<0x97>", "<0xA5>", "<0xE6>", "a")]
-    output = OutputText(SENTENCEPIECE.detokenizer(), (), reports_tokens=True)
-    told = output.feed(ids)
-    assert told.token_texts[:4] == ["", "", "日", ""]
-    assert told.text == OutputText(SENTENCEPIECE.detokenizer(), ()).feed(ids).text

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.gateway.openai.clients import read_answer, request_bytes
+from tests.gateway.openai.clients import request_bytes
 from tests.gateway.running_gateway import read
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 from tests.module_process import module_process
@@ -63,29 +63,6 @@ async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
             verifier.send(verifier.decided(opened.sequence_id, 1, [5], finish=STOP))
             assert list((await read(call)).chunk.token_ids) == [5]
             assert (await read(call)).finished.finish_reason == STOP
-        assert await gateway.wait() == 0
-
-
-async def test_http_requests_that_the_drain_does_not_wait_for_get_503(
-    verifier: ScriptedVerifier, model_folder: Path
-) -> None:
-    async with short_drain(verifier, model_folder) as (gateway, _, (host, port)):
-        async with contextlib.AsyncExitStack() as clients:
-            readers = []
-            for index, is_stream in enumerate((False, True)):
-                reader, writer = await asyncio.open_connection(host, int(port))
-                clients.callback(writer.close)
-                body = {"model": "scripted", "prompt": [1, 2], "stream": is_stream}
-                writer.write(request_bytes("/v1/completions", body, connection="keep-alive"))
-                readers.append(reader)
-                await verifier.nth("open", index)
-            gateway.send_signal(signal.SIGTERM)
-            for reader in readers:
-                answer = await read_answer(reader)
-                assert answer.status == 503
-                assert answer.error["message"] == "the server is shutting down"
-                assert answer.headers["retry-after"] == "1"
-                assert answer.headers["connection"] == "close"
         assert await gateway.wait() == 0
 
 

@@ -1,6 +1,5 @@
 """A prompt's logprobs, from the verifier's chunks to the client."""
 
-import grpc
 import pytest
 
 from gateway.errors import VerifierError
@@ -10,7 +9,7 @@ from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
-from tests.gateway.running_gateway import StartGateway, collect, error_of
+from tests.gateway.running_gateway import StartGateway, collect
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 REQUESTED = SamplingParams(prompt_logprobs=0)
@@ -60,13 +59,6 @@ class TestScoredPrompts:
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 6))]
 
-    def test_the_prompt_is_not_scored_again_once_it_is_scored(self) -> None:
-        generation = prompt_of(6)
-        generation.append_prompt_logprobs(scored(1, 3))
-        assert generation.sampling.prompt_logprobs == 0
-        generation.append_prompt_logprobs(scored(1, 6))
-        assert generation.sampling == SamplingParams()
-
     @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
     def test_missing_or_surplus_logprobs_are_an_error_of_the_verifier(
         self, base_length: int, end: int
@@ -74,23 +66,11 @@ class TestScoredPrompts:
         with pytest.raises(VerifierError):
             prompt_of(5).append_prompt_logprobs(scored(base_length, end))
 
-    def test_logprobs_that_were_not_requested_are_an_error_of_the_verifier(self) -> None:
-        with pytest.raises(VerifierError):
-            make_generation().append_prompt_logprobs(scored(1, 3))
-
     def test_a_token_before_the_last_logprob_is_an_error_of_the_verifier(self) -> None:
         generation = prompt_of(5)
         generation.append_prompt_logprobs(scored(1, 4))
         with pytest.raises(VerifierError):
             append_step(generation, [7])
-
-    def test_a_prompt_of_one_token_has_one_empty_logprob(self) -> None:
-        generation = prompt_of(1)
-        append_step(generation, [7])
-        generation.publish()
-        chunk = read_chunk(generation)
-        assert chunk is not None
-        assert list(chunk.prompt_logprobs) == [b""]
 
     def test_logprobs_of_a_long_prompt_come_in_separate_chunks(self) -> None:
         generation = prompt_of(10_000)
@@ -152,14 +132,3 @@ class TestGateway:
         assert not any(chunk.prompt_logprobs for chunk in output.of(1).chunks)
         assert output.of(0).token_ids == output.of(1).token_ids == [7]
         await verifier.stop()
-
-    async def test_missing_logprobs_fail_the_request_alone(
-        self, start_gateway: StartGateway, verifier: ScriptedVerifier
-    ) -> None:
-        running = await start_gateway(verifiers=[verifier.address])
-        call = running.call(1, 2, 3, 4, sampling=sampling_pb2.SamplingParams(prompt_logprobs=1))
-        opened = await verifier.nth("open", 0)
-        verifier.send(self.scored(opened.sequence_id, 2, 4))
-        error = await error_of(call)
-        assert error.code() is grpc.StatusCode.INTERNAL
-        assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id

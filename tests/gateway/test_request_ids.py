@@ -75,23 +75,3 @@ async def test_an_id_that_metadata_cannot_carry_is_kept_everywhere_else(
     assert await trailing_id(ongoing) == "plain"
     [opened] = [entry for entry in running.log if entry["event"] == "request_opened"]
     assert opened["request_id"] == field_id
-
-
-async def test_the_line_of_a_refused_request_has_its_id(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    with pytest.raises(grpc.aio.AioRpcError):
-        await running.generate(1, request_id="mine", sampling={"temperature": -1})
-    [ended] = [entry for entry in running.log if entry["event"] == "request_ended"]
-    assert (ended["request_id"], ended["status"]) == ("mine", "INVALID_ARGUMENT")
-
-
-async def test_calls_of_one_connection_do_not_share_an_id(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address])
-    first = call(running, metadata_id="", field_id="f")
-    second = call(running, metadata_id="m", field_id="")
-    assert [(await read(each)).started.request_id for each in (first, second)] == ["f", "m"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import grpc
 import pytest
 
-from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, read, until
+from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, until
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
@@ -54,25 +54,6 @@ async def test_it_has_the_figures_of_the_usage(
     assert last_lines(running)[0].keys() >= TIMES
 
 
-async def test_its_cached_tokens_are_those_of_the_prompt_of_the_first_choice(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    ongoing = running.call(1, 2, 3, n=2)
-    await verifier.nth("open", 1)
-    # The second choice finds what the first one computed.
-    for opened, num_cached_tokens in zip(verifier.commands("open"), (1, 2), strict=True):
-        verifier.send(
-            verifier.opened(opened.sequence_id, num_cached_tokens=num_cached_tokens),
-            verifier.decided(opened.sequence_id, 3, [5], finish=STOP),
-        )
-    output = await collect(ongoing)
-    cached = {each.choice_index: each.usage.cached_tokens for each in output.finished}
-    line = await line_of(running)
-    assert line["prompt_tokens"] == 3
-    assert line["cached_tokens"] == min(cached.values()) == 1
-
-
 async def test_output_that_a_resuming_client_brings_is_not_counted_again(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -83,17 +64,6 @@ async def test_output_that_a_resuming_client_brings_is_not_counted_again(
     assert (await collect(ongoing)).usage.output_tokens == 5
     line = await line_of(running)
     assert line["output_tokens"] == running.sample("tandem_generation_tokens_total") == 2
-
-
-async def test_a_cancelled_request_has_one(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    ongoing = running.call(1, 2)
-    await read(ongoing)
-    ongoing.cancel()
-    line = await line_of(running)
-    assert (line["status"], line["finish_reasons"]) == ("CANCELLED", ["cancelled"])
 
 
 async def test_a_refused_request_has_one_without_what_its_client_claims(

@@ -1,8 +1,6 @@
 """A verifier that is lost, stuck, full or shutting down loses no request and no token."""
 
-import asyncio
 import functools
-import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import grpc
 import pytest
 
 from gateway.peers.verifier_link import VerifierLink
-from gateway.routing.router import affinity_of, best
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
@@ -135,24 +132,6 @@ async def test_another_verifier_goes_on_where_the_lost_one_ended(start_fleet: St
     assert line["former_sequence_id"] == first.sequence_id
 
 
-async def test_all_choices_of_all_requests_go_on(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(3)
-    calls = [fleet.running.call(1, 2 + index, n=3, max_new_tokens=40) for index in range(8)]
-    await until(lambda: fleet.num_opens() == 24)
-    lost = max(fleet.verifiers, key=lambda each: len(each.commands("open")))
-    num_lost = len(lost.commands("open"))
-    for other in fleet.others(lost):
-        for opened in other.commands("open"):
-            other.send(other.decided(opened.sequence_id, 2, [7], finish=STOP))
-        other.play(lambda opened: [7, 8, 9])
-    lost.end_session()
-    outputs = await asyncio.gather(*(collect(call) for call in calls))
-    for output in outputs:
-        assert len(output.finished) == 3
-        assert all(output.of(index).token_ids in ([7], [7, 8, 9]) for index in range(3))
-    assert fleet.num_resumes("verifier_gone") == num_lost
-
-
 async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: StartFleet) -> None:
     for _ in range(4):
         fleet = await start_fleet(4, ["a", "b", "a", "b"])
@@ -166,71 +145,6 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert other.numerics_digest == lost.numerics_digest
         other.send(other.decided(second.sequence_id, 2, [6], finish=STOP))
         assert (await collect(call)).token_ids == [6]
-
-
-@pytest.mark.parametrize("is_taken", [False, True])
-async def test_a_verifier_lost_before_it_decides_a_token_has_made_none_of_the_output(
-    start_fleet: StartFleet, is_taken: bool
-) -> None:
-    fleet = await start_fleet(4, ["a", "b", "a", "b"])
-    links = {link.name: link for link in fleet.running.gateway.fleet.verifiers}
-    call = fleet.running.call(1)
-    lost, first = await fleet.owner()
-    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
-    (twin,) = [v for v in fleet.others(lost) if v.numerics_digest == lost.numerics_digest]
-    twin.send(twin.draining())
-    await until(lambda: links[twin.address].is_draining)
-    await lost.stop()
-    other, second = await fleet.owner(2)
-    assert other.numerics_digest != lost.numerics_digest
-    if is_taken:
-        other.send(other.opened(second.sequence_id))
-        await until(lambda: fleet.num_resumes("verifier_gone") == 1)
-    twin.end_session()
-    await until(lambda: twin.num_sessions == 2 and links[twin.address].is_available)
-    await other.stop()
-    taker, third = await fleet.owner(3)
-    assert taker is twin
-    taker.send(
-        taker.opened(third.sequence_id), taker.decided(third.sequence_id, 2, [6], finish=STOP)
-    )
-    output = await collect(call)
-    assert output.token_ids == [5, 6]
-    assert output.usage.resumes == fleet.num_resumes("verifier_gone") == 1 + is_taken
-
-
-async def test_choices_without_output_go_to_verifiers_with_any_numerics(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(3, ["a", "a", "b"])
-    # So many that chance alone does not keep all of the lost ones from the third.
-    calls = [fleet.running.call(1, 2 + index) for index in range(48)]
-    await until(lambda: fleet.num_opens() == 48)
-    lost, _, other = fleet.verifiers
-    num_lost, num_held = len(lost.commands("open")), len(other.commands("open"))
-    assert num_lost > 1
-    await lost.stop()
-    await until(lambda: fleet.num_opens() == 48 + num_lost)
-    assert len(other.commands("open")) > num_held
-    for call in calls:
-        call.cancel()
-
-
-async def test_without_another_verifier_the_request_waits_for_one(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(1)
-    (verifier,) = fleet.verifiers
-    call = fleet.running.call(1)
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
-    verifier.end_session()
-    second = await verifier.nth("open", 1)
-    verifier.send(
-        verifier.opened(second.sequence_id),
-        verifier.decided(second.sequence_id, 2, [6], finish=STOP),
-    )
-    output = await collect(call)
-    assert output.token_ids == [5, 6]
-    assert output.usage.resumes == 1
 
 
 async def test_a_verifier_that_comes_is_used_at_once(
@@ -247,24 +161,6 @@ async def test_a_verifier_that_comes_is_used_at_once(
         assert (await collect(call)).token_ids == [5, 0]
 
 
-async def test_if_none_comes_in_time_the_client_has_what_was_decided(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(1, resume_timeout_s=0.3)
-    (verifier,) = fleet.verifiers
-    call = fleet.running.call(1)
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
-    output = Output()
-    add(output, await read(call))
-    add(output, await read(call))
-    await verifier.stop()
-    error = await error_of(call)
-    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
-    assert output.token_ids == [5]
-    assert fleet.num_resumes("verifier_gone") == 0
-
-
 async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2, max_resumes=2)
     call = fleet.running.call(1)
@@ -275,18 +171,6 @@ async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet
         await until(lambda: all(link.welcome for link in fleet.running.gateway.fleet.verifiers))
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
     assert fleet.num_resumes("verifier_gone") == 2
-
-
-async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(1, resume_timeout_s=600)
-    (verifier,) = fleet.verifiers
-    call = fleet.running.call(1)
-    await verifier.nth("open", 0)
-    await verifier.stop()
-    resumption = fleet.running.gateway.coordinator._failover.resumption
-    await until(lambda: resumption.num_waiting == 1)
-    call.cancel()
-    await fleet.running.until_idle()
 
 
 async def test_a_choice_that_waits_for_another_verifier_counts_as_waiting(
@@ -328,34 +212,6 @@ async def test_a_stop_string_in_what_was_decided_ends_the_request(
     (finished,) = output.finished
     assert finished.finish_reason == STOP
     assert fleet.num_opens() == 1
-
-
-async def test_prompt_logprobs_come_once(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(2)
-    call = fleet.running.call(1, 2, 3, 4, sampling=sampling_pb2.SamplingParams(prompt_logprobs=0))
-
-    def scored(sequence_id: str, base_length: int, count: int) -> verifier_pb2.Event:
-        logprobs = [
-            sampling_pb2.TokenLogprob(token_id=base_length + index + 1, logprob=-1.0, rank=1)
-            for index in range(count)
-        ]
-        return verifier_pb2.Event(
-            prompt_scored=verifier_pb2.PromptScored(
-                sequence_id=sequence_id, base_length=base_length, logprobs=logprobs
-            )
-        )
-
-    lost, first = await fleet.owner()
-    lost.send(scored(first.sequence_id, 1, 1))
-    lost.end_session()
-    other, second = await fleet.owner(2)
-    assert second.sampling.HasField("prompt_logprobs")
-    other.send(
-        scored(second.sequence_id, 1, 3), other.decided(second.sequence_id, 4, [9], finish=STOP)
-    )
-    output = await collect(call)
-    logprobs = [each.token_id for chunk in output.chunks for each in chunk.prompt_logprobs]
-    assert logprobs == [0, 2, 3, 4]
 
 
 # Verifiers that are there and do not go on.
@@ -422,27 +278,6 @@ async def test_a_stuck_engines_requests_go_on_elsewhere_and_it_gets_no_others(
     assert alive.num_sessions == 1
 
 
-async def test_the_first_long_prompt_may_take_far_longer_than_short_steps(
-    start_fleet: StartFleet,
-) -> None:
-    """Otherwise it would move from verifier to verifier, and all others there with it."""
-    fleet = await start_fleet(
-        2, failover_after_s=0.3, draft_wait="adaptive", instance_ids=["one", "two"]
-    )
-    call = fleet.running.call(*[1] * 600)
-    verifier, opened = await fleet.owner()
-    verifier.tell_step(num_tokens=4, duration_s=0.05)
-    num_calls = verifier.num_load_calls
-    await until(lambda: verifier.num_load_calls > num_calls + 10)
-    assert fleet.num_opens() == 1
-    # After its prompt it is as stuck as any other.
-    verifier.send(verifier.decided(opened.sequence_id, 600, [5]))
-    other, again = await fleet.owner(2)
-    assert any(str(entry.get("reason")).startswith("no step for") for entry in fleet.running.log)
-    other.send(other.decided(again.sequence_id, 601, [6], finish=STOP))
-    assert (await collect(call)).token_ids == [5, 6]
-
-
 async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0)
     (verifier,) = fleet.verifiers
@@ -456,39 +291,6 @@ async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> 
     assert "no progress within 2 s" in [entry.get("reason") for entry in fleet.running.log]
     verifier.send(verifier.decided(second.sequence_id, 1, [6], finish=STOP))
     assert (await collect(call)).token_ids == [6]
-
-
-async def test_after_a_stall_the_only_verifiers_sequences_have_time_again(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0, instance_ids=["one"])
-    (verifier,) = fleet.verifiers
-    # Its engine always has something to do.
-    verifier.num_elsewhere = 1
-    call = fleet.running.call(1)
-    await verifier.nth("open", 0)
-    second = await verifier.nth("open", 1)
-    # It answers, and has not made a step yet.
-    num_calls = verifier.num_load_calls
-    await until(lambda: verifier.num_load_calls > num_calls + 10)
-    assert (verifier.num_sessions, fleet.num_opens()) == (2, 2)
-    verifier.send(
-        verifier.opened(second.sequence_id),
-        verifier.decided(second.sequence_id, 1, [6], finish=STOP),
-    )
-    output = await collect(call)
-    assert output.token_ids == [6]
-    assert output.usage.resumes == 1
-
-
-async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(2, failover_after_s=1.0)
-    for verifier in fleet.verifiers:
-        verifier.play(lambda opened: [5, 0])
-    await until(lambda: all(verifier.num_load_calls > 3 for verifier in fleet.verifiers))
-    assert not any(link.load.is_unresponsive for link in fleet.running.gateway.fleet.verifiers)
-    assert (await fleet.running.generate(1)).token_ids == [5, 0]
-    assert [verifier.num_sessions for verifier in fleet.verifiers] == [1, 1]
 
 
 # Refusals and draining.
@@ -581,82 +383,6 @@ async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: Sta
     assert fleet.num_resumes("verifier_gone") == 1
 
 
-async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
-    start_fleet: StartFleet,
-) -> None:
-    """Not with the last verifier's refusal: a client may go on elsewhere."""
-    fleet = await start_fleet(2, resume_timeout_s=2.0)
-    call, lost = await call_with_output(fleet)
-    await lost.stop()
-    full, opened = await fleet.owner(2)
-    full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
-    assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_verifiers_that_refuse_new_requests_are_asked_to_go_on_with_a_choice(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(2)
-    call, lost = await call_with_output(fleet)
-    (full,) = fleet.others(lost)
-    addresses = [each.address for each in fleet.verifiers]
-    key = next(
-        key
-        for key in map(str, itertools.count())
-        if best(affinity_of(key, ()), addresses) == full.address
-    )
-    refused = fleet.running.call(2, affinity_key=key)
-    opened = await full.nth("open", 0)
-    full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
-    await lost.nth("open", 1)
-    refused.cancel()
-    await lost.stop()
-    opened = await full.nth("open", 1)
-    assert list(opened.token_ids) == [1, 5]
-    full.send(
-        full.opened(opened.sequence_id), full.decided(opened.sequence_id, 2, [6], finish=STOP)
-    )
-    assert (await collect(call)).token_ids == [6]
-
-
-async def test_verifiers_without_room_for_its_grammar_end_a_choice_in_time(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(2, resume_timeout_s=1.0)
-    call = fleet.running.call(1)
-    lost, _ = await fleet.owner()
-    await lost.stop()
-    (other,) = fleet.others(lost)
-
-    async def refuse_all() -> None:
-        for index in itertools.count():
-            opened = await other.nth("open", index)
-            other.send(no_room_for_a_grammar(opened.sequence_id))
-
-    refusing = asyncio.ensure_future(refuse_all())
-    error = await error_of(call)
-    refusing.cancel()
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert 1 < fleet.num_opens() < 8
-
-
-async def test_a_choice_that_one_verifier_refuses_goes_on_at_another(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(3)
-    call = fleet.running.call(1)
-    lost, _ = await fleet.owner()
-    await lost.stop()
-    full, second = await fleet.owner(2)
-    full.send(no_room_for_a_grammar(second.sequence_id))
-    other, third = await fleet.owner(3)
-    assert other is not full
-    other.send(
-        other.opened(third.sequence_id), other.decided(third.sequence_id, 1, [6], finish=STOP)
-    )
-    assert (await collect(call)).token_ids == [6]
-
-
 @pytest.mark.parametrize("code", [INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL])
 async def test_a_verifier_that_cannot_run_what_another_ran_is_passed_over(
     start_fleet: StartFleet, code: int
@@ -676,19 +402,6 @@ async def test_a_verifier_that_cannot_run_what_another_ran_is_passed_over(
     assert output.usage.resumes == 1
     details = [e["detail"] for e in fleet.running.log if e["event"] == "peer_message_ignored"]
     assert details == ["not on this server"]
-
-
-async def test_what_no_verifier_ever_ran_may_be_at_fault_also_at_the_second(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(3)
-    call = fleet.running.call(1)
-    lost, _ = await fleet.owner()
-    await lost.stop()
-    other, second = await fleet.owner(2)
-    other.send(other.rejected(second.sequence_id, code=INVALID_ARGUMENT, message="bad"))
-    assert (await error_of(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert fleet.num_opens() == 2
 
 
 async def test_a_verifier_with_a_smaller_limit_does_not_cut_an_output_short(
@@ -728,36 +441,6 @@ async def test_a_verifier_that_verifies_fewer_drafts_is_asked_for_no_more(
     assert (await collect(call)).token_ids == [6]
     (second,) = small.commands("open")
     assert (first.num_speculative_tokens, second.num_speculative_tokens) == (7, 3)
-
-
-def no_room_for_a_grammar(sequence_id: str) -> verifier_pb2.Event:
-    return ScriptedVerifier.rejected(
-        sequence_id, code=RESOURCE_EXHAUSTED, field="sampling.structured_output"
-    )
-
-
-async def test_a_refusal_that_names_a_field_leaves_room_for_others(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(1)
-    (verifier,) = fleet.verifiers
-    call = fleet.running.call(1)
-    opened = await verifier.nth("open", 0)
-    verifier.send(
-        verifier.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, field="sampling.x")
-    )
-    assert (await error_of(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    (link,) = fleet.running.gateway.fleet.verifiers
-    assert link.load.full_until_s == float("-inf")
-
-
-async def test_a_request_at_fault_is_refused_once(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(2)
-    call = fleet.running.call(1)
-    verifier, opened = await fleet.owner()
-    verifier.send(verifier.rejected(opened.sequence_id, code=3, message="bad", field="sampling"))
-    assert (await error_of(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert fleet.num_opens() == 1
 
 
 async def test_a_draining_verifier_gets_no_request_and_ends_those_it_has(
@@ -829,20 +512,6 @@ async def test_a_rollout_of_many_verifiers_does_not_use_up_a_choices_moves(
     output = await collect(call)
     assert output.token_ids == [5] * 6 + [6]
     assert output.usage.resumes == 7
-
-
-async def test_a_gateway_whose_only_verifier_drains_is_not_serving(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(1)
-    (verifier,) = fleet.verifiers
-    frontend = fleet.running.gateway.frontend
-    assert frontend.is_serving
-    verifier.send(verifier.draining())
-    await until(lambda: not frontend.is_serving)
-    error = await error_of(fleet.running.call(1))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    # It was replaced by a new process.
-    verifier.end_session()
-    await until(lambda: frontend.is_serving)
 
 
 async def test_other_clients_sequences_count_as_load(start_fleet: StartFleet) -> None:

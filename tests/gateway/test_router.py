@@ -7,7 +7,6 @@ from gateway.routing.router import (
     PREFIX_TOKENS,
     affinity_of,
     best,
-    choose_drafter,
     choose_verifier,
 )
 
@@ -50,20 +49,3 @@ def test_loads_stay_near_the_mean_even_if_all_keys_are_equal() -> None:
         load[choose_verifier(b"one key", load, 1)] += 1
     assert max(load.values()) <= LOAD_FACTOR * 100 / len(NAMES) + 1
     assert sum(load.values()) == 100
-
-
-def test_a_request_larger_than_the_bound_goes_to_its_first_choice() -> None:
-    chosen = choose_verifier(b"key", IDLE, 16)
-    assert chosen == best(b"key", NAMES)
-
-
-def test_the_choice_does_not_depend_on_the_order_of_the_candidates() -> None:
-    for index in range(50):
-        key = f"key {index}".encode()
-        assert best(key, NAMES) == best(key, NAMES[::-1])
-
-
-def test_a_sequence_has_one_drafter_if_there_are_any() -> None:
-    assert choose_drafter("abc", []) == ""
-    assert choose_drafter("abc", NAMES) == choose_drafter("abc", NAMES[::-1])
-    assert len({choose_drafter(f"{index:032x}", NAMES) for index in range(100)}) == len(NAMES)

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.api.scrapes import Scrapes
-from servicekit.metrics import Exposition
+from servicekit.telemetry.metrics import Exposition
 from tests.gateway.running_gateway import until
 
 RENDER_S = 0.02
@@ -60,19 +60,6 @@ async def test_who_asks_later_gets_a_later_text(scrapes: Scrapes, collector: Slo
     assert b"reads 2.0" in (await second)[0]
 
 
-async def test_each_format_has_a_text_of_its_own(
-    scrapes: Scrapes, collector: SlowCollector
-) -> None:
-    accepts = ["", "text/plain", "application/openmetrics-text", "text/plain;version=x"]
-    accepts += [f"application/openmetrics-text;version={each}" for each in ("2.1", "3.7.8")]
-    answers = await asyncio.gather(*[scrapes.answer(accept) for accept in accepts])
-    is_open = [False, False, True, False, True, True]
-    assert [text.endswith(b"# EOF\n") for text, _ in answers] == is_open
-    assert answers[2][1].startswith("application/openmetrics-text")
-    # Whoever names other versions adds at most one format.
-    assert collector.num_reads <= 3
-
-
 async def test_nothing_is_rendered_most_of_the_time(
     scrapes: Scrapes, collector: SlowCollector
 ) -> None:
@@ -81,12 +68,3 @@ async def test_nothing_is_rendered_most_of_the_time(
         await scrapes.answer("")
     assert collector.num_reads == 4
     assert time.monotonic() - began_s > 3 * 10 * RENDER_S
-
-
-async def test_a_scraper_that_goes_away_ends_nobody_elses(scrapes: Scrapes) -> None:
-    first, second = (asyncio.create_task(scrapes.answer("")) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert b"reads 1.0" in (await second)[0]
-    with pytest.raises(asyncio.CancelledError):
-        await first

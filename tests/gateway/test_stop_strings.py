@@ -2,12 +2,12 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.output_reader import OutputReader, Read, Reading
-from gateway.text.stop_strings import StopStrings
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Read, Reading
+from gateway.text.output.stop_strings import StopStrings
 
 # Few letters, so that prefixes of stop strings are frequent.
 TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)
@@ -49,35 +49,6 @@ def test_a_stream_shows_what_a_search_of_the_whole_text_would(
     else:
         shown += text_of(watched.finish())
     assert (shown, watched.stopped) == search(text, stops)
-
-
-@given(text=TEXTS, stops=STOPS)
-def test_exactly_the_text_that_may_begin_a_stop_string_is_held_back(
-    text: str, stops: list[str]
-) -> None:
-    watched = reader_of(stops)
-    shown = ""
-    for index, character in enumerate(text):
-        shown += text_of(watched.feed(character))
-        if watched.stopped:
-            return
-        held = text[len(shown) : index + 1]
-        assert any(stop.startswith(held) for stop in stops) or not held
-
-
-def test_of_two_strings_that_end_together_the_longer_ends_the_text() -> None:
-    watched = reader_of(["c", "abc"])
-    assert text_of(watched.feed("xabcy")) == "x"
-
-
-def test_the_string_that_is_complete_first_ends_the_text_even_if_another_began_before() -> None:
-    watched = reader_of(["abcd", "b"])
-    assert text_of(watched.feed("abcd")) == "a"
-
-
-def test_an_empty_stop_string_fails_an_assertion() -> None:
-    with pytest.raises(AssertionError):
-        StopStrings([""])
 
 
 @given(text=TEXTS, stops=STOPS, num_early=st.integers(0, 30))

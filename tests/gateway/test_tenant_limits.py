@@ -50,27 +50,6 @@ def test_a_greedy_tenant_leaves_room_for_others() -> None:
     assert shed[1:] == ["tenant_concurrency", "concurrency", "concurrency"]
 
 
-def test_twice_the_weight_leaves_half_as_much_free() -> None:
-    heavy = Principal(tenant="heavy", weight=2)
-    for principal, num_free in ((A, 36), (heavy, 20)):
-        admission = make_admission(max_choices=180, max_waiting_tokens=180)
-        assert fill(admission, principal, num_tokens=1) == 180 - num_free
-        assert fill(admission, B) >= 1, "a tenant without any finds room"
-
-
-def test_where_clients_are_not_authenticated_there_are_no_shares() -> None:
-    assert fill(make_admission(), ANONYMOUS) == 10
-
-
-def test_a_greedy_tenants_prompts_leave_room_for_others() -> None:
-    shed: list[str] = []
-    admission = make_admission(shed=shed, max_choices=100)
-    assert fill(admission, A, num_tokens=100) == 8
-    assert fill(admission, B, num_tokens=100) == 1
-    assert shed == ["tenant_waiting_tokens"] * 2
-    admission.admit(1, Principal(tenant="c")).wait_with(100)
-
-
 def test_quotas_bound_a_tenant_whoever_of_it_calls() -> None:
     shed: list[str] = []
     admission = make_admission(shed=shed, max_choices=100)
@@ -95,14 +74,6 @@ def test_a_quota_of_tokens_allows_one_request_of_any_size() -> None:
     with pytest.raises(OverloadedError):
         admission.admit(1, limited).wait_with(21)
     assert shed == ["tenant_waiting_tokens"] * 2
-
-
-@pytest.mark.parametrize("principal", [ANONYMOUS, Principal(tenant="a", max_waiting_tokens=100)])
-def test_what_a_request_waited_with_before_does_not_stand_in_its_way(principal: Principal) -> None:
-    """An estimate, until its prompt is encoded."""
-    request = make_admission(max_waiting_tokens=100).admit(1, principal)
-    request.wait_with(90)
-    request.wait_with(95)
 
 
 def test_counts_return_to_nothing_whatever_happens() -> None:

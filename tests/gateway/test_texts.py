@@ -12,12 +12,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from gateway.text.model_text import ModelText
-from gateway.text.output_text import OutputText
+from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, error_of
-from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -53,20 +53,6 @@ async def test_the_first_word_of_an_output_keeps_its_space(
         THE, CAT, output_token_ids=[SAT], stop_sequences=stop_sequences, n=2
     )
     assert [output.of(choice).text for choice in range(2)] == [" on", " on"]
-
-
-@pytest.mark.parametrize("stop_sequences", [[], ["never"]])
-async def test_a_character_that_the_given_output_leaves_incomplete_comes_whole(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    tokenizer: Tokenizer,
-    stop_sequences: list[str],
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
-    *given, last = tokenizer.encode("\N{GRINNING FACE}")
-    verifier.play(lambda opened: [last, 0])
-    output = await running.generate(5, output_token_ids=given, stop_sequences=stop_sequences)
-    assert output.text == "\N{GRINNING FACE}"
 
 
 class GatedTokenizer(Tokenizer):
@@ -131,28 +117,6 @@ async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded
         assert tokenizer.num_encoded == 1
 
 
-async def test_work_of_a_cancelled_caller_never_begins() -> None:
-    threads = TokenizerThreads()
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def first() -> None:
-        begun.set()
-        assert may_go_on.wait(60)
-
-    ran: list[str] = []
-    running = asyncio.ensure_future(threads.run(1 << 20, first))
-    await asyncio.to_thread(begun.wait, 60)
-    left = asyncio.ensure_future(threads.run(1 << 20, ran.append, "left"))
-    stayed = asyncio.ensure_future(threads.run(1 << 20, ran.append, "stayed"))
-    await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.wait([left])
-    may_go_on.set()
-    await asyncio.gather(running, stayed)
-    threads.close()
-    assert ran == ["stayed"]
-
-
 async def test_no_long_text_needs_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -181,21 +145,3 @@ async def test_a_long_output_that_was_given_is_searched_on_a_tokenizers_thread(
         await running.generate(5, output_token_ids=[70] * num_given, stop_sequences=["never"])
     assert threads[0] == threading.current_thread().name
     assert threads[1].startswith("tokenizer-")
-
-
-async def test_a_stop_sequence_in_the_given_output_is_found_across_tokens(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, tokenizer: Tokenizer
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
-    given = tokenizer.encode("one two three")
-    call = running.call(text="x", output_token_ids=given, stop_sequences=["e two t"])
-    error = await error_of(call)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    # A stop sequence that begins in the given output is completed by later tokens.
-    rest = [*tokenizer.encode(" four"), 0]
-    call = running.call(text="x", output_token_ids=given, stop_sequences=["three four"], n=2)
-    opened = [await verifier.nth("open", index) for index in range(2)]
-    for each in opened:
-        verifier.send(verifier.decided(each.sequence_id, len(each.token_ids), rest, finish=STOP))
-    responses = [response async for response in call]
-    assert "".join(response.chunk.text for response in responses) == ""

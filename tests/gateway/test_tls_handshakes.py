@@ -2,7 +2,6 @@
 cannot be accepted, with TLS or without.
 """
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -32,16 +31,6 @@ def test_a_handshake_that_does_not_end_is_closed_in_time(run: Run, sent: bytes) 
     run(scenario, request_timeout_s=0.3)
 
 
-def test_a_handshake_that_is_none_is_closed_at_once(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            await until_closed(reader)
-        assert await client.is_served()
-
-    run(scenario, request_timeout_s=10 * PATIENCE_S)
-
-
 def test_handshakes_count_as_connections_and_the_oldest_makes_room(run: Run) -> None:
     async def scenario(client: HttpsClient) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -64,57 +53,6 @@ def test_handshakes_count_as_connections_and_the_oldest_makes_room(run: Run) -> 
             assert await is_answered(*another)
 
     run(scenario, max_concurrent_calls=3, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_a_connection_counts_once_when_its_handshake_is_done(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        for _ in range(2):
-            assert await client.is_served()
-
-    run(scenario, max_concurrent_calls=1, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_a_burst_of_handshakes_leaves_no_more_than_there_may_be(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with contextlib.AsyncExitStack() as burst:
-            pairs = await asyncio.gather(
-                *(burst.enter_async_context(client.connection(has_tls=False)) for _ in range(40))
-            )
-            endings = [asyncio.ensure_future(until_closed(reader)) for reader, _ in pairs]
-            async with asyncio.timeout(PATIENCE_S):
-                while sum(ending.done() for ending in endings) < 36:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert sum(ending.done() for ending in endings) == 36
-            assert await client.is_served()
-            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
-            for ending in endings:
-                ending.cancel()
-            await asyncio.wait(endings)
-
-    run(scenario, max_concurrent_calls=4, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_clients_that_leave_in_their_handshake_leave_nothing(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        for sent in (b"", BEGINNING) * 20:
-            async with client.connection(has_tls=False) as (_, writer):
-                writer.write(sent)
-        # More than there may be, one after the other.
-        for _ in range(8):
-            assert await client.is_served()
-
-    run(scenario, max_concurrent_calls=2, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_a_listener_that_ends_closes_handshakes(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(BEGINNING)
-            assert await client.is_served()
-            client.serving.cancel()
-            await until_closed(reader)
-
-    run(scenario, request_timeout_s=10 * PATIENCE_S)
 
 
 def fail_accepting(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[float]:

@@ -1,8 +1,6 @@
 """Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from gateway.text.detokenizer import REPLACEMENT, Detokenizer, WindowDetokenizer
 from gateway.text.tokenizer import (
-    CONTEXT_TOKENS,
     Tokenizer,
     TokenizerLoadError,
     TooManyTokensError,
@@ -84,14 +81,6 @@ def test_a_byte_level_decoder_may_stand_in_a_sequence(others: list[decoders.Deco
     assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == " é"
 
 
-def test_a_decoder_that_changes_what_byte_level_makes_is_asked_for_the_text() -> None:
-    wrapped = byte_level()
-    wrapped.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    tokenizer = Tokenizer(wrapped)
-    ids = tokenizer.encode(" é")
-    assert "".join(streamed(tokenizer.detokenizer(), [[i] for i in ids])) == "é"
-
-
 def byte_level_with_added_tokens() -> Tokenizer:
     """A byte-level tokenizer with added tokens that are ordinary text."""
     tokenizer = byte_level()
@@ -131,17 +120,6 @@ def test_the_text_is_the_same_however_many_tokens_a_step_brings(
     assert "".join(streamed(tokenizer.detokenizer(), pieces)) == "".join(one_by_one)
 
 
-def test_a_character_before_a_byte_that_is_no_text_is_kept() -> None:
-    detokenizer = SENTENCEPIECE.detokenizer()
-    *space, a, b, c, d = SENTENCEPIECE.encode("😀")
-    assert streamed(detokenizer, [[*space, a, b, c, d, a]]) == ["😀", REPLACEMENT]
-
-
-@given(ids=st.lists(st.integers(0, 259), max_size=30))
-def test_added_tokens_stream_to_the_text_of_the_whole(ids: list[int]) -> None:
-    assert "".join(streamed(ADDED.detokenizer(), [[i] for i in ids])) == ADDED.decode(ids)
-
-
 @pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])
 @given(text=st.text(max_size=20))
 def test_a_split_character_is_never_shown_broken(tokenizer: Tokenizer, text: str) -> None:
@@ -150,26 +128,6 @@ def test_a_split_character_is_never_shown_broken(tokenizer: Tokenizer, text: str
     parts = streamed(tokenizer.detokenizer(), [[token_id] for token_id in ids])
     assert not any(REPLACEMENT in part for part in parts)
     assert "".join(parts) == tokenizer.decode(ids)
-
-
-@given(text=st.text(alphabet="the cats at日é", max_size=20), step=st.integers(1, 5))
-def test_leading_spaces_of_later_words_are_kept(text: str, step: int) -> None:
-    ids = SENTENCEPIECE.encode(text)
-    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
-    assert "".join(streamed(SENTENCEPIECE.detokenizer(), pieces)) == SENTENCEPIECE.decode(ids)
-
-
-@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, *METASPACE])
-@pytest.mark.parametrize("num_special", [0, 1, 20])
-def test_the_first_word_after_the_prompt_keeps_its_space(
-    tokenizer: Tokenizer, num_special: int
-) -> None:
-    vocabulary = tokenizer._tokenizer.get_vocab()
-    the, cat, sat, end = (vocabulary[word] for word in ("▁the", "▁cat", "▁sat", "</s>"))
-    detokenizer = tokenizer.detokenizer([the, cat, *[end] * num_special])
-    assert detokenizer.feed([sat]) == " sat"
-    assert detokenizer.feed([end] * num_special) == ""
-    assert detokenizer.feed([cat]) == " cat"
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE, *METASPACE])
@@ -185,14 +143,6 @@ def test_prompt_text_and_output_text_make_the_text_of_both(
     pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
     shown = "".join(streamed(tokenizer.detokenizer(context), pieces))
     assert tokenizer.decode(context) + shown == tokenizer.decode(context + ids)
-
-
-@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
-def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("a\N{GRINNING FACE}b")
-    cut = len(tokenizer.encode("a")) + 1
-    detokenizer = tokenizer.detokenizer(ids[:cut])
-    assert "".join(streamed(detokenizer, [ids[cut:]])) == "\N{GRINNING FACE}b"
 
 
 def as_sentencepiece(tokens: Sequence[str]) -> str:
@@ -233,29 +183,6 @@ def test_a_byte_that_is_part_of_no_character_leaves_those_beside_it_alone(
     pieces = [ids[first : first + step] for first in range(0, len(ids), step)]
     shown = streamed(SENTENCEPIECE.detokenizer(), pieces)
     assert "".join(shown) == SENTENCEPIECE.decode(ids) == as_sentencepiece(tokens)
-
-
-@pytest.mark.parametrize("num_before", range(60, 72))
-def test_a_context_that_is_cut_within_a_character_breaks_no_later_one(num_before: int) -> None:
-    text = "\N{KHMER LETTER KA}" * 30 + "\N{GRINNING FACE}" * 30
-    ids = SENTENCEPIECE.encode(text)[1:]
-    prompt, output = ids[:num_before], ids[num_before:]
-    # The callers cut, too.
-    for context in (prompt, prompt[-CONTEXT_TOKENS:]):
-        detokenizer = SENTENCEPIECE.detokenizer(context)
-        shown = "".join(streamed(detokenizer, [[token_id] for token_id in output]))
-        assert shown == text[num_before // 3 :]
-
-
-@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
-def test_copies_are_independent(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("the \N{GRINNING FACE} sat")
-    for cut in range(len(ids)):
-        first = tokenizer.detokenizer()
-        before = first.feed(ids[:cut])
-        second = first.copy()
-        first.feed(tokenizer.encode("cat"))
-        assert before + second.feed(ids[cut:]) + second.finish() == tokenizer.decode(ids)
 
 
 @given(text=st.text(max_size=50))
@@ -353,69 +280,6 @@ def test_a_long_text_of_few_tokens_is_encoded(unit: str) -> None:
     assert sum(pieces) == whole == len(text)
 
 
-def test_encoding_starts_no_threads() -> None:
-    # In a process of its own: the library would start them once, and keep them.
-    program = f"""
-import os
-from pathlib import Path
-from gateway.text.tokenizer import Tokenizer
-
-tokenizer = Tokenizer.load(Path({str(MODEL_FOLDER)!r}))
-before = len(os.listdir("/proc/self/task"))
-tokenizer.encode("total = price + tax", max_tokens=100)
-print(len(os.listdir("/proc/self/task")) - before)
-"""
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "0\n"
-
-
-def test_one_long_word_is_encoded_where_it_is_one_token() -> None:
-    model = models.WordPiece({"[UNK]": 0, "x": 1, "##x": 2}, unk_token="[UNK]")
-    wrapped = tokenizers.Tokenizer(model)
-    wrapped.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # The last piece has few characters, each of which is a token.
-    text = "x" * (10 * 65_536 + 90)
-    assert Tokenizer(wrapped).encode(text, max_tokens=1) == [0]
-
-
-@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
-def test_a_character_appears_with_its_last_token(tokenizer: Tokenizer) -> None:
-    detokenizer = tokenizer.detokenizer()
-    *first, last = tokenizer.encode("\N{GRINNING FACE}")
-    assert first, "the character must take several tokens"
-    assert not "".join(detokenizer.feed([token_id]) for token_id in first).strip()
-    assert detokenizer.feed([last]).strip() == "\N{GRINNING FACE}"
-
-
-@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
-def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
-    detokenizer = tokenizer.detokenizer()
-    ids = tokenizer.encode("\N{GRINNING FACE}")[:-1]
-    assert REPLACEMENT not in detokenizer.feed(ids)
-    assert REPLACEMENT in detokenizer.finish()
-
-
-def test_bytes_that_never_become_text_are_shown_in_time() -> None:
-    detokenizer = SENTENCEPIECE.detokenizer()
-    byte = SENTENCEPIECE.encode("\N{GRINNING FACE}")[-1]  # a continuation byte
-    shown = "".join(detokenizer.feed([byte]) for _ in range(100))
-    assert len(shown) > 50
-
-
-@pytest.mark.parametrize("num_special", range(20))
-def test_a_character_of_several_tokens_is_whole_after_tokens_without_text(num_special: int) -> None:
-    end = SENTENCEPIECE.encode("</s>")[-1]
-    ids = [end] * num_special + SENTENCEPIECE.encode("\N{GRINNING FACE}")[-4:]
-    detokenizer = SENTENCEPIECE.detokenizer()
-    shown = "".join(detokenizer.feed([token_id]) for token_id in ids)
-    assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
-    # Each choice of a request has a copy of what the prompt left.
-    detokenizer = SENTENCEPIECE.detokenizer(ids[:num_special]).copy()
-    shown = "".join(detokenizer.feed([token_id]) for token_id in ids[num_special:])
-    assert shown + detokenizer.finish() == "\N{GRINNING FACE}"
-    # At once, too; and as a continuation of what was sent before.
-    assert SENTENCEPIECE.detokenizer().feed(ids) == "\N{GRINNING FACE}"
-
-
 @pytest.mark.parametrize("token", ["</s>", "the"], ids=["without text", "with text"])
 @pytest.mark.parametrize("step", [1, 100])
 def test_the_work_per_token_does_not_grow_with_the_output(token: str, step: int) -> None:
@@ -442,12 +306,6 @@ def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:
     )
     assert beginning.encode("x").tokens == ["<eos>", "x"]
     assert Tokenizer(beginning).encode("x") == ADDED.encode("x")
-
-
-def test_special_tokens_and_unknown_ids_have_no_text() -> None:
-    detokenizer = BUNDLED.detokenizer()
-    x = BUNDLED.encode("x")
-    assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
 
 
 @pytest.mark.parametrize("normalized", [False, True])

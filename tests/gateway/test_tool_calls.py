@@ -9,9 +9,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from gateway.text.output_reader import OutputReader, Read
-from gateway.text.tool_call_reader import CallDelta
-from gateway.text.tool_calls import (
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Read
+from gateway.text.output.tool_call_reader import CallDelta
+from gateway.text.output.tool_calls import (
     HermesParser,
     Llama3Parser,
     ToolCallForm,
@@ -35,7 +36,6 @@ TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
 QUOTING = '{"name": "add", "arguments": {"a": "</tool_call>", "b": "\\"</tool_call>"}}'
 QUOTED = ToolCall("add", '{"a": "</tool_call>", "b": "\\"</tool_call>"}')
 WEATHER = '{"name": "get_weather", "parameters": {}}'
-WEATHERED = ToolCall("get_weather", "{}")
 INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
 LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
 # Under either key, the first object counts, also within a string. Other values are no arguments,
@@ -56,23 +56,6 @@ EITHER_KEY = [
     ("{name: 'add', arguments: {x: 1}}", [ToolCall("add", '{"x": 1}')]),
     ('{"name": "add", "arguments": "none"}', []),
     ('{"parameters": [{}], "name": "add"}', []),
-]
-
-# Behind the brace of the arguments, up to the end tag.
-MISTAKES = [
-    ('{"t": "line1\nline2\t"}}', [ToolCall("add", '{"t": "line1\\nline2\\t"}')]),
-    ('{"t": "C:\\dir \\d+ it\\\'s"}}', [ToolCall("add", '{"t": "C:\\\\dir \\\\d+ it\'s"}')]),
-    ('{"x": 1,}}', [ToolCall("add", '{"x": 1}')]),
-    ('{"x": 007}}', [ToolCall("add", '{"x": 7}')]),
-    ('{"x": 1},}', [ToolCall("add", '{"x": 1}')]),
-    ('{"x": 1}}}}]', [ToolCall("add", '{"x": 1}')]),
-    ('{"x": 1}', [ToolCall("add", '{"x": 1}')]),
-    ('{"x": [1', [ToolCall("add", '{"x": [1]}')]),
-    ('{"x": {"y": 1}', [ToolCall("add", '{"x": {"y": 1}}')]),
-    ('{"x": 1}, "id": oops; 5 }', [ToolCall("add", '{"x": 1}')]),
-    ('{"x": 1} and so on', [ToolCall("add", '{"x": 1}')]),
-    (f'{{"x": 1}}}}\n{ADD}, {WEATHER}\n', [ToolCall("add", '{"x": 1}'), ADDED, WEATHERED]),
-    ('{"x": "say "hi" </b>"}}', [ToolCall("add", '{"x": "say \\"hi\\" </b>"}')]),
 ]
 
 HERMES = [
@@ -126,10 +109,6 @@ HERMES = [
         "",
         [ToolCall("add", '{"x": null}')],
     ),
-    *[
-        (f"a <tool_call>{{'name': 'add', \"arguments\": {written}</tool_call> b", "a b", calls)
-        for written, calls in MISTAKES
-    ],
     (f"<tool_call>[{ADD}, {WEATHER}]</tool_call>", "", [ADDED, ToolCall("get_weather", "{}")]),
     (f"<tool_call>\n[\n{ADD}\n]\n</tool_call>\nb", "b", [ADDED]),
     (f'<tool_call>[{ADD}, {{"name": "rm"}}, {ADD}]</tool_call> b', "b", [ADDED, ADDED]),

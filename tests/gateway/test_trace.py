@@ -6,14 +6,11 @@ import pytest
 from gateway.errors import UnreadError, VerifierError
 from gateway.generation import unread_output
 from gateway.generation.generation import Generation
-from gateway.generation.usage import MAX_MATCH_LENGTH
 from gateway.messages.response import Chunk, Traced
 from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
-from gateway.messages.verifier import Decided
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
-from tandem.values import DraftSource, MatchAcceptance
 from tests.gateway.factories import append_step, make_generation
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -120,49 +117,6 @@ class TestTracedGeneration:
         with pytest.raises(UnreadError):
             say_nothing(reads=False)
 
-    def test_usage_counts_drafts_by_match_and_source(self) -> None:
-        generation = make_generation([1, 2, 3])
-
-        def step(drafts: int, accepted: int, length: int, source: DraftSource | None) -> None:
-            base = len(generation.token_ids)
-            generation.append(
-                Decided(
-                    "sequence", base, [4] * (accepted + 1), drafts, accepted,
-                    None, (), length, source,
-                )
-            )  # fmt: skip
-
-        step(0, 0, 9, DraftSource.SEQUENCE)  # without drafts it says nothing
-        step(7, 3, 5, DraftSource.SEQUENCE)
-        step(2, 0, 5, DraftSource.SEQUENCE)
-        step(4, 4, 2, DraftSource.POOL)
-        step(1, 1, (1 << 32) - 1, None)
-        generation.publish()
-        usage = generation.usage()
-        assert usage.by_match_length == (
-            MatchAcceptance(
-                matched_ngram_length=2, num_drafts=1, num_draft_tokens=4, num_accepted_tokens=4
-            ),
-            MatchAcceptance(
-                matched_ngram_length=5, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=3
-            ),
-            MatchAcceptance(
-                matched_ngram_length=MAX_MATCH_LENGTH,
-                num_drafts=1,
-                num_draft_tokens=1,
-                num_accepted_tokens=1,
-            ),
-        )
-        assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (2, 1)
-
-    def test_match_lengths_over_64_count_as_64(self) -> None:
-        generation = make_generation(max_new_tokens=5000)
-        for length in range(3000):
-            base = len(generation.token_ids)
-            generation.append(Decided("s", base, [4], 1, 0, None, (), length))
-        generation.publish()
-        assert len(generation.usage().by_match_length) == 65
-
 
 @pytest.mark.stand_in
 class TestCalls:
@@ -207,17 +161,6 @@ class TestCalls:
         assert violation is not None
         assert violation[0] == "trace"
         assert verifier.commands("open") == []
-
-    async def test_a_verifiers_refusal_of_a_trace_names_the_field(
-        self, start_gateway: StartGateway, verifier: ScriptedVerifier
-    ) -> None:
-        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
-        call = running.call(1, 2, 3, trace=True)
-        opened = await verifier.nth("open", 0)
-        verifier.send(verifier.rejected(opened.sequence_id, code=12, message="no", field="trace"))
-        violation = field_violation(await error_of(call))
-        assert violation is not None
-        assert violation[0] == "trace"
 
     async def test_a_client_that_leaves_its_traces_unread_fails_alone(
         self,

@@ -4,8 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
-
 from gateway.api.turns import MAX_TURNS, Turns
 
 
@@ -30,14 +28,6 @@ async def test_few_begin_in_each_iteration_in_the_order_in_which_they_came() -> 
         await asyncio.sleep(0)
     assert max(Counter(iteration for iteration, _ in began).values()) == MAX_TURNS
     assert [index for _, index in began] == list(range(50))
-
-
-async def test_where_nobody_waits_a_turn_is_free_at_once() -> None:
-    turns = Turns()
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            turns.take(lambda: False).send(None)
-        await let_run(3)
 
 
 async def test_one_that_takes_turns_without_end_leaves_the_loop_to_others() -> None:
@@ -76,24 +66,4 @@ async def test_one_that_is_cancelled_takes_nobody_s_turn() -> None:
         task.cancel()
     async with asyncio.timeout(60):
         assert await tasks[-1]
-    assert await turns.take(lambda: False)
-
-
-async def test_those_that_have_gone_are_dropped_over_several_iterations() -> None:
-    turns = Turns()
-    num_asked = 0
-
-    def is_gone() -> bool:
-        nonlocal num_asked
-        num_asked += 1
-        return True
-
-    first = [asyncio.create_task(turns.take(lambda: False)) for _ in range(MAX_TURNS)]
-    tasks = [asyncio.create_task(turns.take(is_gone)) for _ in range(1000)]
-    await let_run(3)
-    assert 0 < num_asked < 100
-    assert all(await asyncio.gather(*first))
-    async with asyncio.timeout(60):
-        assert not any(await asyncio.gather(*tasks))
-    assert num_asked == 1000
     assert await turns.take(lambda: False)

@@ -8,7 +8,7 @@ import pytest
 from servicekit.errors import retry_after_ms
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.running_gateway import GenerateCall, StartGateway, collect, read, until
+from tests.gateway.running_gateway import GenerateCall, StartGateway, collect, read
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
@@ -62,20 +62,3 @@ async def test_the_call_of_a_client_that_does_not_read_ends(
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "output was left unread for 0.4 s"
         assert retry_after_ms(caught.value) is None
-
-
-async def test_a_client_that_waits_long_for_output_and_reads_slowly_is_kept(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], unread_timeout_s=0.05)
-    call = running.call(1)
-    await read(call)
-    opened = await verifier.nth("open", 0)
-    looked = asyncio.get_running_loop().time() + 0.2
-    await until(lambda: asyncio.get_running_loop().time() > looked)
-    verifier.send(verifier.decided(opened.sequence_id, 1, [5, 6]))
-    verifier.send(verifier.decided(opened.sequence_id, 3, [7], finish=STOP))
-    looked += 0.2
-    await until(lambda: asyncio.get_running_loop().time() > looked)
-    assert (await collect(call)).token_ids == [5, 6, 7]
-    assert running.sample("tandem_requests_unread_total") == 0

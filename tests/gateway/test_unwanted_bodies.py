@@ -12,6 +12,7 @@ from gateway.api.lingering_transport import MAX_DROPPED_BYTES
 from tests.gateway.running_gateway import until
 from tests.gateway.running_listener import HttpsClient, Run, is_answered, until_closed
 from tests.gateway.scripted_server import PATIENCE_S
+from tests.volume import cases
 
 # What an event loop reads at a time.
 READ_BYTES = 256 * 1024
@@ -105,38 +106,6 @@ def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
     run(scenario, has_tls=has_tls, request_timeout_s=10 * PATIENCE_S)
 
 
-def test_a_client_that_is_silent_after_its_answer_is_let_go(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=True) as (reader, writer):
-            writer.write(head("POST /nope", BY_LENGTH))
-            await until_closed(reader)
-
-    run(scenario, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_a_connection_that_lingers_makes_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lingering_transport, "_LINGER_S", 10 * PATIENCE_S)
-
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(head("POST /nope", BY_LENGTH))
-            await answer_of(reader)
-            assert await client.is_served()
-
-    run(scenario, has_tls=False, max_concurrent_calls=1, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_one_that_waits_for_leave_to_send_its_body_is_not_waited_for(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(head("POST /nope", "content-length: 10", "expect: 100-continue"))
-            answer_head, _ = await answer_of(reader)
-            assert b"\r\nconnection: close\r\n" in answer_head
-            await until_closed(reader)
-
-    run(scenario, has_tls=False, request_timeout_s=10 * PATIENCE_S)
-
-
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_the_rest_of_a_short_body_leaves_the_connection_open(run: Run, *, has_tls: bool) -> None:
     async def scenario(client: HttpsClient) -> None:
@@ -150,7 +119,7 @@ def test_the_rest_of_a_short_body_leaves_the_connection_open(run: Run, *, has_tl
     run(scenario, has_tls=has_tls, request_timeout_s=10 * PATIENCE_S)
 
 
-@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("has_tls", cases([False], [False, True]))
 @pytest.mark.parametrize("is_length_first", [False, True])
 @pytest.mark.parametrize("line", ["POST /nope", "GET /health"])
 def test_a_request_with_two_lengths_is_its_connection_s_last(
@@ -180,8 +149,8 @@ LONG_FIELDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("has_tls", [False, True])
-@pytest.mark.parametrize("piece_bytes", [1 << 20, 40_000, 10_000])
+@pytest.mark.parametrize("has_tls", cases([False], [False, True]))
+@pytest.mark.parametrize("piece_bytes", cases([1 << 20, 10_000], [1 << 20, 40_000, 10_000]))
 @pytest.mark.parametrize("fields", LONG_FIELDS.values(), ids=LONG_FIELDS)
 def test_a_head_over_the_limit_is_refused_however_it_arrives(
     run: Run, *, has_tls: bool, piece_bytes: int, fields: list[str]
@@ -199,29 +168,3 @@ def test_a_head_over_the_limit_is_refused_however_it_arrives(
             await until_closed(reader)
 
     run(scenario, has_tls=has_tls, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_a_head_of_the_limit_is_served(run: Run) -> None:
-    field = "x-long: "
-    field += "x" * (32 * 1024 - len(head("GET /health", field)))
-
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(head("GET /health", field))
-            answer_head, _ = await answer_of(reader)
-            assert answer_head.startswith(b"http/1.1 200 ")
-
-    run(scenario, has_tls=False, request_timeout_s=10 * PATIENCE_S)
-
-
-def test_fields_after_a_body_are_bounded_as_those_before(run: Run) -> None:
-    async def scenario(client: HttpsClient) -> None:
-        async with client.connection(has_tls=False) as (reader, writer):
-            writer.write(
-                head("POST /nope", BY_CHUNKS) + b"0\r\nx-long: " + b"x" * 70_000 + b"\r\n\r\n"
-            )
-            answer_head, _ = await answer_of(reader)
-            assert answer_head.startswith((b"http/1.1 431 ", b"http/1.1 404 "))
-            await until_closed(reader)
-
-    run(scenario, has_tls=False, request_timeout_s=10 * PATIENCE_S)

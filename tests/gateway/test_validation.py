@@ -1,7 +1,6 @@
-"""Which values are refused, by which field; and which defaults are filled in."""
+"""What is refused beside values out of range, by which field; and which defaults are filled in."""
 
 import dataclasses
-import math
 from typing import Any, get_args
 
 import pytest
@@ -53,9 +52,7 @@ def accepted(
     )
 
 
-NAN = math.nan
-INFINITY = math.inf
-
+# `tests/integration/test_parameters.py` has the ranges of parameters.
 INVALID = [
     ("prompt", request(prompt_token_ids=None)),
     ("text", request(prompt_token_ids=None, text="")),
@@ -71,32 +68,10 @@ INVALID = [
     ("stop_token_ids", request(stop_token_ids=[100])),
     ("n", request(num_choices=0)),
     ("n", request(num_choices=17)),
-    ("sampling.temperature", sampling(temperature=-0.1)),
-    ("sampling.temperature", sampling(temperature=NAN)),
-    ("sampling.temperature", sampling(temperature=INFINITY)),
-    ("sampling.top_p", sampling(top_p=0.0)),
-    ("sampling.top_p", sampling(top_p=2.0)),
-    ("sampling.top_p", sampling(top_p=NAN)),
-    ("sampling.min_p", sampling(min_p=-0.1)),
-    ("sampling.min_p", sampling(min_p=1.1)),
-    ("sampling.min_p", sampling(min_p=NAN)),
-    ("sampling.repetition_penalty", sampling(repetition_penalty=0.0)),
-    ("sampling.repetition_penalty", sampling(repetition_penalty=INFINITY)),
-    ("sampling.repetition_penalty", sampling(repetition_penalty=5e-308)),
-    ("sampling.repetition_penalty", sampling(repetition_penalty=1e7)),
-    ("sampling.frequency_penalty", sampling(frequency_penalty=2.1)),
-    ("sampling.frequency_penalty", sampling(frequency_penalty=NAN)),
-    ("sampling.presence_penalty", sampling(presence_penalty=-2.1)),
-    ("sampling.logit_bias", sampling(logit_bias={1: 101.0})),
-    ("sampling.logit_bias", sampling(logit_bias={1: NAN})),
     ("sampling.logit_bias", sampling(logit_bias={100: 1.0})),
     ("sampling.prompt_logprobs", sampling(prompt_logprobs=1 << 17)),
     ("speculation.num_speculative_tokens", speculation(num_speculative_tokens=8)),
     ("speculation.num_speculative_tokens", speculation(enabled=False, num_speculative_tokens=8)),
-    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=0)),
-    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=33, prompt_lookup_max=33)),
-    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=0)),
-    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=33)),
     ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=4, prompt_lookup_max=3)),
     ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=6)),
     ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=1)),
@@ -131,12 +106,8 @@ def test_an_invalid_value_is_refused_by_field(field: str, made: GenerateRequest)
         request(stop_token_ids=[99] * 64),
         request(num_choices=16),
         request(output_token_ids=[5] * 60),
-        sampling(temperature=5.0, top_p=1.0, top_k=7, min_p=1.0),
-        sampling(repetition_penalty=0.5, frequency_penalty=-2.0, presence_penalty=2.0),
-        sampling(logit_bias={0: -100.0, 99: 100.0}, min_new_tokens=5),
-        speculation(num_speculative_tokens=7, prompt_lookup_min=32, prompt_lookup_max=32),
-        speculation(prompt_lookup_min=1, prompt_lookup_max=1),
-        speculation(overlap="allowed", tie="latest"),
+        request(priority=2**31 - 1),
+        request(priority=-(2**31)),
     ],
 )
 def test_values_at_the_limits_are_accepted(made: GenerateRequest) -> None:
@@ -153,13 +124,6 @@ def test_whatever_concerns_text_needs_a_tokenizer() -> None:
         with pytest.raises(UnsupportedFieldError) as caught:
             check_request(made, has_tokenizer=False)
         assert caught.value.field == field
-
-
-def test_the_servers_own_limit_on_prompts_is_kept() -> None:
-    accepted(request(), defaults=RequestDefaults(max_prompt_tokens=3))
-    with pytest.raises(InvalidRequestError, match="limit of 2") as caught:
-        accepted(request(), defaults=RequestDefaults(max_prompt_tokens=2))
-    assert caught.value.field == "tokens.token_ids"
 
 
 @pytest.mark.parametrize(
@@ -211,15 +175,6 @@ def test_tokens_per_match_count_only_with_the_longest_match() -> None:
     assert given == {"longest": 3, "earliest": 0, "latest": 0}
 
 
-def test_the_default_is_bounded_by_the_verifiers_limit() -> None:
-    made = accepted(
-        request(),
-        defaults=RequestDefaults(drafting=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
-        max_num_speculative_tokens=2,
-    )
-    assert made.num_speculative_tokens == 2
-
-
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
@@ -236,13 +191,6 @@ def test_the_default_is_bounded_by_the_verifiers_limit() -> None:
 def test_hint_tokens_of_a_request(params: SpeculationParams, expected: int) -> None:
     made = accepted(request(speculation=params), max_num_speculative_tokens=31)
     assert made.hint_tokens == expected
-
-
-def test_a_request_without_a_seed_gets_its_own() -> None:
-    one, two = accepted(request()), accepted(request())
-    assert one.seed != two.seed
-    fixed = accepted(request(request_id="mine", sampling=SamplingParams(seed=0)))
-    assert (fixed.request_id, fixed.seed) == ("mine", 0)
 
 
 def test_the_model_is_the_one_named_or_the_only_one() -> None:
@@ -274,8 +222,3 @@ def test_no_tenant_shares_anothers_cached_prefixes() -> None:
     assert accepted(request()).cache_salt == cache_salt("")
     named = accepted(request(), tenant="a")
     assert named.cache_salt == cache_salt("a")
-
-
-@pytest.mark.parametrize("priority", [-(2**31), -1, 0, 7, 2**31 - 1])
-def test_a_priority_is_passed_on(priority: int) -> None:
-    assert accepted(request(priority=priority)).priority == priority

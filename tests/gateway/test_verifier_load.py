@@ -8,31 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from gateway.peers.verifier_load import VerifierLoad
-from gateway.routing.fleet import Fleet
 from gateway.routing.progress_watch import ProgressWatch
-
-
-def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
-    load = VerifierLoad()
-    load.connect(1.0, "one")
-    load.answer(2.0)
-    load.step(step_id=6, num_tokens=4, num_sequences=3, num_own=1, step_s=0.01)
-    assert (load.longest_step_s, load.num_others, load.last_progress_s) == (0.01, 2, 2.0)
-    load.is_unresponsive = True
-    load.step(step_id=7, num_tokens=4, num_sequences=3, num_own=1, step_s=9.0)
-    assert load.longest_step_s == 0.01
-    # The mean of its steps after a stall.
-    load.report(num_running=3, num_waiting=2, num_own=1, num_steps=7, step_s=4.0)
-    assert (load.longest_step_s, load.num_others, load.num_waiting) == (0.01, 4, 2)
-
-
-def test_before_any_step_the_mean_is_known() -> None:
-    load = VerifierLoad()
-    load.connect(1.0, "one")
-    load.report(num_running=0, num_waiting=0, num_own=0, num_steps=7, step_s=0.02)
-    assert load.longest_step_s == 0.02
-    load.connect(2.0, "another process")
-    assert load.longest_step_s == 0.0
 
 
 def told(load: VerifierLoad, step_id: int, *, num_tokens: int = 8, step_s: float = 0.01) -> None:
@@ -96,34 +72,6 @@ def test_short_steps_between_do_not_make_a_long_prompt_suspect() -> None:
     for step_id in range(10_000, 20_000):
         told(load, step_id, num_tokens=500, step_s=0.2)
     assert load.longest_step_s < 0.21
-
-
-def test_prompts_that_shrink_slowly_do_not_make_a_long_one_suspect() -> None:
-    """Each is comparable with those before it, and the last ones are tiny."""
-    load = VerifierLoad()
-    load.connect(1.0, "one", max_step_tokens=512)
-    num_tokens, step_id = 512, 0
-    while num_tokens > 4:
-        for _ in range(2_000):
-            step_id += 1
-            told(load, step_id, num_tokens=num_tokens, step_s=num_tokens * 0.003)
-        num_tokens = num_tokens * 3 // 5
-    assert load.expected_step_s < 0.05, "of what it does now"
-    load.prompts["a"] = 600
-    # What the smallest steps took that are comparable with the largest.
-    assert load.expected_step_s == pytest.approx(307 * 0.003)
-    load.connect(2.0, "another process", max_step_tokens=512)
-    told(load, 1, num_tokens=4, step_s=0.01)
-    assert load.expected_step_s == pytest.approx(512 / 4 * 0.01)
-
-
-def test_a_slow_moment_of_short_steps_is_forgotten() -> None:
-    load = VerifierLoad()
-    load.connect(1.0, "one")
-    told(load, 1, step_s=1.4)
-    for step_id in range(2, 10_000):
-        told(load, step_id, num_tokens=5)
-    assert load.longest_step_s < 0.02
 
 
 def test_a_prompt_lets_expect_a_step_in_proportion_to_its_tokens() -> None:
@@ -194,18 +142,6 @@ async def test_a_verifier_that_drains_may_be_silent_for_longer(is_draining: bool
     load.begun_s = load.last_progress_s = load.last_answer_s = now_s - 130
     watch._check(verifier)
     assert reasons[-1] == f"no answer within {120 if is_draining else 1.5:g} s"
-
-
-def test_a_verifier_that_does_not_respond_is_no_alternative() -> None:
-    welcome = SimpleNamespace(model_id="demo", model_digest="digest")
-    fleet = Fleet(metrics=MagicMock(), logger=MagicMock())
-    first, other = (
-        MagicMock(is_available=True, welcome=welcome, load=VerifierLoad()) for _ in range(2)
-    )
-    fleet.verifiers = [first, other]
-    assert fleet.has_alternative(first)
-    other.load.is_unresponsive = True
-    assert not fleet.has_alternative(first), "its sequences would go to and fro"
 
 
 async def test_no_verifier_is_blamed_for_the_time_that_this_process_stood_still() -> None:

@@ -3,17 +3,14 @@
 import asyncio
 import functools
 import itertools
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-import grpc
 import pytest
 
 from gateway.routing.live_sequences import LiveSequences
 from gateway.routing.router import affinity_of, best
-from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
@@ -21,10 +18,9 @@ from tests.gateway.running_gateway import (
     RunningGateway,
     StartGateway,
     collect,
-    error_of,
     until,
 )
-from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -176,72 +172,6 @@ async def test_they_go_one_by_one_to_a_verifier_that_comes_until_the_router_keep
     assert moved[0]["sequence_id"] == first.sequence_id
 
 
-async def test_one_that_its_verifier_has_not_reported_as_waiting_stays(
-    start_queue: StartQueue,
-) -> None:
-    """It may be about to run: where there is room, the prefix cache decides."""
-    queue = await start_queue(4, num_waiting=0)
-    other = await queue.another_comes()
-    await queue.report(0)
-    assert queue.num_moves == 0
-    assert await queue.end_all(other) == [[7]] * 4
-
-
-async def test_none_goes_to_a_verifier_where_other_clients_wait(start_queue: StartQueue) -> None:
-    queue = await start_queue(6, num_waiting=0)
-    other = await queue.another_comes()
-    await queue.report(1, other)
-    await queue.report(5)
-    assert queue.num_moves == 0
-    await queue.report(0, other)
-    await other.nth("open", 0)
-    assert await queue.end_all(other) == [[7]] * 6
-
-
-async def test_none_goes_to_a_verifier_that_just_reports_that_others_wait(
-    start_queue: StartQueue,
-) -> None:
-    queue = await start_queue(4, num_waiting=0)
-    other = await queue.another_comes()
-    moves = queue.running.gateway.coordinator._failover.waiting_moves
-    loads = {each.name: each.load for each in queue.running.gateway.fleet.verifiers}
-    queue.reports.clear()
-    moves._next_search_s = math.inf
-    queue.busy.tell_step(num_waiting=3)
-    await until(lambda: loads[queue.busy.address].num_waiting == 3)
-    other.tell_step()
-    await until(lambda: loads[other.address]._num_steps == other.num_steps + 1)
-    moves._next_search_s = -math.inf
-    other.tell_step(num_waiting=1)
-    await until(lambda: loads[other.address].num_waiting == 1)
-    assert queue.num_moves == 0
-    queue.reports |= {queue.busy: 3, other: 0}
-    await other.nth("open", 0)
-    assert await queue.end_all(other) == [[7]] * 4
-
-
-async def test_what_the_former_verifier_decides_until_it_is_told_counts_nowhere(
-    start_queue: StartQueue,
-) -> None:
-    queue = await start_queue(4)
-    other = await queue.another_comes()
-    moved = queue.opens[-1]
-    opened = await other.nth("open", 0)
-    busy = queue.busy
-    busy.send(busy.opened(moved.sequence_id), busy.decided(moved.sequence_id, 1, [5]))
-    busy.send(busy.decided(moved.sequence_id, 2, [], finish=CANCELLED))
-    other.send(
-        other.opened(opened.sequence_id), other.decided(opened.sequence_id, 1, [7], finish=STOP)
-    )
-    output = await collect(queue.calls[-1])
-    assert output.token_ids == [7]
-    assert (output.usage.output_tokens, output.usage.resumes) == (1, 0)
-    assert queue.running.sample("tandem_generation_tokens_total") == 1
-    assert queue.running.sample("tandem_peer_messages_ignored_total") == 0
-    queue.calls.pop()
-    assert await queue.end_all(other) == [[7]] * 3
-
-
 @pytest.mark.parametrize("code", [INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE])
 async def test_a_verifier_that_refuses_one_does_not_end_it_and_gets_it_no_more(
     start_queue: StartQueue, code: int
@@ -291,76 +221,6 @@ async def test_a_refusal_needs_no_retry_and_no_time_that_was_spent_waiting(
     again = await queue.busy.nth("open", 6)
     assert list(again.token_ids) == [3, 5]
     assert await queue.end_all(other) == [[7], [7], [5, 7], [7]]
-
-
-async def test_one_at_fault_is_refused_also_after_a_move(start_queue: StartQueue) -> None:
-    queue = await start_queue(4)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    other.send(other.rejected(opened.sequence_id, code=INVALID_ARGUMENT, message="bad"))
-    again = await queue.busy.nth("open", 4)
-    queue.busy.send(
-        queue.busy.rejected(again.sequence_id, code=INVALID_ARGUMENT, message="bad, too")
-    )
-    error = await error_of(queue.calls.pop())
-    assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "bad, too")
-    assert await queue.end_all(other) == [[7]] * 3
-
-
-async def test_once_it_runs_it_fails_like_any_other(start_queue: StartQueue) -> None:
-    queue = await start_queue(4)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    other.send(
-        other.opened(opened.sequence_id),
-        other.rejected(opened.sequence_id, code=INTERNAL, message="a bug"),
-    )
-    assert (await error_of(queue.calls.pop())).code() is grpc.StatusCode.INTERNAL
-    assert await queue.end_all(other) == [[7]] * 3
-
-
-async def test_a_moved_one_that_is_cancelled_is_ended_where_it_is(start_queue: StartQueue) -> None:
-    queue = await start_queue(4)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    queue.calls.pop().cancel()
-    closed = await other.nth("close", 0)
-    assert closed.sequence_id == opened.sequence_id
-    assert await queue.end_all(other) == [[7]] * 3
-
-
-async def test_a_move_extends_no_deadline(start_queue: StartQueue) -> None:
-    queue = await start_queue(3)
-    request = pb.GenerateRequest(tokens=pb.TokenIds(token_ids=[4]), affinity_key=queue.key)
-    late = queue.running.stub.Generate(request, timeout=3.0)
-    await queue.busy.nth("open", 3)
-    await queue.report(3)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    assert list(opened.token_ids) == [4]
-    assert (await error_of(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    closed = await other.nth("close", 0)
-    assert closed.sequence_id == opened.sequence_id
-    assert await queue.end_all(other) == [[7]] * 3
-
-
-async def test_a_verifier_that_comes_and_goes_does_not_use_up_a_choices_moves(
-    start_queue: StartQueue,
-) -> None:
-    queue = await start_queue(4, max_resumes=4)
-    for count in (1, 2):
-        other = await queue.another_comes()
-        opened = await other.nth("open", 0)
-        assert list(opened.token_ids) == [4]
-        await other.stop()
-        again = await queue.busy.nth("open", 3 + count)
-        assert list(again.token_ids) == [4]
-        await queue.report(3)
-    other = await queue.another_comes()
-    # It stays; another one moves.
-    opened = await other.nth("open", 0)
-    assert list(opened.token_ids) == [3]
-    assert await queue.end_all(other) == [[7]] * 4
 
 
 async def test_a_lost_verifiers_choice_that_waits_moves_on_and_counts_once(

@@ -30,89 +30,54 @@ from tandem.values import (
 )
 from tests.gateway.factories import make_open
 
-
-def declared_choices(name: str) -> tuple[str, ...]:
-    [found] = [
-        each.choices
-        for kind in (SamplingParams, SpeculationParams)
-        for each in declared(kind)
-        if each.name == name
-    ]
-    return found
-
-
+PARAMETERS = [
+    (message, each)
+    for message, kind in (
+        (sampling_pb2.SamplingParams, SamplingParams),
+        (sampling_pb2.SpeculationParams, SpeculationParams),
+    )
+    for each in declared(kind)
+]
 WORDS = [
-    (sampling_pb2.FinishReason, FinishReason),
-    (drafter_pb2.Source, DraftSource),
-    (drafter_pb2.Keep, Keep),
-    (drafter_pb2.Keep, declared_choices("pool_keep")),
-    (drafter_pb2.Overlap, declared_choices("overlap")),
-    (drafter_pb2.Tie, declared_choices("tie")),
-    (drafter_pb2.Algorithm, declared_choices("algorithm")),
-    (sampling_pb2.Preset, declared_choices("preset")),
-    (sampling_pb2.LogprobsMode, declared_choices("logprobs_mode")),
+    (sampling_pb2.FinishReason.DESCRIPTOR, FinishReason),
+    (drafter_pb2.Source.DESCRIPTOR, DraftSource),
+    (drafter_pb2.Keep.DESCRIPTOR, Keep),
+    *[
+        (message.DESCRIPTOR.fields_by_name[each.name].enum_type, each.choices)
+        for message, each in PARAMETERS
+        if each.choices
+    ],
 ]
 
 
 @pytest.mark.parametrize(("enumeration", "words"), WORDS)
 def test_words_are_those_of_the_wire(enumeration: Any, words: Iterable[str]) -> None:
-    numbers = [number for _, number in enumeration.items() if number]
-    assert sorted(words) == sorted(
-        word_of(enumeration.DESCRIPTOR, number) or "" for number in numbers
-    )
-
-
-def test_fields_absent_from_a_request_are_none() -> None:
-    request = generate_request_from_proto(gateway_pb2.GenerateRequest())
-    assert request.text is None
-    assert request.prompt_token_ids is None
-    assert request.max_new_tokens is None
-    assert request.num_choices is None
-    assert request.sampling == SamplingParams()
-    assert request.speculation.enabled is None
+    numbers = [number for number in enumeration.values_by_number if number]
+    assert sorted(words) == sorted(word_of(enumeration, number) or "" for number in numbers)
 
 
 def test_a_given_zero_is_not_absent() -> None:
-    request = generate_request_from_proto(
-        gateway_pb2.GenerateRequest(
-            text="",
-            max_new_tokens=0,
-            n=0,
-            sampling=sampling_pb2.SamplingParams(top_p=0, seed=0, logprobs=0),
-            speculation=sampling_pb2.SpeculationParams(
-                enabled=False, num_speculative_tokens=0, prompt_lookup_min=0
-            ),
-        )
-    )
-    assert request.text == ""
-    assert request.max_new_tokens == 0
-    assert request.num_choices == 0
-    assert (request.sampling.top_p, request.sampling.seed, request.sampling.logprobs) == (0, 0, 0)
-    assert request.speculation.enabled is False
-    assert request.speculation.num_speculative_tokens == 0
-    assert request.speculation.prompt_lookup_min == 0
+    asked = gateway_pb2.GenerateRequest(text="", max_new_tokens=0, n=0)
+    optional = [
+        (message, each.name)
+        for message, each in PARAMETERS
+        if message.DESCRIPTOR.fields_by_name[each.name].has_presence
+    ]
+    for message, name in optional:
+        params = asked.sampling if message is sampling_pb2.SamplingParams else asked.speculation
+        setattr(params, name, 0)
+    request = generate_request_from_proto(asked)
+    assert (request.text, request.max_new_tokens, request.num_choices) == ("", 0, 0)
+    for message, name in optional:
+        of_sampling = message is sampling_pb2.SamplingParams
+        assert getattr(request.sampling if of_sampling else request.speculation, name) == 0, name
 
 
-def test_every_sampling_field_reaches_the_verifier() -> None:
-    asked = sampling_pb2.SamplingParams(
-        temperature=0.5,
-        top_k=3,
-        top_p=0.9,
-        min_p=0.1,
-        repetition_penalty=1.1,
-        frequency_penalty=0.2,
-        presence_penalty=-0.3,
-        logit_bias={5: 1.5},
-        seed=9,
-        min_new_tokens=4,
-    )
-    request = generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
+def test_an_open_says_what_its_command_says() -> None:
     command = make_open(
         [1, 2],
         output_token_ids=[3],
         sequence_id="s",
-        sampling=request.sampling,
-        seed=9,
         max_new_tokens=8,
         stop_token_ids=[4],
         ignore_eos=True,
@@ -125,12 +90,11 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=3),
     )
     opened = wire.open_to_proto(command)
-    assert opened.sampling == asked
     assert opened == verifier_pb2.Open(
         sequence_id="s",
         token_ids=[1, 2, 3],
         prompt_length=2,
-        sampling=asked,
+        sampling=sampling_pb2.SamplingParams(seed=7),
         max_new_tokens=8,
         stop_token_ids=[4],
         ignore_eos=True,

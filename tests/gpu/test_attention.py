@@ -45,34 +45,19 @@ def test_of_every_type(case: str, dtype: torch.dtype) -> None:
     getattr(triton_cases, case)(dtype, GPU)
 
 
-def test_a_step_reads_its_indices_at_every_launch() -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a_sequence_may_end_where_a_split_does",
+        "more_heads_may_share_kv_than_a_tile_has_rows",
+        "a_step_reads_its_indices_at_every_launch",
+        "a_cache_may_have_more_values_than_int32_counts",
+    ],
+)
+def test_in_float32(case: str) -> None:
     from tests.verifier import triton_cases
 
-    triton_cases.a_step_reads_its_indices_at_every_launch(GPU)
-
-
-def test_a_sequence_may_end_where_a_split_does() -> None:
-    from tests.verifier import triton_cases
-
-    triton_cases.a_sequence_may_end_where_a_split_does(GPU)
-
-
-def test_values_of_a_head_may_lie_apart() -> None:
-    from tests.verifier import triton_cases
-
-    triton_cases.values_of_a_head_may_lie_apart(GPU)
-
-
-def test_more_heads_may_share_kv_than_a_tile_has_rows() -> None:
-    from tests.verifier import triton_cases
-
-    triton_cases.more_heads_may_share_kv_than_a_tile_has_rows(GPU)
-
-
-def test_a_cache_may_have_more_values_than_int32_counts() -> None:
-    from tests.verifier import triton_cases
-
-    triton_cases.a_cache_may_have_more_values_than_int32_counts(GPU)
+    getattr(triton_cases, case)(GPU)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

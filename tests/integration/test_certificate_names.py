@@ -7,7 +7,7 @@ import grpc
 import pytest
 import trustme
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from tandem.client import GenerationRequest
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc

@@ -126,43 +126,6 @@ async def test_sequences_draft_from_another_drafter_once_theirs_is_gone() -> Non
         await stack.check_idle()
 
 
-async def test_without_a_drafter_requests_are_served_without_drafts() -> None:
-    prompt = prompt_of_length(200, seed=2)
-    request = GenerationRequest(prompt=prompt, max_new_tokens=20)
-    async with running_stack(gateway={"drafters": []}) as stack:
-        generation = await stack.generate(request)
-        assert generation.usage.num_drafts == 0
-        assert generation.usage.output_tokens > 0
-        await stack.check_idle()
-
-
-async def test_drafts_come_from_a_drafter_that_is_found_while_a_request_runs() -> None:
-    load = PausableLoad()
-    request = GenerationRequest(
-        prompt=prompt_of_length(600, seed=1), max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True
-    )
-    async with running_stack(load=load, gateway=dict(EVERY_DRAFT)) as stack:
-        expected = await stack.generate(dataclasses.replace(request, speculation=PLAIN))
-        coordinator = stack.gateway.coordinator
-        coordinator.set_drafters([])
-        load.model.pause_s = 0.02
-        output: list[int] = []
-        num_plain_steps = num_accepted = 0
-        async with contextlib.aclosing(stack.client.stream(request)) as events:
-            async for event in events:
-                if not isinstance(event, Chunk):
-                    continue
-                output += event.token_ids
-                num_accepted += event.num_accepted_tokens
-                num_plain_steps += event.num_steps if not num_accepted else 0
-                if not coordinator._fleet.drafters.addresses and num_plain_steps > 10:
-                    assert not num_accepted
-                    coordinator.set_drafters([stack.drafter.server.address])
-        assert num_accepted > 20
-        assert tuple(output) == expected.token_ids
-        await stack.check_idle()
-
-
 async def test_with_an_unreachable_drafter_requests_are_served_without_drafts() -> None:
     async with running_stack(gateway={"drafters": ["127.0.0.1:1"]}) as stack:
         prompt = prompt_of_length(200, seed=2)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-import drafter.ngram.params as ngram_params
 from drafter.ngram.params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
@@ -30,6 +30,8 @@ from tests.integration.stack import (
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.engine.observation import EngineObserver, StepRecord
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DATA = Path(__file__).parents[1] / "data"
 SEMANTICS = json.loads((DATA / "drafter_semantics.json").read_text())
@@ -97,7 +99,7 @@ class DraftProbe:
         return self.recorder.drafts[1]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def probe() -> AsyncIterator[DraftProbe]:
     recorder = DraftRecorder()
     async with running_stack(
@@ -131,7 +133,6 @@ async def test_proposals_are_those_of_the_known_drafters(probe: DraftProbe, algo
 
 # Contexts in which the options below matter.
 REPEATING = [3, 4, 50, 1, 2, 3, 4, 60, 1, 2, 3, 4]
-THRICE = [1, 2, 3, 100, 1, 2, 3, 200, 1, 2, 3]
 OVERLAPPING = [1, 2, 1, 2, 1, 2]
 LONG = [*range(10, 60), 9, *range(10, 20)]
 
@@ -148,46 +149,6 @@ LONGEST = SpeculationParams(tie="longest")
 #: Option, context, request, what to change in it, expected drafts before and after the change.
 CHANGES: list[tuple[str, list[int], SpeculationParams, dict[str, Any], list[int], list[int]]] = [
     ("enabled", LONG, EARLIEST, {"enabled": False}, expected_drafts(LONG, 7), []),
-    (
-        "num_speculative_tokens",
-        LONG,
-        EARLIEST,
-        {"num_speculative_tokens": 3},
-        expected_drafts(LONG, 7),
-        expected_drafts(LONG, 3),
-    ),
-    (
-        "prompt_lookup_min",
-        [7, 1, 5, 2, 1],
-        EARLIEST,
-        {"prompt_lookup_min": 1},
-        expected_drafts([7, 1, 5, 2, 1], 7),
-        expected_drafts([7, 1, 5, 2, 1], 7, min_ngram=1),
-    ),
-    (
-        "prompt_lookup_max",
-        [8, 1, 2, 9, 7, 1, 2, 6, 8, 1, 2, 9, 0, 7, 1, 2],
-        dataclasses.replace(EARLIEST, prompt_lookup_max=2),
-        {"prompt_lookup_max": 3},
-        expected_drafts([8, 1, 2, 9, 7, 1, 2, 6, 8, 1, 2, 9, 0, 7, 1, 2], 7, max_ngram=2),
-        expected_drafts([8, 1, 2, 9, 7, 1, 2, 6, 8, 1, 2, 9, 0, 7, 1, 2], 7, max_ngram=3),
-    ),
-    (
-        "overlap",
-        OVERLAPPING,
-        EARLIEST,
-        {"overlap": "allowed"},
-        expected_drafts(OVERLAPPING, 7),
-        expected_drafts(OVERLAPPING, 7, overlap=Overlap.ALLOWED),
-    ),
-    (
-        "tie",
-        THRICE,
-        EARLIEST,
-        {"tie": "latest"},
-        expected_drafts(THRICE, 7),
-        expected_drafts(THRICE, 7, tie=Tie.LATEST),
-    ),
     (
         "tokens_per_match",
         LONG,
@@ -225,28 +186,6 @@ async def test_each_option_changes_the_drafts_and_never_the_tokens(
         changed = dataclasses.replace(request, **change)
         assert await probe.draft(context, request) == drafts, option
         assert await probe.draft(context, changed) == changed_drafts, option
-
-
-async def test_the_drafter_uses_the_requested_algorithm(
-    probe: DraftProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both give the same drafts, so this looks at the parameters that reach the drafter."""
-    algorithms = []
-    store = probe.stack.drafter.store
-    append = store.append
-
-    def record_and_append(delta: Any, *arguments: Any) -> Any:
-        if delta.base_length == 0:
-            algorithms.append(delta.params.algorithm)
-        return append(delta, *arguments)
-
-    monkeypatch.setattr(store, "append", record_and_append)
-    for algorithm in ("kmp", "index", None):
-        speculation = SpeculationParams(algorithm=algorithm)
-        await probe.draft(REPEATING, speculation)
-    await probe.draft(REPEATING, SpeculationParams(preset="vllm-kmp"))
-    kmp, index = ngram_params.Algorithm.KMP, ngram_params.Algorithm.INDEX
-    assert algorithms == [kmp, index, index, kmp]
 
 
 async def test_a_pool_is_searched_when_the_own_match_is_shorter(probe: DraftProbe) -> None:
@@ -295,13 +234,3 @@ async def test_tandems_own_preset_follows_the_longest_match(probe: DraftProbe) -
     for context in (REPEATING, OVERLAPPING, LONG, [4] * 12):
         draft = await probe.draft(context, SpeculationParams(preset="tandem"))
         assert draft == expected_drafts(context, LIMIT, tie=Tie.LONGEST, tokens_per_match=2)
-
-
-async def test_prompt_lookup_max_alone_sets_both_sizes_in_a_preset_of_one_size(
-    probe: DraftProbe,
-) -> None:
-    speculation = SpeculationParams(preset="vllm-kmp", prompt_lookup_max=3)
-    context = [1, 2, 3, 8, 2, 3]
-    assert await probe.draft(context, speculation) == []
-    both = dataclasses.replace(speculation, prompt_lookup_min=2)
-    assert await probe.draft(context, both) == [8, 2, 3]

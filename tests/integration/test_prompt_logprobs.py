@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
+from tandem.client import Generation, GenerationRequest, SamplingParams
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
 from verifier.transformers_model.checkpoint import load_checkpoint, reference_logits
@@ -62,13 +62,3 @@ async def test_prompt_logprobs_are_the_models_and_the_same_alone_and_in_chunks_b
             for each in (logprob, *logprob.top):
                 assert each.logprob == pytest.approx(float(row[each.token_id]), abs=3e-4, rel=2e-5)
             assert len(logprob.top) == 2
-
-
-async def test_a_verifier_without_logprobs_refuses_prompt_logprobs() -> None:
-    async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
-        with pytest.raises(TandemError) as caught:
-            await stack.generate(
-                GenerationRequest(prompt=[5, 6], sampling=SamplingParams(prompt_logprobs=0))
-            )
-        assert caught.value.field == "sampling.prompt_logprobs"
-        await stack.check_idle()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
+from tandem.client import Generation, GenerationRequest, SamplingParams
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import EVERY_DRAFT, Stack, running_stack, verifier_config
 
@@ -68,29 +68,3 @@ async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> Non
                 assert len(logprob.top) == sampling.logprobs
                 assert logprob.logprob <= 0
         await stack.check_idle()
-
-
-async def test_min_new_tokens_delays_the_end_and_nothing_before_it() -> None:
-    async with running_stack() as stack:
-        prompt = prompt_of_length(150, seed=3)
-        free = await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=200))
-        assert free.finish_reason == "stop"
-        longer = len(free.token_ids) + 5
-        held = await stack.generate(
-            GenerationRequest(
-                prompt=prompt,
-                max_new_tokens=200,
-                sampling=SamplingParams(min_new_tokens=longer),
-            )
-        )
-        assert len(held.token_ids) >= longer
-        assert held.token_ids[: len(free.token_ids) - 1] == free.token_ids[:-1]
-
-
-async def test_a_verifier_without_logprobs_refuses_them() -> None:
-    async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
-        with pytest.raises(TandemError) as caught:
-            await stack.generate(
-                GenerationRequest(prompt=[5, 6], sampling=SamplingParams(logprobs=1))
-            )
-        assert caught.value.field == "sampling.logprobs"

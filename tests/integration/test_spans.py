@@ -147,22 +147,6 @@ def test_nothing_is_recorded_of_a_request_whose_client_does_not_sample_it(
     assert not names(spans, unwanted_id)
 
 
-def test_a_malformed_header_begins_a_trace_of_its_own(
-    collector: Collector, traced: Service
-) -> None:
-    generate_over_grpc(traced, "00-not-a-trace", request_id="malformed")
-
-    def is_complete(spans: list[CollectedSpan]) -> bool:
-        return any(is_root(span) for span in spans)
-
-    def is_root(span: CollectedSpan) -> bool:
-        return span.attributes.get("tandem.request.id") == "malformed"
-
-    (span,) = filter(is_root, collector.wait_for(is_complete))
-    assert span.parent_id == ""
-    collector.wait_for(lambda all_: names(all_, span.trace_id) == TREE.keys())
-
-
 def test_a_refused_request_is_a_failed_span(collector: Collector, traced: Service) -> None:
     trace_parent, trace_id, _ = new_trace_parent()
     with pytest.raises(grpc.RpcError):

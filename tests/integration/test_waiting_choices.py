@@ -56,6 +56,7 @@ async def until_total(member: Member, metric: str, is_reached: Callable[[float],
     assert await until(lambda: asyncio.to_thread(check)), metric
 
 
+@pytest.mark.long
 async def test_a_verifier_that_comes_back_runs_what_waits_elsewhere(pair: Pair) -> None:
     staying, killed = pair.verifiers
     requests = mixed_requests(20, num_tokens=NUM_TOKENS, num_choices=1)

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from examples.demo_model.dataset import rename_identifier
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
 from tests.integration.pausable_model import PausableModel
 from tests.integration.stack import (
@@ -58,18 +57,6 @@ window.fetch = async (...request) => {
   }
   return answer;
 };
-"""
-
-# Calls a gateway as clients in web applications do.
-CALL = """
-async ([address, key]) => {
-  const answer = await fetch(`http://${address}/v1/completions`, {
-    method: "POST",
-    headers: { authorization: `Bearer ${key}`, "content-type": "application/json" },
-    body: JSON.stringify({ model: "model", prompt: "import os", max_tokens: 4, stream: true }),
-  });
-  return [answer.status, answer.headers.get("x-request-id"), await answer.text()];
-}
 """
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -132,14 +119,6 @@ async def browser() -> AsyncIterator[Browser]:
 async def visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
     """A visit to the stack's page, in which nothing may go wrong and no other host is asked."""
     async with faultless_visit(browser, stack.gateway.http_address) as visit:
-        yield visit
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def finished(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
-    """A visit in which the first sample has run to its end, for tests that leave it so."""
-    async with faultless_visit(browser, stack.gateway.http_address) as visit:
-        await run_to_end(visit.page)
         yield visit
 
 
@@ -226,41 +205,6 @@ async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack
     assert label == f"Acceptance by position: {round(100 * accepted / drafted)} % of all drafts"
 
 
-async def test_the_chunks_alone_count_what_usage_says(finished: Visit) -> None:
-    chunks = await finished.chunks(1)
-    usage = chunks[-1].pop("usage")
-    counted = await finished.page.evaluate(
-        """async (chunks) => {
-          const { Tally } = await import("/page/tally.js");
-          const tally = new Tally();
-          for (const chunk of chunks) tally.add(chunk, 0);
-          return { ...tally };
-        }""",
-        chunks,
-    )
-    speculation = usage["speculation"]
-    assert not counted["isFinal"]
-    assert counted["numTokens"] == usage["completion_tokens"]
-    assert len(counted["steps"]) == speculation["num_steps"]
-    assert counted["numDraftTokens"] == speculation["num_draft_tokens"]
-    assert counted["numAcceptedTokens"] == speculation["num_accepted_tokens"] > 0
-
-
-async def test_plots_have_a_bar_per_position_and_step(finished: Visit) -> None:
-    speculation = (await finished.chunks(1))[-1]["usage"]["speculation"]
-
-    async def bars(selector: str) -> int:
-        return (await finished.page.get_attribute(selector, "d") or "").count("Z")
-
-    assert await bars("#positions .on") == sum(
-        count > 0 for count in speculation["accepted_per_position"]
-    )
-    assert await bars("#tokens-per-step .on") == speculation["num_steps"]
-    assert await bars("#depth .drafted") == speculation["num_drafts"]
-    for line in (".on-line", ".off-line"):
-        assert (await finished.page.get_attribute(f"#throughput {line}", "d") or "").count("L") > 2
-
-
 async def test_accepted_and_rejected_drafts_are_marked(visit: Visit) -> None:
     await visit.page.select_option("#sample", HARD_SAMPLE)
     await run_to_end(visit.page)
@@ -300,30 +244,6 @@ async def test_typed_text_runs_and_markup_in_it_stays_text(visit: Visit) -> None
     assert await visit.page.locator("script").count() == 1
     assert await visit.page.locator("#on-text img, #off-text img").count() == 0
     assert await visit.page.title() == title
-
-
-async def test_both_sides_may_run_at_the_same_time(visit: Visit) -> None:
-    await visit.page.select_option("#order", "together")
-    assert "The texts are the same" in await run_to_end(visit.page)
-
-
-async def test_a_replay_ends_with_the_same_answers_and_numbers(finished: Visit) -> None:
-    page = finished.page
-    said = await page.inner_text("#status")
-    text, speed = await page.text_content("#on-text"), await finished.number("on-speed")
-    # In one turn of the browser: the replay ends by itself, too.
-    said_meanwhile = await page.evaluate(
-        """() => {
-          document.getElementById("replay").click();
-          return document.getElementById("status").textContent;
-        }"""
-    )
-    assert "times slower" in said_meanwhile
-    await page.keyboard.press("Escape")
-    await expect(page.locator("#status")).to_have_text(said)
-    assert await page.text_content("#on-text") == text
-    assert await finished.number("on-speed") == speed
-    assert await page.evaluate("window.answers.length") == 3
 
 
 async def test_cancel_frees_the_requests(
@@ -370,26 +290,6 @@ async def test_the_keyboard_is_enough(visit: Visit) -> None:
     await wait_until_usable(page)
     assert await page.evaluate("document.activeElement.id") == "replay"
     await tab_to("show-rejected", "on-text", "off-text")
-
-
-async def test_texts_have_their_own_direction_and_marks_keep_what_turns_it(visit: Visit) -> None:
-    page = visit.page
-    await page.fill("#prompt", "\u05e9\u05dc\u05d5\u05dd")
-    await page.evaluate(
-        """() => {
-          document.getElementById("on-text").textContent = "\u05e9\u05dc\u05d5\u05dd";
-          const mark = document.createElement("mark");
-          mark.className = "accepted";
-          document.getElementById("off-text").append("ab\u202e", mark);
-        }"""
-    )
-    for id_ in ("prompt", "on-text"):
-        assert (
-            await page.evaluate(f"getComputedStyle(document.getElementById('{id_}')).direction")
-            == "rtl"
-        )
-    isolation = "getComputedStyle(document.querySelector('mark.accepted')).unicodeBidi"
-    assert await page.evaluate(isolation) == "isolate"
 
 
 async def test_the_policy_holds(browser: Browser, stack: Stack) -> None:
@@ -469,79 +369,6 @@ async def test_an_answer_that_fails_midway_is_an_error(visit: Visit, body: str, 
     assert await visit.page.inner_text("#status") == ""
 
 
-@pytest.mark.stand_in
-async def test_an_answer_is_laid_out_far_less_often_than_chunks_come(visit: Visit) -> None:
-    """A layout of all that came so far, for each chunk, would take most of a long answer's time."""
-    events = ['{"choices": [{"text": "word "}]}'] * 3000 + ["[DONE]"]
-    body = "".join(f"data: {event}\n\n" for event in events)
-
-    async def answer(route: Route) -> None:
-        await route.fulfill(content_type="text/event-stream", body=body)
-
-    await visit.page.route("**/v1/completions", answer)
-    await visit.page.evaluate(
-        """() => {
-          window.layouts = 0;
-          const { get } = Object.getOwnPropertyDescriptor(Element.prototype, "scrollHeight");
-          Object.defineProperty(Element.prototype, "scrollHeight", {
-            get() {
-              window.layouts += 1;
-              return get.call(this);
-            },
-          });
-        }"""
-    )
-    await run_to_end(visit.page)
-    assert await visit.page.text_content("#on-text") == "word " * 3000
-    assert 0 < await visit.page.evaluate("window.layouts") < 1000
-    # The end of the answer is in view.
-    below = "(side) => side.scrollHeight - side.scrollTop - side.clientHeight"
-    assert await visit.page.eval_on_selector("#on-text", below) <= 4
-
-
-async def test_samples_that_do_not_come_can_be_cancelled(browser: Browser, stack: Stack) -> None:
-    page = await browser.new_page()
-    await page.route("**/page/samples.json", lambda route: None)
-    await page.goto(f"http://{stack.gateway.http_address}/")
-    await page.click("#cancel")
-    await expect(page.locator("#status")).to_have_text("Cancelled.")
-    await wait_until_usable(page)
-    await page.close()
-
-
-async def test_the_list_of_models_is_read_again_when_it_is_opened(
-    browser: Browser, stack: Stack, unused_tcp_port: int
-) -> None:
-    address = f"127.0.0.1:{unused_tcp_port}"
-    verifiers = [stack.verifier.server.address, address]
-    async with (
-        another_gateway(stack, verifiers=verifiers) as gateway,
-        faultless_visit(browser, gateway.http_address) as visit,
-    ):
-        page, offered = visit.page, visit.page.locator("#model option")
-
-        async def num_served(number: int) -> None:
-            await wait_until(lambda: len(gateway.frontend.list_models()) == number)
-
-        await expect(offered).to_have_text(["model"])
-        config = verifier_config(server=ServerOptions(listen=address), model_id="later")
-        async with running_stack(verifier=config):
-            await num_served(2)
-            await page.focus("#model")
-            await expect(offered).to_have_text(["model", "later"])
-            await page.select_option("#model", "later")
-            # As if it had been served until now.
-            await page.evaluate("document.querySelector('#model').prepend(new Option('gone'))")
-            await page.focus("#prompt")
-            await page.focus("#model")
-            await expect(offered).to_have_text(["model", "later"])
-            assert await page.input_value("#model") == "later"
-        await num_served(1)
-        await page.focus("#prompt")
-        await page.focus("#model")
-        await expect(offered).to_have_text(["model"])
-
-
 async def test_a_key_is_asked_for_and_kept_nowhere(
     browser: Browser, stack: Stack, tmp_path: Path
 ) -> None:
@@ -575,74 +402,3 @@ async def test_a_key_is_asked_for_and_kept_nowhere(
         await page.reload()
         assert await page.input_value("#key") == ""
         await page.context.close()
-
-
-async def test_a_page_of_another_origin_may_call_where_its_origin_is_allowed(
-    browser: Browser, stack: Stack, tmp_path: Path
-) -> None:
-    origin = f"http://{stack.gateway.http_address}"
-    clients = write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]})
-    page = await browser.new_page()
-    # Not the page of the gateway, whose policy lets it call nobody else.
-    await page.goto(f"{origin}/health")
-    async with another_gateway(stack, clients=clients, http_allowed_origins=[origin]) as gateway:
-        status, request_id, answer = await page.evaluate(CALL, [gateway.http_address, "secret"])
-        assert (status, answer[-14:]) == (200, "data: [DONE]\n\n")
-        assert request_id
-        status, _, answer = await page.evaluate(CALL, [gateway.http_address, "wrong"])
-        assert (status, json.loads(answer)["error"]["code"]) == (401, "invalid_api_key")
-    async with another_gateway(stack, http_allowed_origins=["https://chat.example"]) as gateway:
-        with pytest.raises(BrowserError, match="Failed to fetch"):
-            await page.evaluate(CALL, [gateway.http_address, "any"])
-    await page.close()
-
-
-async def test_dark_and_light_are_readable_and_a_phone_scrolls_one_way(
-    browser: Browser, stack: Stack
-) -> None:
-    for scheme in ("light", "dark"):
-        visit = await begin_visit(
-            browser,
-            stack.gateway.http_address,
-            color_scheme=scheme,
-            viewport={"width": 360, "height": 740},
-        )
-        await visit.page.select_option("#sample", HARD_SAMPLE)
-        await run_to_end(visit.page)
-        ground = await colour(visit.page, "body", "backgroundColor")
-        assert (luminance(ground) > 0.5) == (scheme == "light")
-        for selector, behind in (
-            ("body", "body"),
-            ("#on-text mark", "#on-text mark"),
-            (".rejected-sample", "body"),
-            ("figcaption", "body"),
-            ("#run", "#run"),
-        ):
-            text = await colour(visit.page, selector, "color")
-            under = await colour(visit.page, behind, "backgroundColor")
-            assert contrast(text, under) >= 4.5, (scheme, selector)
-        assert await visit.page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert visit.messages == []
-        await visit.page.context.close()
-
-
-async def colour(page: Page, selector: str, name: str) -> tuple[float, ...]:
-    """A computed colour: red, green, blue, from 0 to 1."""
-    value = await page.locator(selector).first.evaluate(
-        "(element, name) => getComputedStyle(element)[name]", name
-    )
-    return tuple(int(part) / 255 for part in re.findall(r"\d+", value)[:3])
-
-
-def luminance(colour: tuple[float, ...]) -> float:
-    """Relative luminance, as WCAG 2 defines it."""
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Contrast ratio, as WCAG 2 defines it."""
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)

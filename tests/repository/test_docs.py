@@ -75,17 +75,6 @@ def test_named_make_targets_exist(page: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_named_metrics_and_series_exist(page: str) -> None:
-    if page == "CHANGELOG.md":  # it names those that went, too
-        return
-    known = text("tests/deploy/monitoring/metric_names.txt") + text(
-        "deploy/prometheus/recording.yml"
-    )
-    names = re.findall(r"`(tandem[_:][a-z0-9_:]+)(?![\w:*])", text(page))
-    assert [name for name in names if not re.search(rf"\b{name}\b", known)] == []
-
-
 @pytest.mark.parametrize("service", ["drafter", "gateway", "verifier"])
 def test_the_architecture_names_every_room(service: str) -> None:
     page, docstring = text("docs/architecture.md"), text(f"{service}/__init__.py")

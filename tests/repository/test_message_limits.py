@@ -7,8 +7,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from servicekit.errors import MessageLimitError
-from servicekit.limits import MAX_MESSAGE_BYTES
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, verifier_pb2
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -43,24 +42,6 @@ def requirements(*extras: str) -> Iterator[Requirement]:
 def names(*extras: str) -> set[str]:
     """Names as on an index: lower case, with hyphens."""
     return {canonicalize_name(requirement.name) for requirement in requirements(*extras)}
-
-
-@pytest.mark.parametrize(
-    "package",
-    [
-        "torch",
-        "transformers",
-        "grpcio",
-        "grpcio-tools",
-        "protobuf",
-        "numba",
-        "flash-attn",
-        "prometheus-client",
-        "pytest",
-    ],
-)
-def test_every_important_package_is_required_by_name(package: str) -> None:
-    assert package in names(*EXTRAS)
 
 
 def test_a_service_installs_only_its_own_packages() -> None:

@@ -57,6 +57,13 @@ def test_the_commands_are_those_tested_here() -> None:
     ]
 
 
+def test_continuous_integration_runs_the_readmes_tests() -> None:
+    script = REPOSITORY / ".ci" / "run"
+    assert script.stat().st_mode & 0o111, "not executable"
+    assert script.read_text().splitlines()[-1] == "exec make test"
+    assert "\nmake test " in (REPOSITORY / "README.md").read_text()
+
+
 @pytest.mark.long  # `make` made this environment so
 def test_all_requirements_resolve() -> None:
     run(commands()[0], "--dry-run", "--quiet", "-c", "constraints.txt")

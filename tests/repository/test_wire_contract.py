@@ -16,15 +16,3 @@ def test_the_wire_contract_is_the_frozen_one() -> None:
         if line[:1] in "+-" and line[:3] not in ("+++", "---")
     ]
     assert not changes, "see tests/repository/wire_contract.py for how to make a change"
-
-
-def test_no_field_number_is_used_twice_in_the_frozen_description() -> None:
-    numbers: dict[tuple[str, str], str] = {}
-    for line in FROZEN.read_text().splitlines():
-        if not line.startswith("field "):
-            continue
-        path, rest = line.removeprefix("field ").split(" = ", 1)
-        key = (path.rpartition(".")[0], rest.partition(":")[0])
-        assert key not in numbers, f"{path} has the number of {numbers[key]}"
-        numbers[key] = path
-    assert numbers

@@ -12,11 +12,11 @@ import structlog
 from google.protobuf.wrappers_pb2 import StringValue
 from prometheus_client import CollectorRegistry
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable
 from servicekit.interceptors.callers import Caller
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tests.servicekit.factories import SERVICE, make_server
 
 # The four shapes of a method, as the test calls them.

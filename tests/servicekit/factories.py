@@ -7,12 +7,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable, RequestError
 from servicekit.interceptors.callers import Caller
 from servicekit.logs import Logger, get_logger
-from servicekit.server import Server
+from servicekit.serving.server import Server
 
 SERVICE = "test.v1.EchoService"
 

@@ -7,11 +7,11 @@ import grpc
 import pytest
 import trustme
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
+from servicekit.channels.tls import watch_server_certificate
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.interceptors.access import CallerNotAllowedError, check_names
 from servicekit.interceptors.callers import Caller
-from servicekit.tls import watch_server_certificate
 from tests.servicekit.factories import SERVICE, call, check_health, make_server
 
 

@@ -8,7 +8,7 @@ import trustme
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from servicekit.tls import first_expiry
+from servicekit.channels.tls import first_expiry
 from tests.servicekit.factories import make_server
 
 UTC = datetime.UTC

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 import servicekit
-from servicekit import limits
-from servicekit.channel import open_channel
-from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.channels import limits
+from servicekit.channels.channel import open_channel
+from servicekit.config import ChannelOptions
 
 # The factors by which intervals (gRPC pings at most once per second) and timeouts (which must allow
 # for a busy machine) are shorter than the real ones.
@@ -33,7 +32,8 @@ import servicekit
 import grpc
 from prometheus_client import CollectorRegistry
 
-from servicekit import channel, limits, server
+from servicekit.channels import channel, limits
+from servicekit.serving import server
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.logs import get_logger
 
@@ -85,9 +85,9 @@ def hasten(arguments: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...
 @pytest.fixture
 def start_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Starts a server, or a client of the address given, in a process that can be frozen."""
-    monkeypatch.setattr("servicekit.channel.KEEPALIVE", hasten(limits.KEEPALIVE))
-    monkeypatch.setattr("servicekit.server.KEEPALIVE", hasten(limits.KEEPALIVE))
-    monkeypatch.setattr("servicekit.server.PING_TOLERANCE", hasten(limits.PING_TOLERANCE))
+    monkeypatch.setattr("servicekit.channels.channel.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.serving.server.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.serving.server.PING_TOLERANCE", hasten(limits.PING_TOLERANCE))
     with contextlib.ExitStack() as stack:
 
         def start(*argv: str) -> "subprocess.Popen[str]":
@@ -145,24 +145,6 @@ async def test_a_server_notices_a_frozen_client(start_peer: Any, start_server: A
     await running.counted("CANCELLED")
 
 
-async def test_grpc_itself_says_nothing_on_stderr(start_peer: Any, start_server: Any) -> None:
-    started = asyncio.Event()
-
-    async def hang(_request: StringValue, _context: Any) -> StringValue:
-        started.set()
-        await asyncio.Event().wait()
-        return StringValue()
-
-    running = await start_server({"unary_unary": hang})
-    peer = start_peer(running.server.address)
-    async with asyncio.timeout(20):
-        await started.wait()
-        await running.server.stop(0)
-        _, err = await asyncio.to_thread(peer.communicate)
-    assert "AioRpcError" in err  # what Python says of the call that the server ended
-    assert not re.search(r"^[IWEF]\d{4} ", err, re.MULTILINE)
-
-
 def test_servers_tolerate_the_pings_that_clients_send() -> None:
     arguments = dict(limits.KEEPALIVE + limits.PING_TOLERANCE)
     assert (
@@ -173,36 +155,6 @@ def test_servers_tolerate_the_pings_that_clients_send() -> None:
 
 async def echo(request: StringValue, _context: Any) -> StringValue:
     return request
-
-
-async def test_a_server_that_comes_back_is_found_again(start_server: Any) -> None:
-    running = await start_server({"unary_unary": echo})
-    method = running.method("unary_unary")
-    assert (await method(StringValue(value="1"))).value == "1"
-    await running.server.stop(0)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await method(StringValue(value="2"))
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await start_server({"unary_unary": echo}, options=ServerOptions(listen=running.server.address))
-    async with asyncio.timeout(10):
-        assert (await method(StringValue(value="3"), wait_for_ready=True)).value == "3"
-
-
-async def test_each_channel_is_a_connection_of_its_own(start_server: Any) -> None:
-    peers = set()
-
-    async def record(request: StringValue, context: Any) -> StringValue:
-        peers.add(context.peer())
-        return request
-
-    running = await start_server({"unary_unary": record})
-    async with (
-        open_channel(running.server.address, ChannelOptions()) as one,
-        open_channel(running.server.address, ChannelOptions()) as other,
-    ):
-        for channel in (one, other, one, other):
-            await call_echo(channel)
-    assert len(peers) == 2
 
 
 async def test_the_user_agent_comes_first(start_server: Any) -> None:

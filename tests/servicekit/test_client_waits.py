@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from servicekit.client_waits import ClientWaits, is_left_unread
+from servicekit.serving.client_waits import ClientWaits, is_left_unread
 
 
 class UnreadError(Exception):
@@ -77,17 +77,6 @@ async def test_a_message_that_is_not_accepted_in_time_ends_its_call_alone() -> N
         assert not is_left_unread()
         await enough_turns_for_a_wait_to_end()
     assert waits.all_closed.is_set()
-
-
-async def test_a_message_that_is_accepted_late_is_kept() -> None:
-    waits = waits_with(unread_timeout_s=60.0)
-    async with waits.open() as call:
-        call.begin_write()
-        call.end_wait(UnreadError)
-        assert is_left_unread()
-        call.go_on()
-        assert not is_left_unread()
-        await enough_turns_for_a_wait_to_end()
 
 
 async def test_a_process_that_was_suspended_takes_no_client_for_one_that_does_not_read(

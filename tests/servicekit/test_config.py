@@ -222,11 +222,6 @@ def test_a_field_without_a_flag_is_no_key_of_any_source(yaml_file: Path) -> None
     assert parse(environ={"TANDEM_THING_REQUEST_TIMEOUT_S": "1"}) == ThingOptions()
 
 
-def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
-    yaml_file.write_text("lenght: 4")
-    assert error_of("--config", str(yaml_file)).message == "unknown key"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [("name: a\nname: b", "line 2: name is given twice"), ("- name", "holds a list"),
@@ -244,11 +239,6 @@ def test_a_file_that_is_not_a_configuration_is_refused(
     assert error.key == "--config"
     assert str(yaml_file) in error.message
     assert message in error.message
-
-
-def test_an_empty_file_sets_nothing(yaml_file: Path) -> None:
-    yaml_file.write_text("# nothing yet\n")
-    assert parse("--config", str(yaml_file)) == ThingOptions()
 
 
 def test_a_missing_file_is_named_with_the_key_that_names_it(tmp_path: Path) -> None:
@@ -300,12 +290,6 @@ def test_an_error_names_the_source_that_won() -> None:
 def test_keys_that_contradict_each_other_have_the_models_own_message() -> None:
     error = error_of("--min-length", "20")
     assert str(error) == "--min-length is above --max-length"
-
-
-def test_unknown_variables_are_ignored() -> None:
-    assert (
-        parse(environ={"TANDEM_THING_SERVICE_HOST": "10.0.0.1", "TANDEM_X": "1"}) == ThingOptions()
-    )
 
 
 def test_unknown_variables_are_logged_without_their_values_save_those_of_kubernetes() -> None:
@@ -383,15 +367,6 @@ def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "thing: error: unrecognized arguments: --a b\n"
 
 
-def test_the_process_own_command_line_and_environment_are_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.argv", ["thing", "--name", "me"])
-    monkeypatch.setenv("TANDEM_THING_RATIO", "0.125")
-    config = load_config(ThingOptions, service="thing")
-    assert (config.name, config.ratio) == ("me", 0.125)
-
-
 def test_help_lists_flag_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load_config(ThingOptions, service="thing", argv=["--help"], environ={})
@@ -411,34 +386,3 @@ def test_every_option_of_the_package_has_a_description() -> None:
     for model in (ServerOptions, ChannelOptions):
         for option in list_options(model, service="thing"):
             assert option.description.endswith("."), option.name
-
-
-class NamedOptions(pydantic.BaseModel):
-    name: str = ""
-
-
-def test_a_name_clash_between_models_is_an_assertion() -> None:
-    class Clash(pydantic.BaseModel):
-        twin: NamedOptions = NamedOptions()
-        name: str = ""
-
-    class DeepClash(pydantic.BaseModel):
-        one: NamedOptions = NamedOptions()
-        other: NamedOptions = NamedOptions()
-
-    class Taken(pydantic.BaseModel):
-        config: str = ""
-
-    with pytest.raises(AssertionError, match="would both be --name"):
-        parse(model=Clash)
-    with pytest.raises(AssertionError, match="would both be --name"):
-        list_options(DeepClash, service="thing")
-    with pytest.raises(AssertionError, match="would both be --config"):
-        list_options(Taken, service="thing")
-
-
-def test_options_are_frozen_and_refuse_unknown_fields() -> None:
-    with pytest.raises(pydantic.ValidationError):
-        ServerOptions().listen = "x"  # type: ignore[misc]
-    with pytest.raises(pydantic.ValidationError):
-        ServerOptions(liste="x")  # type: ignore[call-arg]

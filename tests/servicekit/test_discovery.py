@@ -10,8 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import structlog
 
-from servicekit import discovery as discovery_module
-from servicekit.discovery import MAX_REPLICAS, Discovery, Replica, Resolve, is_name, resolve_host
+from servicekit.channels import discovery as discovery_module
+from servicekit.channels.discovery import (
+    MAX_REPLICAS,
+    Discovery,
+    Replica,
+    Resolve,
+    resolve_host,
+)
 from tests.scripted_dns import ScriptedDns
 
 NAME = "verifier.example:50052"
@@ -174,16 +180,6 @@ async def test_names_are_asked_for_no_more_often_than_refreshes_may(
         assert dns.asked == [HOST]
 
 
-async def test_a_refresh_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery_module, "_MIN_INTERVAL_S", 0.0)
-    dns = ScriptedDns(**{HOST: ["10.0.0.1"]})
-    async with running([NAME], dns, interval_s=3600.0) as found:
-        found.discovery.refresh()
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert dns.asked == [HOST] * 2
-
-
 def answer_by_family(
     monkeypatch: pytest.MonkeyPatch, answers: dict[int, Sequence[str] | int]
 ) -> list[int]:
@@ -236,30 +232,6 @@ async def test_a_name_without_ipv4_addresses_has_its_ipv6_addresses(
     assert found.addresses == ["[fd00::1]:50052", "[fd00::2]:50052"]
 
 
-async def test_a_look_up_that_nobody_waits_for_harms_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    errors: list[object] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: errors.append(context))
-    may_answer = threading.Event()
-
-    def look_up(*_: object, **__: object) -> list[object]:
-        assert may_answer.wait(20)
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    looking = asyncio.ensure_future(resolve_host(HOST, 1))
-    await asyncio.sleep(0)
-    (thread,) = [each for each in threading.enumerate() if each.name == "resolver"]
-    assert thread.daemon, "a process that ends does not wait for it"
-    looking.cancel()
-    may_answer.set()
-    await asyncio.to_thread(thread.join)
-    await asyncio.sleep(0)
-    assert not errors
-
-
 async def test_the_machines_resolver_knows_localhost_and_no_invalid_names() -> None:
     assert "127.0.0.1" in await resolve_host("localhost", 1)
     assert await resolve_host("::1", 1) == ["::1"]
@@ -271,20 +243,6 @@ async def test_the_machines_resolver_knows_localhost_and_no_invalid_names() -> N
     )
     await found.discovery.resolve()
     assert found.addresses == ["127.0.0.1:1"]
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("verifier", True),
-        ("a.b.example.", True),
-        ("localhost", False),
-        ("127.0.0.1", False),
-        ("::1", False),
-    ],
-)
-def test_only_names_are_resolved(host: str, expected: bool) -> None:
-    assert is_name(host) is expected
 
 
 def test_an_entry_that_is_no_address_is_refused() -> None:

@@ -94,21 +94,6 @@ def test_a_call_that_failed_without_details_has_none() -> None:
         assert retry_after_ms(bare) is None
 
 
-def test_details_that_are_not_a_status_are_no_details() -> None:
-    garbled = grpc.aio.AioRpcError(
-        code=grpc.StatusCode.INVALID_ARGUMENT,
-        trailing_metadata=grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff")),
-    )
-    assert field_violation(garbled) is None
-
-
-def test_an_unmapped_error_says_nothing_of_itself() -> None:
-    status = to_status(ValueError("the password is tulip"), TABLE)
-    assert status.code == code_number(grpc.StatusCode.INTERNAL)
-    assert status.message == "internal error"
-    assert not status.details
-
-
 def test_long_texts_are_cut_to_what_fits_into_headers() -> None:
     # The cut would be within a character.
     status = to_status(InvalidValueError("x" + "\u20ac" * 10_000, field="f" * 10_000), TABLE)
@@ -121,7 +106,3 @@ def test_long_texts_are_cut_to_what_fits_into_headers() -> None:
     assert len(plain.message) == 768
     exact = "x" * 768
     assert to_status(InvalidValueError(exact), TABLE).message == exact
-
-
-def test_text_that_is_not_unicode_does_not_break_the_answer() -> None:
-    assert to_status(InvalidValueError("lone \ud800"), TABLE).message == "lone ?"

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.health import LIVENESS_NAME
+from servicekit.serving.health import LIVENESS_NAME
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -80,16 +80,6 @@ async def test_every_watcher_sees_every_change_also_after_another_has_left(
             assert (await watch.read()).status == NOT_SERVING
     for watch in watches:
         watch.cancel()
-
-
-async def test_who_watches_whether_it_lives_is_told(start_server: Any) -> None:
-    running = await start_server()
-    watch = health_pb2_grpc.HealthStub(running.channel).Watch(request(LIVENESS_NAME))
-    async with asyncio.timeout(20):
-        assert (await watch.read()).status == SERVING
-        running.server.set_alive(False)
-        assert (await watch.read()).status == NOT_SERVING
-    watch.cancel()
 
 
 async def test_watches_end_when_the_server_stops_and_do_not_delay_it(start_server: Any) -> None:

@@ -122,19 +122,6 @@ async def _done(ongoing: Any) -> Any:
     return await ongoing.trailing_metadata()
 
 
-async def test_a_handlers_own_trailing_metadata_goes_beside_the_request_id(
-    start_server: Any,
-) -> None:
-    async def act(context: Any) -> str:
-        context.set_trailing_metadata((("mine", "kept"),))
-        return "done"
-
-    running = await start_server(behaviour("unary_unary", act))
-    trailing = await _done(call(running, "unary_unary", metadata=(("x-request-id", "r1"),)))
-    assert ("mine", "kept") in list(trailing)
-    assert request_id_of(trailing) == "r1"
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_an_error_in_the_table_becomes_its_status_with_details(
     start_server: Any, shape: str
@@ -182,16 +169,6 @@ async def test_any_other_error_is_internal_logged_once_and_leaks_nothing(
     assert running.num_requests("INTERNAL") == 2
 
 
-async def test_a_very_long_message_still_arrives(start_server: Any) -> None:
-    async def act(_context: Any) -> str:
-        raise InvalidValueError("\u20ac" * 50_000, field="f" * 50_000)
-
-    running = await start_server(behaviour("unary_unary", act), error_table=TABLE)
-    _, error = await failure("unary_unary", call(running, "unary_unary"))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert field_violation(error) is not None
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_handlers_own_abort_stands(start_server: Any, shape: str) -> None:
     async def act(context: Any) -> str:
@@ -204,16 +181,6 @@ async def test_a_handlers_own_abort_stands(start_server: Any, shape: str) -> Non
     assert request_id_of(error.trailing_metadata()) == "r1"
     await running.counted("ALREADY_EXISTS")
     assert running.log_entries == []
-
-
-async def test_a_code_that_is_set_and_not_raised_is_counted(start_server: Any) -> None:
-    async def act(context: Any) -> str:
-        context.set_code(grpc.StatusCode.DATA_LOSS)
-        return "lost"
-
-    running = await start_server(behaviour("unary_unary", act))
-    await failure("unary_unary", call(running, "unary_unary"))
-    assert running.num_requests("DATA_LOSS") == 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -262,23 +229,6 @@ async def test_a_call_that_the_service_cancels_is_answered(
     assert request_id_of(error.trailing_metadata()) == "r1"
     assert running.num_requests("CANCELLED") == 1
     assert running.log_entries == []
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_a_call_that_is_over_when_it_is_to_be_answered_is_no_error(
-    start_server: Any, shape: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is raised by gRPC, in a race that no test can time; here by the handler."""
-
-    async def act(_context: Any) -> str:
-        raise grpc.aio.InternalError('Failed "execute_batch"')
-
-    running = await start_server(behaviour(shape, act))
-    async with asyncio.timeout(20):
-        _, error = await failure(shape, call(running, shape))
-    assert error.code() is grpc.StatusCode.CANCELLED
-    assert running.num_requests("CANCELLED") == 1
-    assert (running.log_entries, caplog.records) == ([], [])
 
 
 async def test_a_call_that_grpc_has_ended_before_its_error_is_sent_is_no_error() -> None:
@@ -348,27 +298,6 @@ async def test_a_call_past_its_deadline_is_counted_as_such(start_server: Any) ->
     await running.counted("DEADLINE_EXCEEDED")
 
 
-async def test_a_handler_that_answers_cancellation_with_an_error_is_logged(
-    start_server: Any,
-) -> None:
-    started = asyncio.Event()
-
-    async def act(_context: Any) -> str:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise ValueError("while cleaning up") from None
-        return "never"
-
-    running = await start_server(behaviour("unary_unary", act))
-    ongoing = call(running, "unary_unary")
-    await started.wait()
-    ongoing.cancel()
-    await running.counted("CANCELLED")
-    assert [entry["event"] for entry in running.log_entries] == ["rpc_failed"]
-
-
 async def test_an_unknown_method_is_counted_without_its_name(start_server: Any) -> None:
     running = await start_server()
     for name in ("Nope", "Nada"):
@@ -399,31 +328,6 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(
     assert running.log_entries == []
     assert caplog.records == []
     assert (await responses(shape, call(running, shape)))[-1] == "done"
-
-
-async def test_a_handler_may_write_its_responses_itself(start_server: Any) -> None:
-    async def write(_request: Any, context: Any) -> None:
-        await context.write(text("one"))
-        await context.write(text("two"))
-
-    running = await start_server({"unary_stream": write})
-    assert await responses("unary_stream", call(running, "unary_stream")) == ["one", "two"]
-    assert running.num_requests("OK") == 1
-
-
-async def test_both_directions_of_a_stream_flow_at_once(start_server: Any) -> None:
-    async def echo(requests: Any, _context: Any) -> AsyncIterator[StringValue]:
-        async for request in requests:
-            yield text(request.value.upper())
-
-    running = await start_server({"stream_stream": echo})
-    ongoing = running.method("stream_stream")()
-    for value in ("a", "b", "c"):
-        await ongoing.write(text(value))
-        assert (await ongoing.read()).value == value.upper()
-    await ongoing.done_writing()
-    assert await ongoing.read() is grpc.aio.EOF
-    assert await ongoing.code() is grpc.StatusCode.OK
 
 
 async def test_every_call_is_timed(start_server: Any) -> None:

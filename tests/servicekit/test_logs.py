@@ -135,18 +135,6 @@ def test_a_line_is_one_json_object_that_says_when_what_and_who(
     ]
 
 
-def test_an_exception_is_one_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs("info", "thing")
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        get_logger("thing").exception("failed")
-    (line,) = lines(capsys)
-    assert line["level"] == "error"
-    assert line["exception"].startswith("Traceback")
-    assert line["exception"].endswith("ValueError: broken")
-
-
 def test_other_libraries_lines_have_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info", "thing")
     try:
@@ -172,11 +160,6 @@ def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -
         logger.debug("quiet")
         logger.info("loud")
     assert [line["event"] for line in lines(capsys)] == ["loud", "loud"]
-
-
-def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match="'loud' is not one of debug, info, warning, error"):
-        configure_logs("loud", "thing")
 
 
 async def test_what_is_bound_in_one_task_is_on_its_lines_alone(

@@ -1,6 +1,5 @@
 """The Prometheus exporter."""
 
-import asyncio
 import contextlib
 import gzip
 import http.client
@@ -8,6 +7,7 @@ import resource
 import socket
 import struct
 import time
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from servicekit.metrics import MetricsServer, _Handler
+from servicekit.telemetry.metrics import MetricsServer, _Handler
 
 
 def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
@@ -37,46 +37,39 @@ def registry() -> CollectorRegistry:
     return registry
 
 
-def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) -> None:
+@pytest.fixture
+def server(registry: CollectorRegistry) -> Iterator[MetricsServer]:
     server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        status, content_type, body = fetch(server)
-        assert status == 200
-        assert content_type.startswith("text/plain")
-        families = {family.name: family for family in text_string_to_metric_families(body)}
-        (sample,) = [s for s in families["eggs"].samples if s.name == "eggs_total"]
-        assert (sample.labels, sample.value) == ({"colour": "blue"}, 3)
-        Counter("later", "Later.", registry=registry)
-        # Everything, whatever the query says.
-        assert "later_total 0.0" in fetch(server, "/metrics?name[]=eggs_total")[2]
-    finally:
-        server.stop()
+    yield server
+    server.stop()
 
 
-def test_a_header_that_cannot_be_read_gets_the_usual_format(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        status, content_type, body = fetch(server, Accept="text/plain;version=x")
-        assert (status, content_type.partition(";")[0]) == (200, "text/plain")
-        assert "eggs_total" in body
-    finally:
-        server.stop()
+def test_a_scrape_gets_what_is_in_the_registry_now(
+    registry: CollectorRegistry, server: MetricsServer
+) -> None:
+    status, content_type, body = fetch(server)
+    assert status == 200
+    assert content_type.startswith("text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(body)}
+    (sample,) = [s for s in families["eggs"].samples if s.name == "eggs_total"]
+    assert (sample.labels, sample.value) == ({"colour": "blue"}, 3)
+    Counter("later", "Later.", registry=registry)
+    # Everything, whatever the query says.
+    assert "later_total 0.0" in fetch(server, "/metrics?name[]=eggs_total")[2]
+
+
+def test_a_header_that_cannot_be_read_gets_the_usual_format(server: MetricsServer) -> None:
+    status, content_type, body = fetch(server, Accept="text/plain;version=x")
+    assert (status, content_type.partition(";")[0]) == (200, "text/plain")
+    assert "eggs_total" in body
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "2.0.0"])
-def test_a_scraper_that_asks_for_open_metrics_gets_it(
-    registry: CollectorRegistry, version: str
-) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        _, content_type, body = fetch(
-            server, Accept=f"application/openmetrics-text;version={version}"
-        )
-        # Not a later version, in whose form it would not be.
-        assert content_type.startswith("application/openmetrics-text; version=1.0.0;")
-        assert body.endswith("# EOF\n")
-    finally:
-        server.stop()
+def test_a_scraper_that_asks_for_open_metrics_gets_it(server: MetricsServer, version: str) -> None:
+    _, content_type, body = fetch(server, Accept=f"application/openmetrics-text;version={version}")
+    # Not a later version, in whose form it would not be.
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0;")
+    assert body.endswith("# EOF\n")
 
 
 def test_a_silent_connection_ends(
@@ -85,24 +78,18 @@ def test_a_silent_connection_ends(
     monkeypatch.setattr(_Handler, "timeout", _Handler.timeout / 100)
     server = MetricsServer(registry, "127.0.0.1:0")
     host, port = server.address.split(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=20) as silent:
-            assert silent.recv(1) == b""
-    finally:
-        server.stop()
+    with socket.create_connection((host, int(port)), timeout=20) as silent:
+        assert silent.recv(1) == b""
+    server.stop()
 
 
-def test_a_scraper_that_accepts_gzip_gets_it(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        connection = http.client.HTTPConnection(server.address, timeout=20)
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
-            response = connection.getresponse()
-            assert response.getheader("Content-Encoding") == "gzip"
-            assert b"eggs_total" in gzip.decompress(response.read())
-    finally:
-        server.stop()
+def test_a_scraper_that_accepts_gzip_gets_it(server: MetricsServer) -> None:
+    connection = http.client.HTTPConnection(server.address, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        response = connection.getresponse()
+        assert response.getheader("Content-Encoding") == "gzip"
+        assert b"eggs_total" in gzip.decompress(response.read())
 
 
 def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
@@ -120,81 +107,47 @@ def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
     Info("wrong", "Its values must be text.", registry=registry)._value = {"of": 1}
     Counter("last", "Last.", registry=registry)
     server = MetricsServer(registry, "127.0.0.1:0", logger)
-    try:
-        for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
-            status, _, body = fetch(server, Accept=accept)
-            assert status == 200
-            read = open_metrics_families if "open" in accept else text_string_to_metric_families
-            names = {family.name for family in read(body)}
-            assert {"eggs", "last"} <= names <= {"eggs", "eggs_created", "last", "last_created"}
-    finally:
-        server.stop()
+    for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
+        status, _, body = fetch(server, Accept=accept)
+        assert status == 200
+        read = open_metrics_families if "open" in accept else text_string_to_metric_families
+        names = {family.name for family in read(body)}
+        assert {"eggs", "last"} <= names <= {"eggs", "eggs_created", "last", "last_created"}
+    server.stop()
     logged = [(entry["event"], entry["metric"]) for entry in capture.entries]
     assert logged == [("metric_failed", "broken"), ("metric_failed", "wrong")]
 
 
-def test_other_paths_are_not_found(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        assert fetch(server, "/")[0] == 404
-        assert fetch(server, "/metricss")[0] == 404
-    finally:
-        server.stop()
+def test_other_paths_are_not_found(server: MetricsServer) -> None:
+    assert fetch(server, "/")[0] == 404
+    assert fetch(server, "/metricss")[0] == 404
 
 
-def test_scrapes_say_nothing_on_stderr(
-    registry: CollectorRegistry, capfd: pytest.CaptureFixture[str]
+def test_neither_scrapes_nor_a_client_that_goes_in_the_middle_say_anything_on_stderr(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        fetch(server)
-        fetch(server, "/")
-    finally:
-        server.stop()
-    assert capfd.readouterr().err == ""
-
-
-def test_a_client_that_goes_in_the_middle_says_nothing_on_stderr(
-    registry: CollectorRegistry, capfd: pytest.CaptureFixture[str]
-) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"GET")
-            # Closing then resets the connection.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # Answered after it.
-        assert fetch(server)[0] == 200
-        time.sleep(0.2)
-    finally:
-        server.stop()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"GET")
+        # Closing then resets the connection.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Answered after it.
+    assert fetch(server)[0] == 200
+    time.sleep(0.2)
     assert capfd.readouterr().err == ""
 
 
-def test_a_stopped_exporter_frees_its_port_and_stops_twice(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
+def test_a_stopped_exporter_frees_its_port_and_stops_twice(server: MetricsServer) -> None:
     server.stop()
     server.stop()
-    again = MetricsServer(registry, server.address)
+    again = MetricsServer(CollectorRegistry(), server.address)
     assert again.address == server.address
     again.stop()
 
 
-def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
-    registry: CollectorRegistry,
-) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20):
-        assert fetch(server)[0] == 200
-        server.stop()
-
-
 def test_a_process_without_descriptors_does_not_spin_and_answers_later(
-    registry: CollectorRegistry,
+    server: MetricsServer,
 ) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     thread_id = server._thread.ident
     assert thread_id is not None
@@ -219,24 +172,11 @@ def test_a_process_without_descriptors_does_not_spin_and_answers_later(
         server.stop()
 
 
-def test_a_taken_port_and_a_wrong_address_are_errors(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    try:
-        with pytest.raises(OSError, match="in use"):
-            MetricsServer(registry, server.address)
-    finally:
-        server.stop()
+def test_a_taken_port_and_a_wrong_address_are_errors(server: MetricsServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        MetricsServer(CollectorRegistry(), server.address)
     with pytest.raises(ValueError, match="HOST:PORT"):
-        MetricsServer(registry, "9100")
-
-
-async def test_a_scrape_does_not_need_the_event_loop(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, "127.0.0.1:0")
-    assert asyncio.get_running_loop().is_running()
-    try:
-        assert fetch(server)[0] == 200  # blocks the loop meanwhile
-    finally:
-        server.stop()
+        MetricsServer(CollectorRegistry(), "9100")
 
 
 def test_a_start_does_not_look_up_the_hosts_name(

@@ -14,10 +14,10 @@ import grpc
 import pytest
 import trustme
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
+from servicekit.channels.peer_stream import PeerError, PeerStream
 from servicekit.config import ChannelOptions
 from servicekit.logs import Logger, get_logger
-from servicekit.peer_stream import PeerError, PeerStream
 
 
 @pytest.fixture
@@ -148,54 +148,6 @@ async def test_a_stream_that_lasted_is_replaced_at_once(
 ) -> None:
     pauses = await pauses_between_streams(2.0, monkeypatch, logger)
     assert all(pause_s <= 0 for pause_s in pauses)
-
-
-class Flapping(Greeted):
-    """A handler whose peer ends each stream as soon as it is up, for some minutes."""
-
-    def on_up(self) -> None:
-        raise PeerError("it comes and goes")
-
-
-async def test_a_peer_that_keeps_coming_and_going_fills_no_log(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines: list[tuple[str, str, int]] = []
-
-    class Recording:
-        def __getattr__(self, level: str) -> Any:
-            def log(event: str, *, num_unlogged: int = 0, **_: object) -> None:
-                lines.append((level, event, num_unlogged))
-
-            return log
-
-    now_s = 0.0
-
-    async def sleep(pause_s: float) -> None:
-        nonlocal now_s
-        now_s += 1.0
-        if now_s >= 150:
-            raise asyncio.CancelledError
-
-    stream = PeerStream[Any, Any](
-        channel=cast(Any, None),
-        open_call=lambda **_: cast(Any, EndedCall()),
-        handler=Flapping(),
-        greet_timeout_s=1000.0,
-        on_internal_error=lambda error: pytest.fail(repr(error)),
-        logger=cast(Any, Recording()),
-    )
-    loop = asyncio.get_running_loop()
-    with monkeypatch.context() as patch, contextlib.suppress(asyncio.CancelledError):
-        patch.setattr(asyncio, "sleep", sleep)
-        patch.setattr(loop, "time", lambda: now_s)
-        await stream.run()
-    told = [line for line in lines if line[0] != "debug"]
-    # Ten in each of three minutes; the first of a minute says how many were left out.
-    assert len(told) == 30
-    assert {event for _, event, _ in told} == {"peer_up", "peer_down"}
-    assert [num for _, _, num in told if num] == [110, 110]
-    assert len(lines) == 300
 
 
 class Unreached(Greeted):

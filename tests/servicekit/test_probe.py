@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from servicekit import probe
-from servicekit.health import LIVENESS_NAME
+from servicekit.serving.health import LIVENESS_NAME
 
 
 async def probe_in_thread(*arguments: str) -> int:

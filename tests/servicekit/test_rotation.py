@@ -13,11 +13,11 @@ import structlog
 import trustme
 from prometheus_client import CollectorRegistry
 
-from servicekit import watched_files
-from servicekit.channel import open_channel
-from servicekit.config import ChannelOptions, ConfigError
-from servicekit.renewed_channel import RenewedChannel
-from servicekit.server import Server
+from servicekit.channels import watched_files
+from servicekit.channels.channel import open_channel
+from servicekit.channels.renewed_channel import RenewedChannel
+from servicekit.config import ChannelOptions
+from servicekit.serving.server import Server
 from tests.servicekit.factories import SERVICE, check_health, make_server
 
 STREAM = f"/{SERVICE}/Stream"
@@ -204,15 +204,6 @@ async def test_the_expiry_follows_the_file_also_without_handshakes(parties: Part
         assert parties.expiry_s() == not_after.timestamp()
         parties.server.chain.write_bytes(b"half a certi")
         assert parties.expiry_s() == not_after.timestamp()
-
-
-async def test_an_expired_certificate_is_refused_at_start(parties: Parties) -> None:
-    not_after = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    parties.server.show(parties.old.issue_cert("127.0.0.1", not_after=not_after))
-    with pytest.raises(ConfigError, match="has expired") as caught:
-        async with parties.served():
-            pass
-    assert caught.value.key == "--tls-cert"
 
 
 async def test_clients_without_with_foreign_and_with_expired_certificates_are_refused(

@@ -12,13 +12,12 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-import servicekit.server
-from servicekit.channel import open_channel
+import servicekit.serving.server
+from servicekit.channels.channel import open_channel
+from servicekit.channels.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from servicekit.config import ChannelOptions, ConfigError
-from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
-from servicekit.server import Server
+from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
 
@@ -30,17 +29,6 @@ async def started(**options: Any) -> AsyncIterator[Server]:
         yield server
     finally:
         await server.stop(0)
-
-
-async def test_the_address_has_the_real_port() -> None:
-    async with started(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0") as server:
-        host, _, port = server.address.rpartition(":")
-        assert host == "127.0.0.1"
-        assert int(port) > 0
-        assert server.metrics_address is not None
-        assert not server.metrics_address.endswith(":0")
-        assert server.health_address is None
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
@@ -55,13 +43,6 @@ async def test_every_port_of_a_wildcard_address_serves_ipv4_and_ipv6(host: str) 
             port = int(address.rpartition(":")[2])
             for loopback in ("127.0.0.1", "::1"):
                 socket.create_connection((loopback, port), timeout=20).close()
-
-
-async def test_a_host_name_is_served_under_its_name() -> None:
-    async with started(listen="localhost:0") as server:
-        assert server.address.startswith("localhost:")
-        assert not server.address.endswith(":0")
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
@@ -86,36 +67,6 @@ async def test_nobody_can_share_the_port() -> None:
             sharer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             with pytest.raises(OSError, match="in use"):
                 sharer.bind(("127.0.0.1", int(server.address.rpartition(":")[2])))
-
-
-async def test_a_name_of_which_one_address_is_taken_is_refused() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        server = make_server(listen=f"localhost:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match="in use"):
-            await server.start()
-
-
-async def test_a_name_with_an_address_of_another_machine_is_served_on_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both = [
-        *socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM),
-        *socket.getaddrinfo("192.0.2.1", 0, type=socket.SOCK_STREAM),
-    ]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: both)
-    async with started(listen="localhost:0") as server:
-        assert await check_health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def test_an_address_that_is_not_ours_is_an_error_that_names_the_flag() -> None:
-    server = make_server(listen="192.0.2.1:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on 192\.0\.2\.1:50051"):
-        await server.start()
-    server = make_server(listen="nowhere.invalid:50051", allow_plaintext=True)
-    with pytest.raises(ConfigError, match=r"--listen: cannot listen on nowhere\.invalid:50051"):
-        await server.start()
 
 
 @pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
@@ -201,19 +152,6 @@ async def test_the_health_port_carries_health_and_nothing_else() -> None:
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_reflection_lists_the_services() -> None:
-    async with started() as server, open_channel(server.address, ChannelOptions()) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        (response,) = [r async for r in stub.ServerReflectionInfo(iter([request]))]
-        names = {service.name for service in response.list_services_response.service}
-        assert names == {
-            "test.v1.EchoService",
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1alpha.ServerReflection",
-        }
-
-
 async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
     start_server: Any,
 ) -> None:
@@ -257,7 +195,7 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(
         await go_on.wait()
         return StringValue(value=str(num_started))
 
-    monkeypatch.setattr(servicekit.server, "_MAX_CONCURRENT_STREAMS", 2)
+    monkeypatch.setattr(servicekit.serving.server, "_MAX_CONCURRENT_STREAMS", 2)
     running = await start_server({"unary_unary": wait})
     # The client learns of the limit with the connection's settings.
     await running.channel.channel_ready()

@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError
-from servicekit.process import run, serve_until_signalled
-from servicekit.server import Server
+from servicekit.serving.process import run, serve_until_signalled
+from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
 
 
@@ -143,28 +143,6 @@ async def test_without_a_drain_calls_in_flight_get_the_timeout(serve: Any) -> No
         await task
 
 
-async def test_a_call_that_does_not_end_is_cancelled_at_the_timeout(serve: Any) -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def hang(_request: bytes, _context: Any) -> bytes:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return b""
-
-    server, task = await serve(behaviour=hang, drain_timeout_s=0.1)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
-        ongoing = call(channel)
-        await started.wait()
-        kill_self()
-        await task
-        await cancelled.wait()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ongoing
-
-
 async def test_while_streams_finish_new_calls_of_open_channels_go_elsewhere(serve: Any) -> None:
     go_on, draining = asyncio.Event(), asyncio.Event()
 
@@ -271,28 +249,6 @@ async def test_a_second_signal_stops_at_once(serve: Any) -> None:
     await assert_stopped(server)
 
 
-async def test_a_second_signal_does_not_wait_for_calls_in_flight(serve: Any) -> None:
-    started = asyncio.Event()
-
-    async def hang(_request: bytes, _context: Any) -> bytes:
-        started.set()
-        await asyncio.Event().wait()
-        return b""
-
-    server, task = await serve(behaviour=hang)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
-        ongoing = call(channel)
-        await started.wait()
-        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        await health.read()
-        kill_self()
-        await health.read()
-        kill_self()
-        await task
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ongoing
-
-
 @pytest.mark.parametrize("is_draining", [False, True])
 async def test_a_failure_ends_it_with_its_error_and_without_drain(
     serve: Any, is_draining: bool
@@ -314,15 +270,6 @@ async def test_a_failure_ends_it_with_its_error_and_without_drain(
             await task
     assert draining.is_set() == is_draining
     await assert_stopped(server)
-
-
-async def test_the_failure_future_stays_the_callers(serve: Any) -> None:
-    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    _, task = await serve(failed=failed)
-    kill_self()
-    async with asyncio.timeout(20):
-        await task
-    assert not failed.done()
 
 
 async def test_an_error_of_the_drain_is_raised_after_the_stop(serve: Any) -> None:
@@ -347,13 +294,6 @@ async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
 
 
 # Exit codes.
-
-
-def test_the_end_of_main_is_exit_code_0() -> None:
-    async def main() -> None:
-        pass
-
-    assert run(main) == 0
 
 
 def test_a_configuration_that_cannot_run_is_one_line_and_exit_code_2(

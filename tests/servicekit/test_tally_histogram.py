@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from servicekit.tally_histogram import TallyHistogram
+from servicekit.telemetry.tally_histogram import TallyHistogram
 
 BOUNDS = (0, 1, 2, 7, 15)
 

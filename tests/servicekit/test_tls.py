@@ -16,14 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.server import Server
-from servicekit.tls import (
+from servicekit.channels.tls import (
     ServerCertificate,
     channel_credentials,
     read_channel_certificate,
     watch_server_certificate,
 )
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.serving.server import Server
 from tests.encrypted_key import encrypted_key
 from tests.servicekit.factories import check_health, make_server
 
@@ -167,19 +167,6 @@ async def test_an_address_that_a_name_led_to_must_have_the_names_certificate(
         await assert_refused(server.address, "elsewhere.test", peer_tls_ca=ca)
 
 
-async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[str, Path]) -> None:
-    async with served(files, mtls=True) as server:
-        ca = files["ca.pem"]
-        client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
-        rogue = {"peer_tls_cert": files["rogue.pem"], "peer_tls_key": files["rogue.key"]}
-        assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
-        await assert_refused(server.address, peer_tls_ca=ca)
-        await assert_refused(server.address, peer_tls_ca=ca, **rogue)
-        await assert_refused(server.address)
-        # The refused clients do not disturb the server.
-        assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
-
-
 async def test_authorities_may_have_comments_in_any_script(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -189,15 +176,6 @@ async def test_authorities_may_have_comments_in_any_script(
     async with served({**files, "ca.pem": authorities}, mtls=True) as server:
         client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
         assert await check_health(server.address, peer_tls_ca=authorities, **client) == 1
-
-
-async def test_probes_without_a_certificate_have_the_health_port(files: dict[str, Path]) -> None:
-    async with served(files, mtls=True, health_listen="127.0.0.1:0") as server:
-        assert server.health_address is not None
-        assert await check_health(server.health_address) == 1
-        await assert_refused(server.address)
-        server.set_not_serving()
-        assert await check_health(server.health_address) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,13 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from servicekit.config import ConfigError
-from servicekit.spans import Spans
-from servicekit.trace_context import bind_trace_parent, caller_trace_parent, is_trace_parent
-from servicekit.tracing import tracing
+from servicekit.telemetry.spans import Spans
+from servicekit.telemetry.trace_context import (
+    bind_trace_parent,
+    caller_trace_parent,
+    is_trace_parent,
+)
+from servicekit.telemetry.tracing import tracing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -60,7 +64,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_does_not_trace_imports_no_opentelemetry() -> None:
     script = (
         "import sys, gateway.__main__, drafter.history_spans\n"
-        "from servicekit.tracing import tracing\n"
+        "from servicekit.telemetry.tracing import tracing\n"
         "with tracing('gateway', {}): pass\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )

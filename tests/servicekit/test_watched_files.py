@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from servicekit import watched_files
+from servicekit.channels import watched_files
+from servicekit.channels.watched_files import WatchedFiles
 from servicekit.config import ConfigError
-from servicekit.watched_files import WatchedFiles
 
 
 @pytest.fixture(autouse=True)
@@ -55,21 +55,6 @@ def test_a_change_is_read_once(tmp_path: Path) -> None:
     assert words.watched.value == ("a", "longer")
     assert words.num_reads == 2
     assert words.reports == ["read"]
-
-
-def test_a_pipe_is_read_once(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    num_reads = 0
-
-    def read() -> None:
-        nonlocal num_reads
-        num_reads += 1
-
-    watched = WatchedFiles([pipe], read, on_reload=lambda error: None)
-    os.utime(pipe, (1, 1))  # as its writer does
-    watched.refresh()
-    assert num_reads == 1
 
 
 def test_a_change_while_files_are_read_is_read_next(tmp_path: Path) -> None:
@@ -127,19 +112,6 @@ def test_what_cannot_be_read_keeps_the_last_value_and_is_told_once(tmp_path: Pat
     assert words.reports[2:] == ["read"]
 
 
-def test_an_error_that_nobody_foresaw_keeps_the_last_value_too(tmp_path: Path) -> None:
-    words = Words(tmp_path)
-    words.paths[1].write_bytes(b"\xff")
-    for _ in range(3):
-        words.watched.refresh()
-    assert words.watched.value == ("a", "b")
-    assert len(words.reports) == 1
-    assert words.reports[0].startswith("UnicodeDecodeError(")
-    words.write("c", "d")
-    words.watched.refresh()
-    assert words.watched.value == ("c", "d")
-
-
 def test_what_goes_on_failing_is_read_ever_more_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,17 +161,6 @@ def test_files_that_cannot_be_read_at_first_are_an_error() -> None:
 
 def _fail() -> None:
     raise ConfigError("--words", "no")
-
-
-def test_files_are_looked_at_once_in_an_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = Words(tmp_path)
-    monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 3600.0)
-    words.watched.refresh()
-    words.write("c", "d")
-    words.watched.refresh()
-    assert words.watched.value == ("a", "b")
 
 
 def test_one_thread_reads_while_the_others_use_the_last_value(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import structlog
 import torch
 from prometheus_client import CollectorRegistry
 
+from servicekit.channels.discovery import Resolve, resolve_host
 from servicekit.config import ServerOptions
-from servicekit.discovery import Resolve, resolve_host
 from tandem.v1 import verifier_pb2_grpc
 from tests.verifier.paged_model import PagedModel, load_bundled_model
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with

@@ -1,8 +1,7 @@
 """Verifiers of several ranks, each a process, started quickly.
 
 A fork server that has imported everything takes the place of torchrun: it starts the ranks with
-the variables that torchrun would set, and this process keeps the store. One test in
-`test_tensor_parallel.py` uses torchrun itself.
+the variables that torchrun would set, and this process keeps the store.
 """
 
 import contextlib

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tandem.values import TokenLogprob
 from tests.verifier.running_engine import PATIENCE_S
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
@@ -76,36 +75,3 @@ def _transformers_model() -> PreTrainedModel:
 def oracle_logits(token_ids: list[int]) -> torch.Tensor:
     """Transformers' own logits [len(token_ids), V], through its own attention."""
     return reference_logits(_transformers_model(), token_ids)
-
-
-def output_head(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Logits of hidden states."""
-    head = _transformers_model().get_output_embeddings()
-    assert isinstance(head, torch.nn.Module)
-    with torch.inference_mode():
-        logits: torch.Tensor = head(hidden_states)
-    return logits
-
-
-# Of float32 arithmetic, whose error depends on the processor.
-_TOLERANCE = 3e-4
-
-
-def check_against_oracle(
-    reported: list[TokenLogprob], logits: torch.Tensor, ids: list[int]
-) -> None:
-    """Asserts each entry's id, logprob, rank and likeliest tokens by log_softmax of its row."""
-    expected = torch.log_softmax(logits.double(), dim=-1)
-    assert [entry.token_id for entry in reported] == ids
-    for entry, row in zip(reported, expected, strict=True):
-        torch.testing.assert_close(
-            torch.tensor(entry.logprob, dtype=torch.float64), row[entry.token_id],
-            atol=_TOLERANCE, rtol=0,
-        )  # fmt: skip
-        in_order = row.sort(descending=True).values
-        assert row[entry.token_id] <= in_order[max(0, entry.rank - 2)] + _TOLERANCE
-        assert row[entry.token_id] >= in_order[min(entry.rank, len(row) - 1)] - _TOLERANCE
-        for place, top in enumerate(entry.top):
-            assert top.rank == place + 1
-            assert abs(top.logprob - float(in_order[place])) < _TOLERANCE
-            assert abs(top.logprob - float(row[top.token_id])) < _TOLERANCE

@@ -69,15 +69,6 @@ def test_sources_lengths_and_places_are_learned_apart() -> None:
         assert found == expected
 
 
-def test_what_was_long_ago_fades() -> None:
-    acceptance = Acceptance()
-    for _ in range(5000):
-        taught(acceptance, num_stood=1, is_failed=False)
-    for _ in range(1500):
-        taught(acceptance, num_stood=0, is_failed=True)
-    assert probability(acceptance) < 0.15
-
-
 @pytest.mark.parametrize(("stands", "low", "high"), [(True, 0.93, 1.0), (False, 0.0, 0.5)])
 def test_a_sequence_is_known_after_few_tokens(stands: bool, low: float, high: float) -> None:
     acceptance = Acceptance()
@@ -91,17 +82,6 @@ def test_a_sequence_is_known_after_few_tokens(stands: bool, low: float, high: fl
     # Of the next sequence more is expected than of this one, or less.
     of_next = probability(acceptance, match_length=9)
     assert (of_it > of_next) is stands
-
-
-def test_the_drafts_of_a_step_stand_together() -> None:
-    acceptance = Acceptance()
-    out = np.empty(5)
-    survival(acceptance.trials, 2, 3, 4, 0.5, out)
-    each = [
-        probability(acceptance, source=2, match_length=3, place=4 + j, log_odds=0.5)
-        for j in range(5)
-    ]
-    assert out == pytest.approx(np.cumprod(each))
 
 
 @given(

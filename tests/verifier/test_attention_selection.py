@@ -2,7 +2,6 @@
 
 import importlib.util
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU
 from verifier.build import load_model
 from verifier.config import VerifierConfig
-from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.gpu.attention.selection import AttentionChoice, choose_attention
 
 CUDA = torch.device("cuda")
 
@@ -87,18 +86,6 @@ def test_auto_takes_the_next_one_that_is_installed(machine: Machine) -> None:
             choose(name)
 
 
-def test_triton_needs_what_compiles_its_launchers(machine: Machine) -> None:
-    machine.without("gcc")
-    assert choose("auto").name == "flash_attn"
-    with pytest.raises(ConfigError, match="triton: no C compiler"):
-        choose("triton")
-    machine.installed.add("clang")
-    assert choose("triton").name == "triton"
-    (machine.headers / "Python.h").unlink()
-    with pytest.raises(ConfigError, match="triton: Python's headers"):
-        choose("triton")
-
-
 @pytest.mark.parametrize("name", ["triton", "flash_attn"])
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -114,12 +101,6 @@ def test_a_choice_that_cannot_work_is_refused(name: str, options: dict, message:
         choose(name, **options)
 
 
-def test_only_triton_computes_in_float32() -> None:
-    assert choose("triton", dtype=torch.float32).name == "triton"
-    with pytest.raises(ConfigError, match="computes in float16 and bfloat16"):
-        choose("flash_attn", dtype=torch.float32)
-
-
 @pytest.mark.parametrize("name", ["triton", "flash_attn"])
 def test_the_flag_reaches_the_loading_of_a_model(name: str) -> None:
     config = VerifierConfig.model_validate(
@@ -127,10 +108,3 @@ def test_the_flag_reaches_the_loading_of_a_model(name: str) -> None:
     )
     with pytest.raises(ConfigError, match=f"--attention-backend: {name}: runs on a GPU"):
         load_model(config)
-
-
-def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a build for another torch; the choice sees only that the package is there."""
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    with pytest.raises(ConfigError, match="--attention-backend: flash_attn: cannot be imported"):
-        make_backend(AttentionChoice(name="flash_attn", block_size=256), device=CUDA)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,74 +142,6 @@ def test_a_table_that_ends_before_its_tokens_is_refused(num_blocks: int) -> None
     )
     with pytest.raises(ValueError, match="shorter than its sequence"):
         lay_out([short, short._replace(block_table=[2, 3])], block_size=16)
-
-
-def test_every_index_array_is_int64() -> None:
-    layout = lay_out(
-        [
-            ScheduledTokens(
-                token_ids=[1], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
-            )
-        ],
-        block_size=16,
-    )
-    others = ("block_tables", "wants_hidden_states")
-    arrays = [getattr(layout, name) for name in layout.__slots__ if name not in others]
-    assert all(array.dtype == np.int64 for array in arrays)
-
-
-def test_worked_example_of_scored_rows() -> None:
-    layout = lay_out(
-        [
-            make_scheduled(4, num_drafts=3),
-            make_scheduled(100, num_drafts=0, scored_offsets=range(98, 100)),
-            make_scheduled(3, num_drafts=2),
-            make_scheduled(100, num_drafts=0),
-            make_scheduled(2, num_drafts=1),
-        ],
-        block_size=16,
-    )
-    assert layout.logits_indices.tolist() == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208, 102]
-    assert layout.scored_logits_indices.tolist() == [11, 4]
-    assert layout.bonus_logits_indices.tolist() == [3, 4, 7, 8, 10]
-    assert layout.num_rows == 12
-
-
-def test_a_chunk_that_does_not_end_its_prompt_has_logits_for_scored_rows_only() -> None:
-    layout = lay_out(
-        [
-            make_scheduled(4, num_drafts=3),
-            make_scheduled(100, num_drafts=0, is_sampled=False, scored_offsets=range(98, 100)),
-            make_scheduled(2, num_drafts=1),
-        ],
-        block_size=16,
-    )
-    assert layout.logits_indices.tolist() == [0, 1, 2, 3, 104, 105, 102, 103]
-    assert layout.scored_logits_indices.tolist() == [6, 7]
-    assert layout.bonus_logits_indices.tolist() == [3, 5]
-    assert layout.num_rows == 8
-
-
-def test_a_step_that_samples_nothing_has_no_rows() -> None:
-    layout = lay_out([make_scheduled(100, num_drafts=0, is_sampled=False)], block_size=16)
-    assert layout.num_rows == len(layout.logits_indices) == 0
-
-
-def make_scheduled(
-    num_tokens: int,
-    *,
-    num_drafts: int,
-    is_sampled: bool = True,
-    scored_offsets: range = range(0),
-) -> ScheduledTokens:
-    return ScheduledTokens(
-        is_sampled=is_sampled,
-        token_ids=[1] * (num_tokens - num_drafts),
-        draft_token_ids=[7] * num_drafts,
-        num_computed_tokens=0,
-        block_table=list(range(-(-num_tokens // 16))),
-        scored_offsets=scored_offsets,
-    )
 
 
 @given(step=steps(), draws=st.data())

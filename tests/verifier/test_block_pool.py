@@ -90,20 +90,6 @@ BlockPoolMachine.TestCase.settings = settings(
 TestIntegrity = BlockPoolMachine.TestCase
 
 
-def test_every_block_can_be_allocated_despite_fragmentation() -> None:
-    pool = BlockPool(16)
-    tables: list[list[int]] = [[] for _ in range(16)]
-    for table in tables:
-        pool.extend(table, 1)
-    for table in tables[::2]:
-        pool.release(table)
-    scattered: list[int] = []
-    pool.extend(scattered, 8)
-    pool.check_integrity([scattered, *tables[1::2]])
-    with pytest.raises(OutOfBlocksError):
-        pool.extend(scattered, 9)
-
-
 def test_blocks_that_were_used_are_allocated_before_others() -> None:
     pool, first, second = BlockPool(8), list[int](), list[int]()
     pool.extend(first, 3)
@@ -128,12 +114,3 @@ def test_the_integrity_check_finds_every_kind_of_damage(
     pool.extend([], 3)
     with pytest.raises(AssertionError, match=complaint):
         pool.check_integrity(tables)
-
-
-def test_freeing_twice_is_noticed() -> None:
-    pool, table = BlockPool(4), list[int]()
-    pool.extend(table, 2)
-    copy = list(table)
-    pool.release(table)
-    with pytest.raises(AssertionError, match="freed twice"):
-        pool.release(copy)

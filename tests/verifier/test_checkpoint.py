@@ -15,7 +15,6 @@ from transformers import (
     DogeConfig,
     Gemma2Config,
     PhimoeConfig,
-    PretrainedConfig,
     PreTrainedModel,
     StableLmConfig,
 )
@@ -23,6 +22,7 @@ from transformers import (
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
+from tests.volume import cases
 from verifier.attention.backend import StepAttention
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
@@ -34,21 +34,15 @@ from verifier.config import VerifierConfig
 from verifier.parity.quantised_values import replaced_weights
 from verifier.transformers_model import dtypes
 from verifier.transformers_model.checkpoint import checkpoint_of, load_checkpoint
-from verifier.transformers_model.config import check_architecture, uses_experts
+from verifier.transformers_model.config import uses_experts
 from verifier.transformers_model.dtypes import choose_dtype
 from verifier.transformers_model.paged_model import TransformersModel
 
-SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
-
 SaveModel = Callable[..., Path]
-# Older families have other names.
-OLD_SMALL: dict[str, Any] = {
-    "vocab_size": 97,
-    "n_positions": 256,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-}
+
+LONGROPE = {"rope_type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48}
+
+SDPA_BACKEND = "verifier.gpu.attention.selection.SdpaBackend"
 
 
 @pytest.fixture
@@ -114,64 +108,31 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("config", "reason"),
         [
-            pytest.param({"model_type": "t5"}, "encoder-decoder", id="encoder-decoder"),
-            pytest.param(
-                {"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent", id="latent attention"
-            ),
-            pytest.param(
-                {"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 48},
-                "linear_attention",
-                id="linear attention",
-            ),
-            pytest.param(
-                {"model_type": "llava"},
-                "llava: multimodal models are not served, .*: its configuration has vision_config",
-                id="vision",
-            ),
-            pytest.param({"model_type": "qwen2_audio"}, "has audio_config", id="sound"),
-            pytest.param({"model_type": "moshi"}, "has audio_encoder_config", id="speech"),
-            pytest.param({"model_type": "fuyu"}, "has image_size", id="image patches"),
-            pytest.param(
+            ({"model_type": "t5"}, "encoder-decoder"),
+            ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent"),
+            ({"model_type": "deepseek_v2"}, "latent"),
+            ({"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 48}, "linear_att"),
+            ({"model_type": "llava"}, "multimodal models are not served, .*: .* has vision_config"),
+            ({"model_type": "qwen2_audio"}, "has audio_config"),
+            ({"model_type": "moshi"}, "has audio_encoder_config"),
+            ({"model_type": "fuyu"}, "has image_size"),
+            (
                 {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
                 "rotary embeddings of type dynamic",
-                id="dynamic rotary embeddings",
             ),
-            pytest.param(
-                {
-                    "model_type": "phi3",
-                    "rope_scaling": {
-                        "rope_type": "longrope",
-                        "long_factor": [1.0] * 48,
-                        "short_factor": [1.0] * 48,
-                    },
-                },
-                "rotary embeddings of type longrope",
-                id="long rotary embeddings",
-            ),
-            pytest.param(
-                {"model_type": "jamba"}, "layers of type linear_attention", id="hybrid, jamba"
-            ),
-            pytest.param({"model_type": "mamba"}, "layers of type linear_attention", id="mamba"),
-            pytest.param(
-                {"model_type": "minimax"}, "layers of type linear_attention", id="hybrid, minimax"
-            ),
-            pytest.param(
-                {"model_type": "llama4_text"}, "layers of type chunked_attention", id="chunked"
-            ),
-            pytest.param({"model_type": "deepseek_v2"}, "latent", id="latent, deepseek 2"),
-            pytest.param({"model_type": "gpt_oss"}, "attention with sinks", id="sinks"),
-            pytest.param({"model_type": "gemma2"}, "attention with a softcap", id="softcap"),
-            pytest.param(
+            ({"model_type": "phi3", "rope_scaling": LONGROPE}, "of type longrope"),
+            ({"model_type": "jamba"}, "layers of type linear_attention"),
+            ({"model_type": "mamba"}, "layers of type linear_attention"),
+            ({"model_type": "minimax"}, "layers of type linear_attention"),
+            ({"model_type": "llama4_text"}, "layers of type chunked_attention"),
+            ({"model_type": "gpt_oss"}, "attention with sinks"),
+            ({"model_type": "gemma2"}, "attention with a softcap"),
+            (
                 {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}},
                 "quantised already is not served; --quantization fp8",
-                id="quantised already",
             ),
-            pytest.param(
-                {"model_type": "gpt_neo"},
-                "gpt_neo is not served: its code knows no attention function but its own",
-                id="no registered attention",
-            ),
-            pytest.param({"model_type": "no such model"}, "no such model", id="unknown"),
+            ({"model_type": "gpt_neo"}, "its code knows no attention function but its own"),
+            ({"model_type": "no such model"}, "no such model"),
         ],
     )
     def test_an_architecture_that_is_not_served(
@@ -180,23 +141,6 @@ class TestRefusals:
         (tmp_path / "config.json").write_text(json.dumps(config))
         save_file({}, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=reason):
-            load_checkpoint(tmp_path, dtype="auto", device=CPU)
-
-    def test_a_text_model_with_an_image_token_left_is_not_refused(self) -> None:
-        config = SMALL_CONFIGS["llama"]()
-        config.image_token_id = 7
-        config.vision_config = None
-        check_architecture(config)
-
-    def test_a_configuration_without_attention(self) -> None:
-        with pytest.raises(CheckpointError, match="not a decoder with attention"):
-            check_architecture(PretrainedConfig())
-
-    def test_a_truncated_weights_file(self, tmp_path: Path) -> None:
-        shutil.copy(MODEL_FOLDER / "config.json", tmp_path)
-        weights = (MODEL_FOLDER / "model.safetensors").read_bytes()
-        (tmp_path / "model.safetensors").write_bytes(weights[:5000])
-        with pytest.raises(CheckpointError, match=str(tmp_path)):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
 
     def test_missing_weights(self, save_model: SaveModel) -> None:
@@ -235,33 +179,20 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=f"{name}: .*{reason}"):
             load_model(config_for(folder))
 
-    def test_integers_that_are_no_weights_are_not_refused(self, save_model: SaveModel) -> None:
-        """Old checkpoints of GPT-2 hold the mask."""
-        folder = save_model(AutoConfig.for_model("gpt2", **OLD_SMALL))
-        mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8)}
-        change_weights(folder, lambda _: mask)
-        load_model(config_for(folder))
-
     @pytest.mark.parametrize(
         ("changed", "reason"),
         [
-            pytest.param({"num_attention_heads": 3}, "config.json: .*not a multiple", id="heads"),
-            pytest.param({"hidden_size": "64"}, "config.json: .*'hidden_size'", id="text"),
-            pytest.param({"layer_types": ["full_attention"]}, "config.json: .*layer", id="layers"),
-            pytest.param(
+            ({"num_attention_heads": 3}, "config.json: .*not a multiple"),
+            ({"hidden_size": "64"}, "config.json: .*'hidden_size'"),
+            ({"layer_types": ["full_attention"]}, "config.json: .*layer"),
+            (
                 {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}},
                 "config.json: .*factor",
-                id="no factor",
             ),
-            pytest.param(
-                {"hidden_act": "nonsense"},
-                r"transformers cannot build the model that config.json describes .*'nonsense'",
-                id="activation",
-            ),
-            pytest.param(
+            ({"hidden_act": "nonsense"}, r"transformers cannot build .*'nonsense'"),
+            (
                 {"rope_parameters": {"rope_type": "strange", "rope_theta": 1e4}},
                 r"transformers cannot build .*'strange'",
-                id="rotary embedding",
             ),
         ],
     )
@@ -367,7 +298,7 @@ class TestParityProbe:
     """The check before serving that the model is computed as transformers computes it."""
 
     @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize("dtype", cases(["bfloat16"], ["float32", "bfloat16", "float16"]))
     def test_accepts_correct_models(self, save_model: SaveModel, name: str, dtype: str) -> None:
         loaded = load_model(config_for(save_model(SMALL_CONFIGS[name]()), dtype=dtype))
         assert loaded.served.vocab_size == 97
@@ -383,7 +314,11 @@ class TestParityProbe:
         ids=["scaling ignored", "sliding window ignored", "sliding window in a full layer"],
     )
     @pytest.mark.parametrize(
-        ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8")]
+        ("dtype", "quantization"),
+        cases(
+            [("bfloat16", "none")],
+            [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8")],
+        ),
     )
     def test_refuses_a_model_that_would_be_computed_wrongly(
         self,
@@ -399,18 +334,7 @@ class TestParityProbe:
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(folder, dtype=dtype, quantization=quantization))
 
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-    @pytest.mark.parametrize("factor", [0.9, 1.1])
-    def test_refuses_a_softmax_scale_that_is_10_percent_wrong(
-        self, monkeypatch: pytest.MonkeyPatch, dtype: str, factor: float
-    ) -> None:
-        """The bundled model: its rounding in bfloat16 is large."""
-        broken = broken_backend(scaling=factor * 32**-0.5)
-        monkeypatch.setattr(SDPA_BACKEND, broken)
-        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
-            load_model(config_for(MODEL_FOLDER, dtype=dtype))
-
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize("dtype", cases(["float16"], ["float32", "bfloat16", "float16"]))
     def test_accepts_the_bundled_model_and_leaves_its_weights_unchanged(self, dtype: str) -> None:
         loaded = load_model(config_for(MODEL_FOLDER, dtype=dtype))
         assert isinstance(loaded.model, TransformersModel)
@@ -444,22 +368,6 @@ class TestParityProbe:
         # A window that no sequence outgrows hides nothing.
         assert load_model(config_for(folder, max_model_len=200)).served.max_model_len == 200
 
-    def test_leaves_windows_unchanged(self, save_model: SaveModel) -> None:
-        loaded = load_model(config_for(save_model(SMALL_CONFIGS["gemma3"]())))
-        assert isinstance(loaded.model, TransformersModel)
-        model = loaded.model._model
-        windows = [getattr(module, "sliding_window", 0) for module in model.modules()]
-        assert [window for window in windows if window != 0] == [100, None]
-        assert model.config.sliding_window == 100
-
-    def test_refuses_weights_that_are_not_finite(self, save_model: SaveModel) -> None:
-        folder = save_model(SMALL_CONFIGS["llama"]())
-        weights = load_file(folder / "model.safetensors")
-        weights["model.norm.weight"][0] = torch.nan
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(CheckpointError, match="differ by nan"):
-            load_model(config_for(folder))
-
 
 @pytest.mark.parametrize(
     ("asked", "own", "native", "chosen"),
@@ -488,16 +396,6 @@ def test_dtype_is_the_checkpoints_if_the_processor_supports_it_natively(
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen
-
-
-def test_the_bundled_model_has_the_expected_description() -> None:
-    checkpoint = load_checkpoint(MODEL_FOLDER, dtype="float32", device=CPU)
-    assert checkpoint.architecture == "Qwen3ForCausalLM"
-    assert checkpoint.dtype is checkpoint.model.dtype is torch.float32
-    assert checkpoint.vocab_size == checkpoint.max_position_embeddings == 2048
-    assert checkpoint.eos_token_ids == {0}
-    shape = checkpoint.kv_shape
-    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (4, 4, 32)
 
 
 @pytest.mark.parametrize("eos", [-1, 1 << 32, [3, True], 0.5, "3"])
@@ -556,17 +454,6 @@ class TestDigest:
         content[-1] ^= 1
         (folder / name).write_bytes(content)
         assert digest_of(folder) != before
-
-    def test_changes_when_a_weight_file_is_renamed(self, folder: Path) -> None:
-        before = digest_of(folder)
-        (folder / "model-1.safetensors").rename(folder / "model-3.safetensors")
-        assert digest_of(folder) != before
-
-    def test_does_not_change_with_the_folder_or_a_readme(self, folder: Path) -> None:
-        before = digest_of(folder)
-        (folder / "README.md").write_text("hello")
-        shutil.copytree(folder, folder / "copy")
-        assert digest_of(folder) == digest_of(folder / "copy") == before
 
 
 @pytest.mark.parametrize("numerics", ["strict", "fast"])

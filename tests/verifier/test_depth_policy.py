@@ -217,18 +217,6 @@ def test_where_no_draft_pays_one_step_of_64_tries_one_each(num_sequences: int) -
     assert set(tried) == {num_sequences}
 
 
-def test_the_same_steps_give_the_same_depths() -> None:
-    def depths() -> list[list[int]]:
-        policy, found = make_policy(), []
-        machine = Machine(CURVES["tiles"], TRUTHS["like source code"], 4)
-        for _ in range(200):
-            machine.step(policy)
-            found.append(machine.depths)
-        return found
-
-    assert depths() == depths()
-
-
 def test_a_drafter_that_lies_gets_no_rows_until_it_is_right_again() -> None:
     lies = [True]
     machine = Machine(CURVES["bound by arithmetic"], lambda m, h: 0.0 if lies[0] else 0.97, 2)
@@ -252,34 +240,6 @@ def test_a_drafter_that_lies_gets_no_rows_until_it_is_right_again() -> None:
     assert machine.records[0].num_declined == 0
 
 
-def test_one_lying_sequence_costs_the_others_little() -> None:
-    """Their own hints are as good as they say, of the same classes."""
-    policy = make_policy()
-    honest = Machine(CURVES["tiles"], TRUTHS["copied"], 1)
-    for _ in range(200):
-        honest.step(policy)
-    before = honest.depths
-    liar = Machine(CURVES["tiles"], lambda m, h: 0.0, 1)
-    for _ in range(100):
-        liar.step(policy)
-    honest.step(policy)
-    assert sum(honest.depths) >= 0.5 * sum(before)
-
-
-def test_none_is_verified_where_load_leaves_no_room_for_a_row_that_pays() -> None:
-    """The same drafts pay for one sequence, and do not for many."""
-    curve: Curve = lambda rows: max(5e-3, 5e-3 * rows / 32)  # noqa: E731
-    found = {}
-    for count in (1, 64):
-        machine = Machine(curve, lambda m, h: 0.3, count)
-        policy = make_policy()
-        for _ in range(300):
-            machine.step(policy)
-        found[count] = sum(machine.depths) / count
-    assert found[1] >= 3
-    assert found[64] <= 0.1
-
-
 def test_the_limits_stay_limits() -> None:
     policy = make_policy()
     candidates = [
@@ -300,38 +260,6 @@ def test_the_limits_stay_limits() -> None:
         assert depths[0] <= 5
         assert depths[1] <= 1
         assert depths[2] <= MAX_DEPTH
-
-
-def test_reports_what_it_expected_and_what_came() -> None:
-    policy = make_policy()
-    candidate = DraftCandidate(
-        record=SequenceDepth(), source=1, match_length=4, place=0, token_ids=[1, 1, 1]
-    )
-    [depth] = policy.choose(
-        [candidate],
-        decode_shape=shape_of(1, 1),
-        shape=shape_of(1, 1),
-        max_drafts=9,
-        draft_context=CONTEXT,
-    )
-    assert depth == 3
-    outcome = policy.learn(
-        shape_of(1, 4),
-        plain_shape=shape_of(1, 1),
-        duration_s=0.004,
-        candidates=[candidate],
-        num_draft_tokens=[3],
-        entries=[0],
-        num_accepted_tokens=np.array([2]),
-        output_token_ids=np.array([[1, 1, 0, -1]]),
-    )
-    # n tokens that agreed promise n / (n + 2).
-    assert outcome.expected_drafts == pytest.approx(4 / 6 + 4 / 6 * 5 / 7 * (1 + 6 / 8))
-    assert outcome.num_accepted == 2
-    assert outcome.duration_s == 0.004
-    assert outcome.expected_s == pytest.approx(0.004)  # The first step sets the scale.
-    assert outcome.plain_s is not None
-    assert 0.7 * 3 * 0.004 < outcome.plain_s < 3 * 0.004
 
 
 def test_of_steps_without_drafts_one_of_eight_is_learned_from_and_all_are_reported() -> None:
@@ -361,14 +289,6 @@ def learn_one(policy: DepthPolicy, candidate: DraftCandidate, output: list[int])
         num_accepted_tokens=np.array([max(0, len(output) - 1)]),
         output_token_ids=np.array([output + [-1] * (4 - len(output))]),
     )
-
-
-def test_a_sequence_without_a_usable_row_teaches_nothing() -> None:
-    record = SequenceDepth()
-    outcome = learn_one(make_policy(), candidate_of(record), [])
-    assert record.log_odds == 0.0
-    assert outcome.num_accepted == 0
-    assert outcome.plain_s is None
 
 
 def test_a_step_may_be_learned_from_after_the_next_choice() -> None:

@@ -113,71 +113,10 @@ def test_no_other_allocation_gives_more_tokens_per_second(
     assert defined.rate(found) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=examples(400))
-@given(
-    rows=st.lists(st.lists(probabilities, min_size=MAX_DEPTH, max_size=MAX_DEPTH), max_size=3),
-    slopes=st.lists(costs, min_size=len(KNOTS) + 3, max_size=len(KNOTS) + 3),
-    cost=st.floats(0.1, 5.0),
-    num_chunk_rows=st.integers(0, 20),
-    chunk_cost=costs,
-)
-def test_beside_chunks_no_other_allocation_saves_more_time(
-    rows: list[list[float]],
-    slopes: list[float],
-    cost: float,
-    num_chunk_rows: int,
-    chunk_cost: float,
-) -> None:
-    """Time saved: what the expected tokens take in the best step without chunks, less the time of
-    this step.
-    """
-    survivals = np.cumprod(np.array(rows).reshape(-1, MAX_DEPTH), axis=1)
-    coefficients, count = np.array(slopes), len(rows)
-    all_depths = list(itertools.product(range(MAX_DEPTH + 1), repeat=count))
-    alone = Step(survivals, coefficients, count, cost)
-    beside = Step(survivals, coefficients, count + num_chunk_rows, cost + chunk_cost)
-    best_rate = max(map(alone.rate, all_depths))
-
-    def saved(depths: tuple[int, ...]) -> float:
-        return beside.expected(depths) - best_rate * beside.cost(depths)
-
-    found = allocated(
-        survivals,
-        [MAX_DEPTH] * count,
-        100,
-        coefficients,
-        count,
-        cost,
-        0.0,
-        num_chunk_rows=num_chunk_rows,
-        chunk_cost=chunk_cost,
-    )
-    assert saved(found) == pytest.approx(max(map(saved, all_depths)), rel=1e-9, abs=1e-9)
-
-
-def test_a_long_chunk_makes_no_unlikely_draft_worth_its_row() -> None:
-    coefficients = np.zeros(len(KNOTS) + 3)
-    coefficients[4:] = np.diff(KNOTS)  # each row costs 1
-    survivals = np.array([[0.2, 0.1, 0.05, 0.01]])
-    step = ([4], 100, coefficients, 1, 1.0, 0.0)
-    assert allocated(survivals, *step) == (0,)
-    assert allocated(survivals, *step, num_chunk_rows=500) == (0,)
-
-
 def test_the_example_of_the_module() -> None:
     survivals = np.array([[0.9, 0.8, 0.0, 0.0], [0.5, 0.1, 0.0, 0.0]])
     found = allocated(survivals, [2, 2], 100, np.zeros(len(KNOTS) + 3), 2, 6.0, 1.0)
     assert found == (2, 1)
-
-
-def test_rows_of_a_begun_tile_that_cost_nothing_are_used() -> None:
-    """The first draft alone does not pay for a new tile; three that share it do, but no fourth."""
-    coefficients = np.zeros(len(KNOTS) + 3)
-    coefficients[4 + 1] = 1.0  # from row 3 to row 4
-    coefficients[4 + 3] = 1.0  # from row 6 to row 7
-    survivals = np.array([[0.45, 0.4, 0.35, 0.3]])
-    assert allocated(survivals, [1], 100, coefficients, 3, 1.2, 0.0) == (0,)
-    assert allocated(survivals, [4], 100, coefficients, 3, 1.2, 0.0) == (3,)
 
 
 @pytest.mark.parametrize(
@@ -196,25 +135,3 @@ def test_a_probe_takes_another_number(
     assert sum(allocated(survivals, [4], 9, *step)) == (2 if cost_per_draft < 1 else 0)
     assert sum(allocated(survivals, [4], 9, *step, probe_factor)) == expected
     assert sum(allocated(survivals, [4], 3, *step, probe_factor)) == min(3, expected), "no room"
-
-
-def test_some_of_the_likeliest_can_be_taken_instead_of_none() -> None:
-    survivals = np.array([[0.9, 0.8, 0.02, 0.01], [0.7, 0.1, 0.0, 0.0]])
-    dear, cheap = ((np.zeros(len(KNOTS) + 3), 2, 1.0, per_draft) for per_draft in (9.0, 0.1))
-    assert allocated(survivals, [4, 4], 9, *dear) == (0, 0)
-    assert allocated(survivals, [4, 4], 9, *dear, num_instead_of_none=2) == (2, 0)
-    assert allocated(survivals, [4, 4], 1, *dear, num_instead_of_none=2) == (1, 0)
-    assert allocated(survivals, [1, 4], 9, *dear, num_instead_of_none=2) == (1, 1)
-    assert allocated(survivals, [4, 4], 9, *cheap, num_instead_of_none=1) == (2, 1)
-
-
-def test_no_probe_is_known_to_be_bad() -> None:
-    coefficients = np.zeros(len(KNOTS) + 3)
-    coefficients[4 + 1] = 9.0  # from row 3 to row 4
-    survivals = np.array([[0.9, 0.8, 0.7, 0.6]])
-    assert allocated(survivals, [4], 9, coefficients, 1, 1.0, 0.0, 2.0) == (2,)
-
-
-def test_no_sequence_needs_no_draft() -> None:
-    none = np.zeros((0, MAX_DEPTH))
-    assert allocated(none, [], 100, np.zeros(len(KNOTS) + 3), 0, 1.0, 1.0) == ()

@@ -19,44 +19,6 @@ USED, REALIGNED, STALE, LATE = (
 )
 
 
-def test_realigns_a_hint_that_the_sequence_followed() -> None:
-    buffer = DraftBuffer()
-    known = list(range(10))
-    assert buffer.offer(10, [5, 6, 7, 8], 3, known) is None
-    known += [5, 6]
-    assert buffer.advance(known) is None
-    assert buffer.ahead(12, 9) == [7, 8]
-    assert buffer.use(12) is REALIGNED
-
-
-def test_the_match_grows_with_every_token_decided_as_hinted() -> None:
-    buffer = DraftBuffer()
-    known = list(range(10))
-    buffer.offer(10, [5, 6, 7, 8], 3, known)
-    assert buffer.match_length(10) == 3
-    known += [5, 6]
-    buffer.advance(known)
-    assert buffer.match_length(12) == 5
-    buffer.offer(12, [7, 9], 1, known)
-    assert buffer.match_length(12) == 1
-
-
-def test_drops_a_hint_that_the_sequence_contradicted() -> None:
-    buffer = DraftBuffer()
-    known = list(range(10))
-    buffer.offer(10, [5, 6, 7, 8], 3, known)
-    assert buffer.advance([*known, 5, 9]) is STALE
-    assert not buffer
-    assert buffer.ahead(12, 9) == []
-
-
-def test_uses_a_late_hint_from_the_current_length_on() -> None:
-    buffer = DraftBuffer()
-    assert buffer.offer(2, [1, 2, 3, 4], 1, [0, 0, 1, 2]) is None
-    assert buffer.ahead(4, 1) == [3]
-    assert buffer.use(4) is REALIGNED
-
-
 @pytest.mark.parametrize(
     ("base_length", "token_ids", "outcome"),
     [
@@ -72,34 +34,6 @@ def test_reports_the_outcome_of_a_useless_hint(
     buffer = DraftBuffer()
     assert buffer.offer(base_length, token_ids, 1, [0, 0, 1, 2]) is outcome
     assert not buffer
-
-
-def test_the_newest_hint_replaces_older_ones() -> None:
-    buffer = DraftBuffer()
-    known = [0, 1]
-    assert buffer.offer(2, [2, 3, 4], 1, known) is None
-    assert buffer.offer(2, [7, 8], 1, known) is LATE, "what became of the first"
-    known += [7]
-    assert buffer.advance(known) is None
-    assert buffer.offer(3, [8, 9, 9], 1, known) is LATE
-    assert buffer.offer(2, [7, 8, 1], 1, known) is LATE, "older than the buffered one"
-    assert buffer.ahead(3, 3) == [8, 9, 9]
-    assert buffer.use(3) is USED
-
-
-def test_an_empty_hint_answers_its_length_and_nothing_else() -> None:
-    buffer = DraftBuffer()
-    assert buffer.answered_length == -1
-    assert buffer.offer(2, [], 0, [0, 1]) is None
-    assert buffer.answered_length == 2
-    assert not buffer
-
-
-def test_a_hint_for_a_later_length_answers_nothing() -> None:
-    buffer = DraftBuffer()
-    assert buffer.offer(3, [1], 0, [0, 1]) is STALE
-    assert buffer.offer(3, [], 0, [0, 1]) is None, "an empty one has no outcome"
-    assert buffer.answered_length == -1
 
 
 @dataclass

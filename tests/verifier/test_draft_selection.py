@@ -9,7 +9,7 @@ from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import start_engine_with
 from tests.verifier.sequences import make_sequence
-from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.drafts.step_cost import StepShape
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
@@ -70,11 +70,6 @@ def depths(items: list[ScheduledSequence]) -> list[int]:
     return [len(item.draft_token_ids) for item in items]
 
 
-def test_rows_that_cost_little_are_spent_and_dear_ones_are_not() -> None:
-    assert depths(scheduled(policy_where_a_row_costs(1e-7), [make_sequence()])) == [NUM_DRAFTS]
-    assert depths(scheduled(policy_where_a_row_costs(1e-2), [make_sequence()])) == [0]
-
-
 def test_under_always_all_drafts_are_verified_whatever_they_cost() -> None:
     policy = policy_where_a_row_costs(1e-2)
     sequences = [make_sequence(), make_sequence(draft_wait=DraftWait.ALWAYS), make_sequence()]
@@ -107,39 +102,6 @@ def test_blocks_that_are_not_there_cut_what_the_policy_chose() -> None:
     # Each prompt fills a block; the first sequence's drafts fill the other two.
     sequences = [make_sequence(), make_sequence()]
     assert depths(scheduled(policy, sequences, num_blocks=4)) == [NUM_DRAFTS, 0]
-
-
-@pytest.mark.parametrize(("lengths", "num_items"), [((40, 40, 40), 3), ((90, 90, 10, 12, 11), 4)])
-def test_the_prompts_of_a_step_are_told_as_far_as_they_fit(
-    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], num_items: int
-) -> None:
-    shapes: list[StepShape] = []
-
-    def choose(candidates: list[DraftCandidate], *, shape: StepShape, **_: Any) -> list[int]:
-        shapes.append(shape)
-        return [0] * len(candidates)
-
-    policy = policy_where_a_row_costs(1e-2)
-    monkeypatch.setattr(policy, "choose", choose)
-    scheduler = Scheduler(
-        block_pool=BlockPool(64),
-        block_size=BLOCK_SIZE,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        depth_policy=policy,
-    )
-    sequence = make_sequence()
-    scheduler.add(sequence)
-    scheduler.admit()
-    sequence.num_computed_tokens = 3
-    sequence.draft_buffer.offer(4, [1] * NUM_DRAFTS, 2, sequence.token_ids)
-    for i, length in enumerate(lengths):
-        scheduler.add(make_sequence(token_ids=[i] * length))
-    scheduler.admit()
-    items = scheduler.schedule()
-    (told,) = shapes
-    assert told.num_sequences == len(items) == num_items
-    assert told.num_rows == sum(item.num_new_tokens for item in items) == 64
 
 
 def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> None:

@@ -1,7 +1,6 @@
 """Answers end at the tokenizer's own end token, too."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from structlog.testing import capture_logs
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from verifier.build import load_model
 from verifier.checkpoint.end_tokens import with_tokenizers_end_token
-from verifier.checkpoint.folder_checks import check_files
-from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
 
 BPE = {
@@ -77,18 +74,6 @@ def test_a_tokenizer_that_cannot_be_read_adds_none_and_is_told(
 def test_an_id_that_no_token_can_have_adds_none(value: object, tmp_path: Path) -> None:
     tokenizer = {**BPE, "added_tokens": [{"id": value, "content": "<|im_end|>"}]}
     assert end_tokens(tmp_path, {"eos_token": "<|im_end|>"}, tokenizer, {0}) == {0}
-
-
-def test_a_folder_without_a_tokenizer_has_the_configured_ones(tmp_path: Path) -> None:
-    with capture_logs() as logs:
-        assert with_tokenizers_end_token(tmp_path, frozenset({4})) == {4}
-    assert not logs
-
-
-def test_a_pipe_for_the_tokenizers_configuration_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "tokenizer_config.json")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: is no regular file"):
-        check_files(tmp_path)
 
 
 @pytest.mark.parametrize("numerics", ["strict", "fast"])

@@ -4,10 +4,8 @@ After each test the harness closes everything, and checks that nothing is left o
 engine's invariants hold, and that every sequence's events keep the contract.
 """
 
-import math
 import random
 import threading
-import time
 
 import pytest
 
@@ -17,16 +15,11 @@ from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
     StartEngine,
-    is_terminal,
     start_engine_with,
 )
-from verifier.drafts import hint_requests
-from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.useless_hints import MOST_USELESS_HINTS
-from verifier.engine.messages import Decided, Event, Opened, Rejected, StepStats
+from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.stand_in
 
@@ -48,27 +41,6 @@ class TestPlainDecoding:
         assert session.output(sequence_id) == continue_by(hashed, prompt, 5)
         assert [d.base_length for d in session.decided(sequence_id)] == [3, 4, 5, 6, 7]
 
-    def test_prompts_are_computed_in_chunks_while_others_decode(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(max_num_batched_tokens=8)
-        session = running.attach()
-        prompt = [2] * 50
-        with running.held():
-            stream = session.open([1], max_new_tokens=100)
-            long = session.open(prompt, max_new_tokens=3)
-        session.wait_end(long)
-        assert session.output(long) == continue_by(hashed, prompt, 3)
-        running.sync()
-        prefills = [
-            {item.sequence.sequence_id for item in step.scheduled}
-            for step in running.observer.steps
-            if any(item.sequence.sequence_id == long and not item.is_sampled
-                   for item in step.scheduled)
-        ]  # fmt: skip
-        assert len(prefills) >= 3
-        assert all(stream in step for step in prefills), "the long prompt stopped the stream"
-
     def test_a_chunk_that_does_not_end_its_prompt_is_not_sampled(
         self, start_engine: StartEngine
     ) -> None:
@@ -82,21 +54,6 @@ class TestPlainDecoding:
             (step.layout.num_rows, len(step.verdict.logprobs)) for step in running.observer.steps
         ]
         assert reported == [(0, 0), (0, 0), (1, 1), (1, 1)]
-
-    def test_many_sequences_in_a_small_pool_all_get_their_text(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=7)
-        session = running.attach()
-        draw = random.Random(1)
-        prompts = {}
-        for _ in range(20):
-            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 25))]
-            prompts[session.open(prompt, max_new_tokens=draw.randint(1, 20))] = prompt
-        for sequence_id, prompt in prompts.items():
-            session.wait_end(sequence_id)
-            output = session.output(sequence_id)
-            assert output == continue_by(hashed, prompt, len(output))
 
     def test_continues_output_that_is_given_with_the_prompt(
         self, start_engine: StartEngine
@@ -114,18 +71,6 @@ class TestPlainDecoding:
 
 
 class TestDrafts:
-    def test_right_drafts_are_accepted_and_followed_by_one_more(
-        self, start_engine: StartEngine
-    ) -> None:
-        session = start_engine(rule=follow(TEXT)).attach()
-        sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, TEXT[5:9])
-        decided = session.wait_decided(sequence_id, 2)
-        assert decided.base_length == 5
-        assert decided.token_ids == TEXT[5:10]
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (4, 4)
-
     def test_the_first_wrong_draft_is_replaced_and_ends_the_step(
         self, start_engine: StartEngine
     ) -> None:
@@ -136,55 +81,6 @@ class TestDrafts:
         decided = session.wait_decided(sequence_id, 2)
         assert decided.token_ids == TEXT[5:8]
         assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (5, 2)
-
-    def test_a_long_hint_serves_several_steps(self, start_engine: StartEngine) -> None:
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        with running.held():
-            sequence_id = session.open(TEXT[:2], max_new_tokens=25, num_speculative_tokens=3)
-        # A hint for a later length would be refused; this one is for the prompt.
-        session.hint(sequence_id, 2, TEXT[2:])
-        session.wait_end(sequence_id)
-        assert session.output(sequence_id) == TEXT[2:27]
-
-    def test_hints_never_change_the_text(self, start_engine: StartEngine) -> None:
-        running = start_engine(
-            max_num_seqs=6,
-            max_num_batched_tokens=24,
-            num_blocks=100,
-        )
-        session = running.attach()
-        draw = random.Random(5)
-        prompts = {}
-        for i in range(16):
-            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 30))]
-            sequence_id = session.open(
-                prompt,
-                max_new_tokens=40,
-                draft_wait=[NEVER, ADAPTIVE, ALWAYS][i % 3],
-                num_speculative_tokens=draw.randint(1, 7),
-            )
-            prompts[sequence_id] = prompt
-        ended: set[str] = set()
-        while len(ended) < len(prompts):
-            seen = len(session.events)
-            session.read()
-            for event in session.events[seen:]:
-                if not isinstance(event, Decided):
-                    continue
-                if event.finish_reason is not None:
-                    ended.add(event.sequence_id)
-                    continue
-                session.hint(*any_hint(draw, session, prompts, event))
-                # So that nobody waits for ever. A hint for the same length replaces the one
-                # before, unless it is empty.
-                session.hint(event.sequence_id, event.base_length + len(event.token_ids), [])
-        for sequence_id, prompt in prompts.items():
-            assert session.output(sequence_id) == continue_by(hashed, prompt, 40)
-        decisions = [d for sequence_id in prompts for d in session.decided(sequence_id)]
-        num_accepted = sum(d.num_accepted_tokens for d in decisions)
-        assert 0 < num_accepted < sum(d.num_draft_tokens for d in decisions)
-        assert set(running.num_hints) == set(HintOutcome)
 
     def test_requests_hints_for_the_next_steps(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
@@ -211,103 +107,6 @@ class TestDrafts:
         sequence = running.engine._table.find(session.session_id, sequence_id)
         assert sequence is not None
         assert sequence.hint_record.num_useless_hints == num_useless
-
-    def test_after_texts_that_do_not_repeat_one_request_is_enough(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        for _ in range(20):
-            sequence_id = session.open(TEXT[:4], max_new_tokens=12, draft_wait=ALWAYS)
-            for length in range(5, 15):
-                session.wait_decided(sequence_id, length - 4)
-                session.hint(sequence_id, length, [])
-            session.wait_end(sequence_id)
-        sequence_id = session.open(TEXT[:4], max_new_tokens=12, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        sequence = running.engine._table.find(session.session_id, sequence_id)
-        assert sequence is not None
-        assert sequence.hint_record.num_useless_hints == MOST_USELESS_HINTS
-
-    def test_where_hints_are_of_no_use_only_steps_that_probe_request_them(
-        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(hint_requests, "PROBE_PERIOD_S", math.inf)
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        running.engine._table._useless_hints._mean = MOST_USELESS_HINTS
-        wanted: list[list[bool]] = []
-        for draft_wait in (ADAPTIVE, ADAPTIVE, ALWAYS):
-            sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=draft_wait)
-            if draft_wait is ALWAYS:
-                for length in range(5, 23):
-                    session.wait_decided(sequence_id, length - 4)
-                    session.hint(sequence_id, length, [])
-            session.wait_end(sequence_id)
-            decided = session.decided(sequence_id)
-            wanted.append([d.num_wanted_draft_tokens > 0 for d in decided])
-        first, second, always = wanted
-        assert first == [True, True, *[False] * 18], "its first request, and the first probe of all"
-        assert second == [True, *[False] * 19], "its first request: the next probe never comes"
-        assert always == [True] * 18 + [False] * 2
-
-    def test_a_hint_of_the_last_step_counts(self, start_engine: StartEngine) -> None:
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        prior = running.engine._table._useless_hints
-        prior._mean = MOST_USELESS_HINTS
-        sequence_id = session.open(TEXT[:4], max_new_tokens=3, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, TEXT[5:6])
-        session.wait_end(sequence_id)
-        running.sync()
-        assert prior._mean < MOST_USELESS_HINTS
-
-    def test_a_draft_leaves_room_for_one_more_token(self, start_engine: StartEngine) -> None:
-        session = start_engine(rule=follow(TEXT)).attach()
-        sequence_id = session.open(TEXT[:4], max_new_tokens=4, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, TEXT[5:12])
-        decided = session.wait_decided(sequence_id, 2)
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (2, 2)
-        assert decided.token_ids == TEXT[5:8]
-        assert decided.finish_reason is FinishReason.LENGTH
-
-    def test_hints_for_others_sequences_and_unknown_ones_are_ignored(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(rule=follow(TEXT))
-        own, other = running.attach(), running.attach()
-        sequence_id = own.open(TEXT[:4], max_new_tokens=9, draft_wait=ALWAYS)
-        own.wait_decided(sequence_id, 1)
-        other.hint(sequence_id, 5, TEXT[5:8])
-        own.hint("nobody", 5, TEXT[5:8])
-        running.sync()
-        own.read_all()
-        assert len(own.decided(sequence_id)) == 1, "it took another session's hint"
-        assert running.num_hints == {}
-
-
-def any_hint(
-    draw: random.Random, session: EngineSession, prompts: dict[str, list[int]], event: Decided
-) -> tuple[str, int, list[int]]:
-    """A hint of any kind for a sequence after a decision."""
-    known = prompts[event.sequence_id] + session.output(event.sequence_id)
-    future = continue_by(hashed, known, 10)
-    length = len(known)
-    kind = draw.randrange(6)
-    if kind <= 1:
-        hint = (length, future)
-    elif kind == 2:  # right, then wrong
-        hint = (length, [*future[:3], 3 - future[3], *future[4:]])
-    elif kind == 3:  # late
-        base = max(0, length - draw.randrange(4))
-        hint = (base, (known + future)[base : base + draw.randint(1, 9)])
-    elif kind == 4:  # from ahead
-        hint = (length + draw.randint(1, 5), future)
-    else:  # garbage
-        hint = (draw.randrange(length + 3), [draw.randrange(5) for _ in range(12)])
-    return event.sequence_id, *hint
 
 
 class TestStopTokens:
@@ -341,37 +140,6 @@ class TestStopTokens:
         assert decided.finish_reason is FinishReason.STOP
         assert decided.num_wanted_draft_tokens == 0
 
-    @pytest.mark.parametrize(
-        ("min_new_tokens", "drafts"),
-        [
-            pytest.param(0, [], id="where it may stand"),
-            pytest.param(4, [TEXT[6:12]], id="where it is too early"),
-        ],
-    )
-    def test_no_stop_token_is_verified_as_a_draft_which_changes_no_token(
-        self, start_engine: StartEngine, min_new_tokens: int, drafts: list[list[int]]
-    ) -> None:
-        running = start_engine(rule=follow(TEXT))
-        session = running.attach()
-        outputs = []
-        for is_hinted in (False, True):
-            sequence_id = session.open(
-                TEXT[:4],
-                max_new_tokens=20,
-                draft_wait=ALWAYS,
-                stop_token_ids=frozenset({9}),
-                sampling=Sampling(min_new_tokens=min_new_tokens),
-            )
-            while not any(map(is_terminal, session.of(sequence_id))):
-                session.read()
-                length = 4 + len(session.output(sequence_id))
-                session.hint(sequence_id, length, TEXT[length:][:7] if is_hinted else [])
-            outputs.append(session.output(sequence_id))
-        running.sync()
-        assert outputs[0] == outputs[1]
-        items = [item for step in running.observer.steps for item in step.scheduled]
-        assert [item.draft_token_ids for item in items if item.draft_token_ids] == drafts
-
     def test_a_stop_token_in_the_prompt_or_in_wrong_drafts_stops_nothing(
         self, start_engine: StartEngine
     ) -> None:
@@ -384,24 +152,6 @@ class TestStopTokens:
         session.hint(sequence_id, 5, [15, 15])
         assert session.wait_decided(sequence_id, 2).token_ids == TEXT[5:6]
         assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
-
-    def test_what_the_model_says_after_an_accepted_stop_token_does_not_matter(
-        self, start_engine: StartEngine
-    ) -> None:
-        text = follow(TEXT)
-        running = start_engine(rule=lambda known: None if 6 in known else text(known))
-        session = running.attach()
-        sequence_id = session.open(
-            TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({6})
-        )
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 5, TEXT[5:8])
-        session.wait_end(sequence_id)
-        running.sync()
-        session.read_all()
-        assert session.decided(sequence_id)[-1].token_ids == TEXT[5:8]
-        assert session.of(sequence_id)[-1] is session.decided(sequence_id)[-1]
-        assert running.observer.faults == []
 
     def test_a_stop_token_at_the_length_limit_is_a_stop(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
@@ -424,16 +174,6 @@ class TestEnds:
         assert end.base_length == 3
         running.sync()
         assert running.engine.load.num_kv_blocks_used == 0
-
-    def test_close_cancels_a_waiting_sequence(self, start_engine: StartEngine) -> None:
-        running = start_engine(max_num_seqs=1)
-        session = running.attach()
-        first = session.open([1], max_new_tokens=100, draft_wait=ALWAYS)
-        session.wait_decided(first, 1)
-        waiting = session.open([1], max_new_tokens=100)
-        session.close(waiting)
-        assert session.wait_end(waiting).finish_reason is FinishReason.CANCELLED  # type: ignore[union-attr]
-        assert len(session.of(waiting)) == 1, "it was never admitted"
 
     def test_closing_again_or_an_unknown_or_anothers_sequence_does_nothing(
         self, start_engine: StartEngine
@@ -529,11 +269,6 @@ class TestAlwaysWaiting:
             session.hint(sequence_id, count + 1, [])
         assert session.wait_decided(sequence_id, 19).num_draft_tokens == 0
 
-    def test_the_last_token_needs_no_hint(self, start_engine: StartEngine) -> None:
-        session = start_engine().attach()
-        sequence_id = session.open([1], max_new_tokens=2, draft_wait=ALWAYS)
-        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
-
     def test_times_out_while_others_decode(self, start_engine: StartEngine) -> None:
         session = start_engine(draft_timeout_s=0.05, max_model_len=10_000, num_blocks=4000).attach()
         with_hints = session.open([1], max_new_tokens=5000)
@@ -545,13 +280,6 @@ class TestAlwaysWaiting:
         session.close(with_hints)
         assert isinstance(session.wait_end(with_hints), Decided)
 
-    def test_times_out_when_it_is_alone(self, start_engine: StartEngine) -> None:
-        session = start_engine(draft_timeout_s=0.05).attach()
-        started_at_s = time.monotonic()
-        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
-        assert isinstance(session.wait_end(sequence_id), Rejected)
-        assert time.monotonic() - started_at_s >= 0.05
-
     def test_may_wait_for_longer_than_a_clock_can_count(self, start_engine: StartEngine) -> None:
         running = start_engine(draft_timeout_s=1e12)
         session = running.attach()
@@ -561,17 +289,6 @@ class TestAlwaysWaiting:
             running.sync()
             session.hint(sequence_id, decided.base_length + len(decided.token_ids), [])
         assert isinstance(session.wait_end(sequence_id), Decided)
-
-    def test_an_update_that_no_drafts_will_come_ends_the_wait(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine()
-        session = running.attach()
-        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.update("nobody", drafting=False)
-        session.update(sequence_id, drafting=False)
-        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
     def test_an_update_that_drafts_will_come_makes_it_wait(self, start_engine: StartEngine) -> None:
         reached, goes_on = threading.Event(), threading.Event()
@@ -595,51 +312,6 @@ class TestAlwaysWaiting:
         running.sync()
         session.read_all()
         assert len(session.decided(sequence_id)) == 5, "it does not wait for the next"
-
-
-class TestAdaptiveWaiting:
-    STEP_S = 0.02
-
-    def generate(self, start_engine: StartEngine, draft_wait: DraftWait, *, repeats: bool) -> (
-        list[tuple[int, float]]
-    ):  # fmt: skip
-        """Answers every decision with a hint at once; returns each step's drafts and wait."""
-        text = TEXT * 10
-
-        def slow(known: list[int]) -> int:
-            if len(known) not in slept:
-                slept.add(len(known))
-                time.sleep(self.STEP_S)  # the model's own time, not a synchronisation
-            return text[len(known)]
-
-        slept: set[int] = set()
-        running = start_engine(rule=slow)
-        session = running.attach()
-        sequence_id = session.open(text[:2], max_new_tokens=20, draft_wait=draft_wait,
-                                   num_speculative_tokens=1)  # fmt: skip
-        count = 0
-        while not session.events or not any(d.finish_reason for d in session.decided(sequence_id)):
-            count += 1
-            decided = session.wait_decided(sequence_id, count)
-            length = decided.base_length + len(decided.token_ids)
-            session.hint(sequence_id, length, text[length : length + 1] if repeats else [])
-        running.sync()
-        return [
-            (step.stats.num_scheduled_tokens - 1, step.stats.draft_wait_s)
-            for step in running.observer.steps[1:]
-        ]
-
-    def test_waits_for_a_hint_that_will_be_right(self, start_engine: StartEngine) -> None:
-        steps = self.generate(start_engine, ADAPTIVE, repeats=True)
-        assert any(num_drafts == 1 and wait_s > 0 for num_drafts, wait_s in steps[-4:])
-
-    def test_never_waits_where_nothing_repeats(self, start_engine: StartEngine) -> None:
-        steps = self.generate(start_engine, ADAPTIVE, repeats=False)
-        assert [wait_s for _, wait_s in steps if wait_s] == []
-
-    def test_never_waits_under_draft_wait_never(self, start_engine: StartEngine) -> None:
-        steps = self.generate(start_engine, NEVER, repeats=True)
-        assert [wait_s for _, wait_s in steps if wait_s] == []
 
 
 class TestAdmission:
@@ -709,45 +381,6 @@ class TestAdmission:
         for sequence_id in taken:
             assert isinstance(session.wait_end(sequence_id), Decided)
 
-    def test_a_burst_fills_the_batch_before_it_fills_the_queue(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(max_num_seqs=3, max_num_waiting=1)
-        session = running.attach()
-        with running.held():
-            opened = [session.open([1], max_new_tokens=3) for _ in range(5)]
-        ends = [session.wait_end(sequence_id) for sequence_id in opened]
-        assert [isinstance(end, Rejected) for end in ends] == [False] * 4 + [True]
-
-    def test_of_many_that_find_the_queue_full_only_the_first_looks_for_room(
-        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A look for room can take as long as a step."""
-        running = start_engine(max_num_seqs=1, max_num_waiting=1)
-        session = running.attach()
-        runs, waits = (session.open([1], max_new_tokens=20, draft_wait=ALWAYS) for _ in range(2))
-        session.wait_decided(runs, 1)
-        running.sync()
-        num_looks, admit = 0, running.engine._scheduler.admit
-
-        def counted() -> list[Sequence]:
-            nonlocal num_looks
-            num_looks += 1
-            return admit()
-
-        monkeypatch.setattr(running.engine._scheduler, "admit", counted)
-        with running.held():
-            refused = [session.open([1]) for _ in range(10)]
-            session.close(runs)
-            taken = session.open([1], max_new_tokens=1)
-            late = session.open([1])
-        for sequence_id in (*refused, late):
-            assert isinstance(session.wait_end(sequence_id), Rejected)
-        # One for the first of them, one each for those after the end of what ran, one per step.
-        assert num_looks <= 3 + 2
-        session.close(waits)
-        assert isinstance(session.wait_end(taken), Decided)
-
     def test_an_id_that_is_open_is_refused_and_the_open_one_goes_on(
         self, start_engine: StartEngine
     ) -> None:
@@ -799,42 +432,6 @@ class TestReporting:
         assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
         assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)
 
-    def test_who_is_told_of_an_end_finds_it_in_the_load(self, start_engine: StartEngine) -> None:
-        engine = start_engine().engine
-        num_running: list[int] = []
-
-        def sink(events: list[Event], step: StepStats | None) -> None:
-            if any(map(is_terminal, events)):
-                num_running.append(engine.load.num_running)
-
-        session = EngineSession(engine)
-        session.session_id = engine.attach(sink)
-        session.open([1], max_new_tokens=4)
-        engine.when_idle().result(PATIENCE_S)
-        session.detach()
-        assert num_running == [0]
-
-    def test_the_phases_add_up_to_the_step(self, start_engine: StartEngine) -> None:
-        running = start_engine()
-        session = running.attach()
-        session.wait_end(session.open([1], max_new_tokens=1))
-        running.sync()
-        [record] = running.observer.steps
-        assert list(record.phase_durations_s) == ["schedule", "forward", "verify", "commit"]
-        assert 0 < record.stats.duration_s <= sum(record.phase_durations_s.values())
-
-    def test_the_load_counts_what_is_open(self, start_engine: StartEngine) -> None:
-        running = start_engine(max_num_seqs=2, num_blocks=40)
-        session = running.attach()
-        with running.held():
-            opened = [session.open([i] * 8, max_new_tokens=20, draft_wait=ALWAYS) for i in range(3)]
-        session.wait_decided(opened[1], 1)
-        running.sync()
-        load = running.engine.load
-        assert (load.num_running, load.num_waiting) == (2, 1)
-        assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (4, 40)
-        assert load.num_steps == 1
-
     def test_a_step_with_a_prompt_says_nothing_of_how_long_others_take(
         self, start_engine: StartEngine
     ) -> None:
@@ -874,18 +471,6 @@ class TestReporting:
         assert idle.result(PATIENCE_S) is None
         session.read_all()
         assert session.wait_end(sequence_id), "idle before the last event"
-
-    def test_who_does_not_wait_any_longer_for_the_idle_engine_costs_nobody_anything(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine()
-        session = running.attach()
-        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        gone, idle = running.engine.when_idle(), running.engine.when_idle()
-        assert gone.cancel()
-        session.close(sequence_id)
-        assert idle.result(PATIENCE_S) is None
 
     def test_a_failing_call_fails_its_caller_alone(self, start_engine: StartEngine) -> None:
         running = start_engine()
@@ -953,11 +538,3 @@ def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:
             output = session.output(sequence_id)
             assert output == continue_by(hashed, prompts[sequence_id], len(output))
     assert running.observer.num_drafts_scheduled > 0
-
-
-def test_an_engine_that_is_stopped_twice_ends_once() -> None:
-    engine = start_engine_with().engine
-    engine.stop()
-    engine.stop()
-    assert engine.stopped.result(PATIENCE_S) is None
-    engine.stop()

@@ -20,8 +20,7 @@ from tests.verifier.running_engine import (
     start_engine_with,
 )
 from verifier.drafts.depth_policy import DepthPolicy
-from verifier.drafts.draft_buffer import Hint
-from verifier.engine.messages import Event, Hints, Rejected, StepStats
+from verifier.engine.messages import Event, Rejected, StepStats
 from verifier.engine.observation import Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
@@ -171,23 +170,6 @@ def test_a_score_call_that_makes_the_engine_raise_fails_as_our_fault(
     bystander.check()
 
 
-def test_a_score_call_whose_sink_raises_fails(start_engine: StartEngine) -> None:
-    running = start_engine()
-    bystander = Bystander(running)
-    options = ScoreOptions(
-        scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0), sampling=Sampling()
-    )
-    with running.held():
-        call = ScoreCall(
-            running.engine, [DraftsToScore(token_ids=PROMPT, draft_token_ids=[])], options
-        )
-        call._scores.clear()
-    with pytest.raises(IndexError):
-        call.result.result(PATIENCE_S)
-    call.close()
-    bystander.check()
-
-
 class FailingObserver(RecordingObserver):
     def stepped(self, record: StepRecord) -> None:
         raise RuntimeError("no metrics today")
@@ -213,19 +195,6 @@ def test_an_observer_that_raises_affects_nobody_and_is_logged_once() -> None:
     assert running.observer.faults.count(Fault.OBSERVE) > 20, "not counted each time"
 
 
-def test_an_open_and_its_first_hint_queued_in_one_step_both_take_effect(
-    start_engine: StartEngine,
-) -> None:
-    running = start_engine()
-    session = running.attach()
-    with running.held():
-        sequence_id = session.open(PROMPT, max_new_tokens=20)
-        session.hint(sequence_id, len(PROMPT), continue_by(hashed, PROMPT, 8))
-    session.wait_end(sequence_id)
-    assert session.decided(sequence_id)[1].num_accepted_tokens == 7
-    assert session.output(sequence_id) == continue_by(hashed, PROMPT, 20)
-
-
 def test_commands_of_several_messages_take_effect_in_order(start_engine: StartEngine) -> None:
     running = start_engine()
     session = running.attach()
@@ -241,19 +210,3 @@ def test_commands_of_several_messages_take_effect_in_order(start_engine: StartEn
     assert session.output("x") == continue_by(hashed, [2], 9)
     assert max(decided.num_accepted_tokens for decided in session.decided("x")) > 3
     session.events.clear()  # the id was used twice, against the protocol
-
-
-def test_drafts_for_unknown_sequences_leave_nothing_behind(start_engine: StartEngine) -> None:
-    running = start_engine()
-    session = running.attach()
-    hint = Hint(sequence_id="nobody", base_length=3, token_ids=[1] * 100, matched_ngram_length=2)
-    for _ in range(100):
-        running.engine.submit(
-            Hints(session_id=session.session_id, hints=[hint] * 100, received_at_s=0.0)
-        )
-    running.sync()
-    assert running.engine.num_pending_commands == 0
-    assert running.num_hints == {}
-    session.open([1, 1, 1], sequence_id="nobody", max_new_tokens=9)
-    session.wait_end("nobody")
-    assert all(decided.num_draft_tokens == 0 for decided in session.decided("nobody"))

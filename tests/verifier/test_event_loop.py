@@ -200,21 +200,10 @@ async def test_the_longest_prompt(client: ThreadedClient) -> None:
     assert client.count("decided") == 1
 
 
-async def test_a_prompt_that_is_far_too_long(client: ThreadedClient) -> None:
-    opens = message(open_command(0, MAX_BYTES // 3 - 100))
-    await check(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
-    assert client.count("rejected") == 1
-
-
 async def test_a_message_full_of_opens(client: ThreadedClient) -> None:
     """The queue has room for few of them."""
     opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
     await check(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
-
-
-async def test_a_message_full_of_commands_that_make_no_sense(client: ThreadedClient) -> None:
-    commands = message(*[pb.Command()] * MAX_COMMANDS)
-    await check(lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)]))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +236,6 @@ async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
     assert most >= 7, "no drafts were accepted"
 
 
-async def test_the_logprobs_of_a_long_prompt(client: ThreadedClient) -> None:
-    sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
-    opens = message(open_command(0, 1000, max_new_tokens=1, sampling=sampling))
-    await check(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
-
-
 async def test_closing_all_of_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     closes = message(*(close_command(i) for i in range(1000)))
@@ -264,11 +247,6 @@ async def test_closing_all_of_a_thousand_sequences(client: ThreadedClient) -> No
             ]
         ),
     )
-
-
-async def test_the_end_of_a_session_with_a_thousand_sequences(client: ThreadedClient) -> None:
-    opens = message(*(open_command(i, 40) for i in range(1000)))
-    await check(lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
 
 
 @pytest.mark.parametrize(

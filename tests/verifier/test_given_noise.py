@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from verifier.sampling import sample_greedy, sample_match, sample_ratio
+from verifier.sampling import sample_match, sample_ratio
 from verifier.sampling.rejection_sampler import PADDING
 
 FloatArray = npt.NDArray[np.float64]
@@ -71,12 +71,6 @@ def test_ratio_equals_the_loop(as_tensor: bool) -> None:
         assert (output.tolist(), accepted.tolist()) == expected
 
 
-def test_a_draft_of_probability_0_is_rejected_even_at_uniform_0() -> None:
-    probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    output, accepted = sample_ratio(probs, torch.tensor([0]), [1], torch.zeros(1), torch.zeros(2))
-    assert (output.tolist(), accepted.tolist()) == ([[1, PADDING]], [0])
-
-
 def test_both_rules_sample_the_target_distribution() -> None:
     draw = np.random.default_rng(5)
     num_trials, probs = 60_000, np.array([0.5, 0.3, 0.15, 0.05])
@@ -103,14 +97,6 @@ def test_a_race_breaks_ties_by_the_lowest_id_and_never_picks_probability_0() -> 
     probs, none = torch.tensor([[0.0, 0.5, 0.5, 0.0]]), torch.zeros(0)
     for noise in (torch.ones(1, 4), torch.tensor([[1e-30, 1.0, 1.0, 1e-30]])):
         assert sample_match(probs, none, [0], noise)[0].tolist() == [[1]]
-
-
-def test_greedy_picks_the_lowest_id_among_the_likeliest() -> None:
-    logits = torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 5.0], [3.0, 3.0, 3.0]])
-    output, accepted = sample_greedy(logits, torch.tensor([1, 2]), [2])
-    assert (output.tolist(), accepted.tolist()) == ([[1, 2, 0]], [2])
-    output, accepted = sample_greedy(logits, torch.tensor([2, 2]), [2])
-    assert (output.tolist(), accepted.tolist()) == ([[1, PADDING, PADDING]], [0])
 
 
 def test_the_samplers_public_names_are_importable_by_their_documented_paths() -> None:

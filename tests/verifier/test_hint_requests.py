@@ -56,15 +56,15 @@ class TestProbePace:
     def test_a_step_probes_for_every_sequence(self) -> None:
         pace = ProbePace()
         pace.begin_step(1.0)
-        assert [pace.take() for _ in range(3)] == [True] * 3
+        assert [pace.count_probe() for _ in range(3)] == [True] * 3
 
     def test_a_period_begins_when_a_sequence_has_used_the_last(self) -> None:
         pace = ProbePace()
         pace.begin_step(1.0)
         pace.begin_step(2.0)
-        assert pace.take()
+        assert pace.count_probe()
         pace.begin_step(2.0 + PROBE_PERIOD_S)
-        assert not pace.take()
+        assert not pace.count_probe()
 
 
 def probing_steps(*, step_s: float, num_steps: int, num_sequences: int = 1) -> list[int]:
@@ -73,6 +73,6 @@ def probing_steps(*, step_s: float, num_steps: int, num_sequences: int = 1) -> l
     probing = []
     for step in range(num_steps):
         pace.begin_step(100.0 + step * step_s)
-        if all(pace.take() for _ in range(num_sequences)):
+        if all(pace.count_probe() for _ in range(num_sequences)):
             probing.append(step)
     return probing

@@ -14,7 +14,6 @@ from verifier.batch.host_step import HostLogits, HostStep
 from verifier.batch.target_model import StepHandle, StepResult
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import Fault
-from verifier.errors import NOT_FINITE_KV, ModelOutputError
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import JudgedSequence
@@ -73,22 +72,6 @@ def test_a_steps_events_are_sent_while_the_next_one_is_under_way(
     session.wait_end(sequence_id)
     assert model.calls == ["launch", "wait", "result"] * 3
     assert session.output(sequence_id) == continue_by(hashed, PROMPT, 3)
-
-
-@pytest.mark.stand_in
-def test_a_sequence_with_kv_that_is_not_finite_and_a_fault_is_rejected_once(
-    start_engine: StartEngine,
-) -> None:
-    running = start_engine(poison=frozenset({3}))
-    session = running.attach()
-    other = session.open(PROMPT, max_new_tokens=9)
-    seed = Sampling(temperature=1.0, seed="a")  # type: ignore[arg-type]
-    end = session.wait_end(session.open([1, 3, 2], sampling=seed))
-    assert isinstance(end, Rejected)
-    assert isinstance(end.error, ModelOutputError)
-    assert end.error.message == NOT_FINITE_KV
-    session.wait_end(other)
-    assert session.output(other) == continue_by(hashed, PROMPT, 9)
 
 
 @pytest.mark.stand_in
@@ -174,36 +157,6 @@ def test_a_row_of_a_draft_whose_kv_is_not_finite_is_not_used() -> None:
     # The accepted draft stands, and nothing follows it.
     assert result.verdict.num_accepted_tokens.tolist() == [1, 0]
     assert result.verdict.is_finite.tolist() == [False, True]
-
-
-def test_a_token_whose_kv_is_not_finite_spoils_no_other_sequences_row() -> None:
-    """Rows are fewer than tokens where a prompt is computed."""
-    layout = lay_out(
-        [
-            ScheduledTokens(
-                token_ids=[4] * count, draft_token_ids=[], num_computed_tokens=0, block_table=[i]
-            )
-            for i, count in enumerate((3, 1))
-        ],
-        block_size=16,
-    )
-    kv_is_finite = np.array([True, False, True, True])
-    step = HostStep(lambda: HostLogits(certain([5, 9]), kv_is_finite, None), layout, judged(0, 0))
-    step.wait()
-    verdict = step.result().verdict
-    assert verdict.is_finite.tolist() == [True, True]
-    assert verdict.output_token_ids.tolist() == [[5], [9]]
-
-
-def test_a_sequence_that_cannot_be_verified_is_named_and_the_others_are_verified() -> None:
-    step = HostStep(
-        lambda: HostLogits(certain([5, 9, 3]), None, None), layout_of(1, 0), judged(1, 0, broken=0)
-    )
-    step.wait()
-    result = step.result()
-    assert list(result.verdict.failures) == [0]
-    assert isinstance(result.verdict.failures[0], ValueError)
-    assert result.verdict.output_token_ids[1].tolist() == [3, -1]
 
 
 @pytest.mark.parametrize("computes_at_launch", [False, True])

@@ -44,18 +44,6 @@ def test_heads_of_another_shape_than_the_configuration_tells_are_refused(
         make_cache().write(0, good, bad, torch.arange(6))
 
 
-def test_block_bytes_count_keys_and_values_of_all_layers() -> None:
-    assert SHAPE.block_bytes(16) == 2 * 2 * 3 * 4 * 16 * 4
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_everything_in_the_cache_stays_finite(bad: float) -> None:
-    cache = make_cache()
-    keys = torch.full((3, 1, 4), bad)
-    cache.write(0, keys, keys, torch.tensor([3]))
-    assert all(torch.isfinite(blocks).all() for blocks in cache.blocks(0))
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_with_any_value_that_is_not_finite_are_reported(

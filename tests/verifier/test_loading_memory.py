@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Pretr
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 
 SHARD_BYTES = 20_000_000

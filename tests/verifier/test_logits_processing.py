@@ -1,111 +1,21 @@
-"""From logits to the sampled distribution, against a float64 oracle in the order of processing."""
-
-from collections.abc import Sequence
+"""Which tokens are kept of equal ones; tests of the sampler's kernels compare all else."""
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.volume import examples
+from tandem.v1 import sampling_pb2
 from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import FloatArray, History, sampling_probs
+from verifier.sampling.logits_processing import History, sampling_probs, target_probs
 
-
-def probs_one_by_one(
-    logits: npt.NDArray[np.float64], sampling: Sampling
-) -> npt.NDArray[np.float64]:
-    """The oracle for one row: temperature, top-k, top-p, softmax; ties keep the lowest ids."""
-    scaled = (logits - logits.max()) / sampling.temperature
-    ranked = sorted(range(len(scaled)), key=lambda token_id: (-scaled[token_id], token_id))
-    if sampling.top_k:
-        ranked = ranked[: sampling.top_k]
-    weights = {token_id: np.exp(scaled[token_id]) for token_id in ranked}
-    total = sum(weights.values())
-    kept: list[int] = []
-    mass_before = 0.0
-    for token_id in ranked:
-        if kept and sampling.top_p < 1 and mass_before >= sampling.top_p * total:
-            break
-        kept.append(token_id)
-        mass_before += weights[token_id]
-    probs = np.zeros_like(scaled)
-    probs[kept] = [weights[token_id] for token_id in kept]
-    normalised: npt.NDArray[np.float64] = probs / probs.sum()
-    return normalised
-
-
-def row_probs(rows: FloatArray, sampling: Sequence[Sampling]) -> FloatArray:
-    """Each row of `rows` [R, V] by the parameters of its own sequence."""
-    return np.concatenate(
-        [
-            sampling_probs(row[None], each, History())
-            for row, each in zip(rows, sampling, strict=True)
-        ]
-    )
+VOCAB_SIZE = 16
 
 
 def probs_of(logits: list[list[float]], **fields: float) -> npt.NDArray[np.float32]:
     sampling = Sampling(**({"temperature": 1.0} | fields))  # type: ignore[arg-type]
     rows = np.array(logits, dtype=np.float32)
-    return row_probs(rows, [sampling] * len(rows))
-
-
-SAMPLINGS = st.builds(
-    Sampling,
-    temperature=st.floats(0.05, 5),
-    top_k=st.integers(0, 14),
-    top_p=st.one_of(st.just(1.0), st.floats(0.01, 1)),
-)
-
-
-@settings(max_examples=examples(200))
-@given(
-    rows=st.lists(
-        st.tuples(
-            # Halves only, so that ties are common and exact.
-            st.lists(st.integers(-8, 8).map(lambda i: i / 2), min_size=11, max_size=11),
-            SAMPLINGS,
-        ),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_equals_the_oracle_row_by_row(rows: list[tuple[list[float], Sampling]]) -> None:
-    logits = np.array([row for row, _ in rows], dtype=np.float32)
-    probs = row_probs(logits, [sampling for _, sampling in rows])
-    for row, (row_logits, sampling) in enumerate(rows):
-        expected = probs_one_by_one(np.array(row_logits, dtype=np.float64), sampling)
-        if is_on_the_edge(np.array(row_logits, dtype=np.float64), sampling):
-            continue
-        assert np.array_equal(probs[row] > 0, expected.astype(np.float32) > 0)
-        np.testing.assert_allclose(probs[row], expected, rtol=1e-5, atol=1e-12)
-
-
-def is_on_the_edge(logits: npt.NDArray[np.float64], sampling: Sampling) -> bool:
-    """Whether rounding decides which token top-p cuts first."""
-    if sampling.top_p == 1:
-        return False
-    almost = [
-        probs_one_by_one(
-            logits,
-            Sampling(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=min(1.0, sampling.top_p * factor),
-            ),
-        )
-        for factor in (1 - 1e-12, 1 + 1e-12)
-    ]
-    return not np.array_equal(almost[0] > 0, almost[1] > 0)
-
-
-def test_temperature_alone_is_a_softmax() -> None:
-    logits = [[0.3, -1.2, 2.0, 0.0]]
-    expected = torch.softmax(torch.tensor(logits) / 0.7, dim=-1)
-    np.testing.assert_allclose(probs_of(logits, temperature=0.7), expected, rtol=1e-6)
+    return np.concatenate([sampling_probs(row[None], sampling, History()) for row in rows])
 
 
 @pytest.mark.parametrize(
@@ -133,17 +43,25 @@ def test_equal_logits_keep_the_lowest_ids_of_a_large_vocabulary() -> None:
     assert np.flatnonzero(probs).tolist() == sorted([*likeliest, *second])
 
 
-def test_top_p_of_one_cuts_nothing() -> None:
-    [probs] = probs_of([[0.0] * 10 + [-37.0, -50.0]], top_k=11)
-    assert np.flatnonzero(probs).tolist() == list(range(11))
+def test_a_message_is_accepted_and_its_unset_fields_are_defaults() -> None:
+    logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    message = sampling_pb2.SamplingParams(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
+    sampling = Sampling(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
+    ours, theirs = (target_probs(logits, each, [1], [2], [3]) for each in (sampling, message))
+    assert torch.equal(ours, theirs)
 
 
-def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
-    logits = [[3.0, 2.999, -1e30, 3.0]]
-    np.testing.assert_allclose(probs_of(logits, temperature=1e-300), [[0.5, 0, 0, 0.5]])
-    np.testing.assert_allclose(probs_of([[3.0, -5.0]], temperature=1e300), [[0.5, 0.5]])
-
-
-def test_a_token_with_logit_minus_infinity_has_probability_0() -> None:
-    [probs] = probs_of([[1.0, -np.inf, 1.0]], top_p=0.99)
-    np.testing.assert_allclose(probs, [0.5, 0, 0.5])
+def test_no_stop_token_before_min_new_tokens() -> None:
+    sampling = Sampling(temperature=1.0, min_new_tokens=3)
+    history = History.of(
+        sampling,
+        prompt_token_ids=[1],
+        output_token_ids=[2],
+        draft_token_ids=[3, 4],
+        # The model has no logit for one of them.
+        stop_token_ids=frozenset({0, VOCAB_SIZE}),
+    )
+    probs = sampling_probs(np.zeros((3, VOCAB_SIZE), dtype=np.float32), sampling, history)
+    # Rows sample the 2nd, 3rd and 4th output token; the first three are too early to stop at.
+    assert (probs[:, 0] > 0).tolist() == [False, False, True]
+    assert (probs[:, 1:] > 0).all()

@@ -7,64 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.values import DraftWait, FinishReason
+from tandem.values import DraftWait
 from tests.scripted_model import hashed
-from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
+from tests.verifier.running_engine import is_terminal, start_engine_with
 from tests.volume import examples
-from verifier.engine.messages import Decided, Rejected
+from verifier.engine.messages import Decided
 
 pytestmark = pytest.mark.stand_in
 
 ALWAYS = DraftWait.ALWAYS
-
-
-def test_nan_logits_after_a_wrong_draft_change_nothing(
-    start_engine: StartEngine,
-) -> None:
-    running = start_engine(rule=lambda known: None if 7 in known else 1)
-    session = running.attach()
-    sequence_id = session.open([1], max_new_tokens=4, draft_wait=ALWAYS)
-    session.wait_decided(sequence_id, 1)
-    session.hint(sequence_id, 2, [1, 7, 1])
-    assert session.wait_decided(sequence_id, 2).token_ids == [1, 1]
-    session.hint(sequence_id, 4, [])
-    assert isinstance(session.wait_end(sequence_id), Decided)
-    assert session.output(sequence_id) == [1] * 4
-
-
-def test_nan_logits_after_a_right_draft_fail_after_it_as_without_drafts(
-    start_engine: StartEngine,
-) -> None:
-    text = [1, 2, 7, 3]
-    running = start_engine(rule=lambda known: None if 7 in known else text[len(known)])
-    session = running.attach()
-    outputs = []
-    for hint in ([], [2, 7, 3]):
-        sequence_id = session.open([0], max_new_tokens=20, draft_wait=ALWAYS, cache_salt=str(hint))
-        while not any(isinstance(event, Rejected) for event in session.of(sequence_id)):
-            session.read()
-            length = 1 + len(session.output(sequence_id))
-            session.hint(sequence_id, length, hint if length == 2 else [])
-        assert [type(event) for event in session.of(sequence_id)][-1] is Rejected
-        outputs.append(session.output(sequence_id))
-    assert outputs == [[2, 7], [2, 7]]
-
-
-def test_a_stop_token_ends_whatever_drafts_follow_it(
-    start_engine: StartEngine,
-) -> None:
-    text = [0, 1, 2, 7, 3]
-    running = start_engine(rule=lambda known: None if 7 in known else text[len(known)])
-    session = running.attach()
-    sequence_id = session.open(
-        [0], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({7})
-    )
-    session.wait_decided(sequence_id, 1)
-    session.hint(sequence_id, 2, [2, 7, 3])
-    end = session.wait_end(sequence_id)
-    assert isinstance(end, Decided)
-    assert end.finish_reason is FinishReason.STOP
-    assert session.output(sequence_id) == [1, 2, 7]
 
 
 @given(

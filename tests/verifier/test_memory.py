@@ -3,7 +3,6 @@
 No test here runs on a GPU: `torch.cuda`'s figures are a stand-in's.
 """
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ import torch
 
 from servicekit.config import ConfigError
 from tests.verifier.paged_model import make_small_model
-from verifier.attention.kv_cache import KVCache
-from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
 from verifier.gpu.attention.selection import AttentionChoice
-from verifier.model import kv_room, model_part
+from verifier.model import model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,
     free_for_kv_bytes,
@@ -30,9 +27,6 @@ from verifier.model.gpu_memory import (
 from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_part
-from verifier.model.ready_model import choose_max_model_len
-from verifier.sampling.scored_rows import max_rows_per_step
-from verifier.transformers_model.paged_model import TransformersModel
 
 MIB = 1 << 20
 GPU = torch.device("cuda")
@@ -134,15 +128,6 @@ def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
         choose(101)
 
 
-def test_unknown_memory_is_named_with_the_flag_that_replaces_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--num-kv-blocks"):
-        free_memory_bytes(tmp_path, tmp_path)
-
-
-def test_this_machine_has_some_memory() -> None:
-    assert free_memory_bytes() > MIB
-
-
 def config_with(**options: Any) -> VerifierConfig:
     return VerifierConfig(model=Path("somewhere"), **options)
 
@@ -187,37 +172,6 @@ def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
     assert longest - max_num_seqs < many.seq_lens.sum() <= longest
     for layout in (one, many):
         assert max(block for table in layout.block_tables for block in table) < PROFILE_BLOCKS
-
-
-def test_a_measured_step_has_no_more_logits_than_a_step_can_have() -> None:
-    config = config_with(max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7)
-    one, many = largest_steps(config, longest=20_000, block_size=16, vocab_size=150_000)
-    num_scored = max_rows_per_step(vocab_size=150_000, max_logprobs=20)
-    assert (one.num_tokens, one.num_rows) == (8192, 4 * 8 + num_scored)
-    assert one.logits_indices[-1] == 8191
-    assert one.positions[-1] == 19_999
-    assert many.num_tokens == many.num_rows == 4 * 8
-
-
-def test_a_model_runs_the_measured_steps_over_its_few_blocks() -> None:
-    paged = make_small_model("llama")
-    cache = KVCache(
-        paged.checkpoint.kv_shape,
-        num_blocks=PROFILE_BLOCKS,
-        block_size=16,
-        device=torch.device("cpu"),
-    )
-    model = TransformersModel(
-        paged.model,
-        backend=SdpaBackend(device=torch.device("cpu")),
-        cache=cache,
-        device=torch.device("cpu"),
-    )
-    config = config_with(max_num_seqs=4, max_num_batched_tokens=64)
-    for layout in largest_steps(config, longest=100, block_size=16, vocab_size=paged.vocab_size):
-        assert model.forward(layout).shape == (layout.num_rows, paged.vocab_size)
-        assert model.kv_is_finite is not None
-        assert model.kv_is_finite.all()
 
 
 class StandInGpu:
@@ -317,56 +271,6 @@ def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandIn
 
 
 @pytest.mark.stand_in
-def test_what_loading_took_for_a_while_is_no_steps(gpu: StandInGpu) -> None:
-    gpu.allocate(500_000)
-    gpu.allocate(-500_000)
-    assert free_for_kv(gpu, max_num_batched_tokens=200) == 600_000 - 300 - 200_000
-
-
-@pytest.mark.stand_in
-def test_no_measured_step_is_longer_than_the_model_or_memory_allows(gpu: StandInGpu) -> None:
-    """Tables have no room for one that is longer than the model allows."""
-    longest = []
-
-    class NotingModel(StandInModel):
-        def forward(self, layout: BatchLayout) -> FloatArray:
-            longest.append(layout.seq_lens.max())
-            return super().forward(layout)
-
-    left_bytes = free_for_kv(gpu, make_model=lambda: NotingModel(gpu), max_model_len=5000)
-    assert max(longest) == 4096
-    with pytest.raises(ConfigError, match="--max-model-len: 5000: the model's limit is 4096"):
-        choose_max_model_len(
-            config_with(max_model_len=5000), model_limit=4096, room=left_bytes // 64 * 16
-        )
-    longest.clear()
-    free_for_kv(gpu, make_model=lambda: NotingModel(gpu), block_bytes=50_000)
-    assert max(longest) == (600_000 - 300) // 50_000 * 16
-
-
-@pytest.mark.stand_in
-def test_a_measured_model_in_a_cycle_is_given_back(gpu: StandInGpu) -> None:
-    """Else its memory would be taken from the K/V."""
-
-    class CyclicModel(StandInModel):
-        def __init__(self, gpu: StandInGpu) -> None:
-            super().__init__(gpu)
-            self.myself = self
-
-        def __del__(self) -> None:
-            gpu.allocate(-300)
-
-    gc.disable()
-    try:
-        left_bytes = free_for_kv(
-            gpu, make_model=lambda: CyclicModel(gpu), max_num_batched_tokens=200
-        )
-    finally:
-        gc.enable()
-    assert left_bytes == 600_000 - 200_000
-
-
-@pytest.mark.stand_in
 def test_a_model_whose_step_fails_is_refused_as_a_checkpoint(gpu: StandInGpu) -> None:
     class FailingModel(StandInModel):
         def forward(self, layout: BatchLayout) -> FloatArray:
@@ -440,13 +344,6 @@ def room_for_kv(
 
 
 @pytest.mark.stand_in
-@pytest.mark.parametrize("graph_bytes", [0, 100_000])
-def test_graphs_have_their_memory_beside_the_step(gpu: StandInGpu, graph_bytes: int) -> None:
-    left_bytes = 600_000 - 300 - 200_000 - graph_bytes
-    assert room_for_kv(gpu, graph_bytes=graph_bytes) == int(left_bytes * MEASURED_FRACTION // 64)
-
-
-@pytest.mark.stand_in
 @pytest.mark.parametrize(
     ("graph_bytes", "block_bytes", "free_bytes"),
     [(400_000, 64, 600_000), (0, 1_000_000, 600_000), (0, 64, 200_310)],
@@ -458,20 +355,3 @@ def test_a_gpu_without_room_for_a_block_is_refused(
     gpu.total = 400_000 + free_bytes
     with pytest.raises(ConfigError, match="leaves no memory for the K/V cache"):
         room_for_kv(gpu, graph_bytes=graph_bytes, block_bytes=block_bytes)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 4])
-def test_all_ranks_on_a_cpu_share_its_memory(
-    num_ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_room, "free_memory_bytes", lambda: 400 * MIB)
-    blocks = room_for_kv_blocks(
-        config_with(tensor_parallel_size=num_ranks),
-        torch.device("cpu"),
-        lambda _: pytest.fail("no step is measured"),
-        model_limit=1 << 20,
-        block_size=16,
-        block_bytes=MIB,
-        vocab_size=10,
-    )
-    assert blocks == 100 // num_ranks

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import StartEngine
-from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
+from tests.verifier.scheduled_world import ScheduledWorld
 from tests.verifier.sequences import make_sequence
 from tests.verifier.test_scheduler import make_scheduler
 from verifier.engine.messages import Opened
@@ -46,13 +46,6 @@ class TestDigests:
             first = changed // 4
             assert other[:first] == base[:first]
             assert not set(other[first:]) & set(base), "a later block did not notice"
-
-    def test_digests_computed_block_by_block_are_the_same(self) -> None:
-        digests: list[bytes] = []
-        for num_blocks in (0, 1, 1, 4, 15):
-            extend_digests(digests, TEXT, num_blocks, block_size=4, cache_salt="s")
-            assert len(digests) == num_blocks
-        assert digests == digests_of(TEXT, cache_salt="s")
 
     def test_salts_share_no_digest(self) -> None:
         salts = ["", "a", "b", "a\0", "0:/"]
@@ -120,17 +113,6 @@ class TestFinding:
             prompt = sequence.token_ids[: sequence.prompt_length]
             assert world.reported[sequence.sequence_id] == continue_by(hashed, prompt, 4)
 
-    def test_a_prompt_is_computed_on_where_its_first_sequence_ended(self) -> None:
-        world = ScheduledWorld(num_blocks=60)
-        first, second = world.open(TEXT[:50], 4), world.open(TEXT[:50], 4)
-        world.step()
-        assert world.scheduler.waiting == [second]
-        world.scheduler.finish(first)
-        [item] = world.step()
-        assert (item.sequence, second.num_cached_tokens) == (second, 16)
-        world.run_to_end()
-        assert world.reported[second.sequence_id] == continue_by(hashed, TEXT[:50], 4)
-
     def test_no_sequence_waits_for_one_after_it_or_for_one_that_is_scored(self) -> None:
         world = ScheduledWorld(num_blocks=60, max_scored_rows=4)
         scored = world.open(TEXT[:50], 4, rows_to_score=range(49))
@@ -197,43 +179,6 @@ def test_a_long_prompt_is_hashed_little_further_than_it_is_cached(
     assert num_hashed < 100
 
 
-def test_a_sequence_without_room_is_looked_up_seldom_but_soon_finds_what_others_have_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A look-up of a long prefix at each step would delay those that run."""
-    scheduler = make_scheduler(num_blocks=22, max_num_batched_tokens=256)
-    text = list(range(48))
-    # The first two take 18 blocks, and soon 20.
-    first, holder, second = (
-        make_sequence(token_ids=text),
-        make_sequence(token_ids=list(range(100, 124))),
-        make_sequence(token_ids=[*text, 7]),
-    )
-    for sequence in (first, holder, second):
-        scheduler.add(sequence)
-    scheduler.admit()
-    assert scheduler.waiting == [second]
-    num_found = 0
-    find = scheduler.block_pool.cache.find
-
-    def counted(digests: list[bytes]) -> list[int]:
-        nonlocal num_found
-        num_found += 1
-        return find(digests)
-
-    monkeypatch.setattr(scheduler.block_pool.cache, "find", counted)
-    for _ in range(32):
-        scheduler.admit()
-    assert num_found <= 2 * 2
-    assert scheduler.waiting == [second]
-    for item in scheduler.schedule():
-        item.sequence.num_computed_tokens = len(item.sequence.token_ids) - 1
-    for _ in range(16):
-        scheduler.admit()
-    assert not scheduler.waiting
-    assert second.num_cached_tokens == 44
-
-
 class TestEviction:
     def test_the_least_recently_used_prefix_goes_first(self) -> None:
         world = ScheduledWorld(num_blocks=9)
@@ -246,13 +191,6 @@ class TestEviction:
         cache = world.scheduler.block_pool.cache
         found = [len(cache.find(digests_of(text))) for text in texts]
         assert found == [2, 0, 1, 0], "1 lost both its blocks, 2 the last"
-
-    def test_nothing_is_evicted_while_a_block_is_free(self) -> None:
-        world = ScheduledWorld(num_blocks=40)
-        for i in range(4):
-            num_cached(world, [i] * 33)
-        assert world.scheduler.block_pool.num_free == 8
-        assert [num_cached(world, [i] * 33) for i in range(4)] == [32] * 4
 
     def test_what_follows_an_evicted_block_is_not_found(self) -> None:
         """A block may go before the next one: of two equal ones only the first is cached, and its
@@ -272,19 +210,6 @@ class TestEviction:
         pool.extend(second, 4)
         assert pool.cache.find([one, two]) == []
 
-    def test_held_blocks_are_never_evicted(self) -> None:
-        pool = BlockPool(4)
-        table: list[int] = []
-        pool.extend(table, 3)
-        for digest, block in zip(digests_of(TEXT[:12]), table, strict=True):
-            pool.cache.add(digest, block)
-        other: list[int] = []
-        pool.extend(other, 1)
-        assert pool.num_available == 0
-        pool.release(other)
-        assert pool.cache.find(digests_of(TEXT[:12])) == table
-        pool.check_integrity([table])
-
 
 class TestEngine:
     def test_hits_are_reported_in_the_session_and_the_load(self, start_engine: StartEngine) -> None:
@@ -299,42 +224,6 @@ class TestEngine:
         assert opened.num_cached_tokens == 20
         load = running.engine.load
         assert (load.num_prefix_cache_queries, load.num_prefix_cache_hits) == (42, 20)
-
-    def test_a_growing_prompt_finds_the_whole_blocks_of_the_call_before(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine()
-        session = running.attach()
-        known = TEXT[:7]
-        for _ in range(6):
-            before = len(known)
-            sequence_id = session.open(known, max_new_tokens=6)
-            session.wait_end(sequence_id)
-            known = known + session.output(sequence_id)
-            opened = session.of(sequence_id)[0]
-            assert isinstance(opened, Opened)
-            assert opened.num_cached_tokens == (before - 1) // BLOCK_SIZE * BLOCK_SIZE or before < 8
-        assert known == TEXT[:7] + continue_by(hashed, TEXT[:7], 36)
-
-    def test_a_preempted_sequence_can_be_closed_and_detached(
-        self, start_engine: StartEngine
-    ) -> None:
-        running = start_engine(num_blocks=12, max_model_len=48)
-        session, other = running.attach(), running.attach()
-        with running.held():
-            opened = [
-                session.open([i] * 13, max_new_tokens=30, cache_salt=str(i)) for i in range(2)
-            ]
-            opened += [other.open([i] * 13, max_new_tokens=30, cache_salt="x") for i in range(2)]
-        for sequence_id in opened[:2]:
-            session.wait_decided(sequence_id, 2)
-        while not running.engine.load.num_preemptions:
-            session.read()
-        session.close(opened[1])
-        assert session.wait_end(opened[1])
-        other.detach()
-        session.wait_end(opened[0])
-        assert session.output(opened[0]) == continue_by(hashed, [0] * 13, 30)
 
     def test_a_sequence_larger_than_the_pool_is_refused(self, start_engine: StartEngine) -> None:
         session = start_engine(num_blocks=10, max_model_len=200).attach()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -91,14 +90,3 @@ async def test_a_model_that_cannot_be_served_is_reported_in_one_line(tmp_path: P
         assert [json.loads(each)["event"] for each in logged] == ["served_by_transformers"]
         assert line == "error: --model: t5: encoder-decoder models are not served"
         assert process.returncode == 2
-
-
-async def test_a_pipe_in_the_model_s_folder_is_reported_in_one_line(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "tokenizer.json")
-    flags = ["--model", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", ""]
-    async with module_process("verifier", *flags) as process:
-        async with asyncio.timeout(START_PATIENCE_S):
-            stdout, stderr = await process.communicate()
-        assert stdout == b""
-        told = f"error: --model: {tmp_path / 'tokenizer.json'}: is no regular file\n"
-        assert (stderr.decode(), process.returncode) == (told, 2)

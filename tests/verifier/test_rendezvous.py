@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from servicekit.config import ConfigError
 from tests.verifier.parallel_verifier import PATIENCE_S
 from verifier.tensor_parallel import rendezvous
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
@@ -129,25 +128,3 @@ def test_a_failing_rank_sends_its_reason() -> None:
         assert pair.follower_lost.get(timeout=PATIENCE_S) == "rank 0 failed: no room"
         with pytest.raises(RankLostError, match="rank 0 failed: no room"):
             pair.follower.receive()
-
-
-def test_an_orderly_end_does_not_count_as_a_lost_rank() -> None:
-    with connected([]) as pair:
-        pair.leader.stop()
-        assert pair.follower.receive().kind is Kind.STOP
-        pair.follower.close()
-        pair.leader.wait_closed(PATIENCE_S)
-    assert pair.leader_lost.empty()
-    assert pair.follower_lost.empty()
-
-
-def test_waiting_for_ranks_ends_with_the_process() -> None:
-    is_ending = threading.Event()
-    is_ending.set()
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 2: nothing .* of rank 1"):
-        accept_ranks(
-            dist.HashStore(),  # type: ignore[attr-defined]
-            LEADER,
-            on_lost=lambda _: None,
-            is_ending=is_ending.is_set,
-        )

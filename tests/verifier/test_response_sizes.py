@@ -2,7 +2,7 @@
 
 import pytest
 
-from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import verifier_pb2
 from tandem.values import TokenLogprob
 from verifier.engine.messages import Decided, Event, PromptScored, StepStats

@@ -96,13 +96,6 @@ def test_tokens_of_a_large_vocabulary_are_the_oracles() -> None:
         check(draw, 152_000, 0)
 
 
-def test_the_oracle_penalises_in_float64() -> None:
-    sampling = Sampling(frequency_penalty=0.4, presence_penalty=0.6)
-    tokens = Tokens(prompt_token_ids=[1], output_token_ids=[0], draft_token_ids=[])
-    rows = torch_sampling.adjusted_logits(torch.tensor([[1.0, 0.5]]), sampling, tokens)
-    assert rows.tolist() == [[1.0 - 0.4 - 0.6, 0.5]]
-
-
 @pytest.mark.parametrize("vocab_size", [17, 3000])
 def test_probabilities_are_the_oracles(vocab_size: int) -> None:
     draw = np.random.default_rng(4)

@@ -11,7 +11,6 @@ from tandem.values import DraftWait
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.sampling import Sampling
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import Scoring, ScoringMethod, Sequence
@@ -102,16 +101,6 @@ def test_a_sequence_that_is_only_scored_is_not_sampled() -> None:
     assert (item.num_new_tokens, item.is_sampled) == (8, False)
 
 
-def test_prompts_are_served_in_order_of_arrival() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=10)
-    first, second, third = (make_sequence(token_ids=[i] * 8) for i in range(3))
-    for sequence in (first, second, third):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [first, second, third]
-    scheduled = scheduler.schedule()
-    assert [(item.sequence, item.num_new_tokens) for item in scheduled] == [(first, 8), (second, 2)]
-
-
 def prompts(scheduler: Scheduler, *lengths: int, **fields: Any) -> list[Sequence]:
     """Admitted prompts of so many tokens, which have no beginning in common."""
     first = len(scheduler.running)
@@ -155,20 +144,6 @@ def test_prompts_that_end_in_this_step_overtake_longer_ones(
     assert chunks(scheduler.schedule(), sequences) == expected
 
 
-def test_a_prompt_overtakes_none_of_a_higher_priority() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
-    [low] = prompts(scheduler, 3, priority=-1)
-    sequences = [*prompts(scheduler, 100, 100, 5), low]
-    assert chunks(scheduler.schedule(), sequences) == [15, 0, 5, 0]
-
-
-def test_prompts_overtake_equals_also_behind_a_higher_priority_that_leaves_budget() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
-    low = prompts(scheduler, 100, 100, 6, 4)
-    high = prompts(scheduler, 3, 5, priority=1)
-    assert chunks(scheduler.schedule(), [*high, *low]) == [3, 5, 8, 0, 0, 4]
-
-
 @pytest.mark.parametrize(("num_taken", "expected"), [(58, [8, 16, 0]), (57, [8, 12, 8])])
 def test_prompts_overtake_by_the_blocks_that_a_higher_priority_leaves(
     num_taken: int, expected: list[int]
@@ -192,54 +167,6 @@ def test_prompts_overtake_by_the_rows_that_a_higher_priority_leaves(
     assert chunks(scheduler.schedule(), [*high, *low]) == expected
 
 
-def test_a_short_prompt_waits_for_no_long_one_behind_another_of_its_priority() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
-    text = list(range(100, 190))
-    first, high = make_sequence(60), make_sequence(token_ids=[1] * 60, priority=1)
-    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:8], 1])
-    for sequence in (high, first, long, short):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [high, first, long, short]
-
-
-def test_a_prompt_that_overtakes_leaves_the_first_the_blocks_for_its_half() -> None:
-    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
-    sequences = prompts(scheduler, 64, 8)
-    taken: list[int] = []
-    scheduler.block_pool.extend(taken, 59)
-    assert chunks(scheduler.schedule(), sequences) == [20, 0]
-    assert [len(sequence.block_table) for sequence in sequences] == [5, 0]
-
-
-def test_prompts_overtake_as_far_as_there_are_blocks_for_them_too() -> None:
-    scheduler = make_scheduler(num_blocks=64, max_num_batched_tokens=32)
-    sequences = prompts(scheduler, 64, 8, 8)
-    scheduler.block_pool.extend([], 58)
-    assert chunks(scheduler.schedule(), sequences) == [16, 8, 0]
-
-
-def test_a_prompt_that_overtakes_leaves_the_first_the_rows_for_its_half() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=20)
-    scheduler._max_scored_rows = 12
-    [first] = prompts(scheduler, 100, rows_to_score=range(99))
-    [three] = prompts(scheduler, 3, rows_to_score=range(2))
-    twos = prompts(scheduler, 2, 2, rows_to_score=range(1))
-    assert chunks(scheduler.schedule(), [first, three, *twos]) == [10, 0, 2, 2]
-
-
-def test_a_short_prompt_waits_for_no_longer_one_that_begins_like_it() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
-    text = list(range(100, 108))
-    long = make_sequence(token_ids=[*text, *range(80)])
-    short, equal = make_sequence(token_ids=[*text, 1]), make_sequence(token_ids=[*text, 2])
-    [first] = prompts(scheduler, 60)
-    for sequence in (long, short, equal):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [long, short]
-    assert chunks(scheduler.schedule(), [first, long, short]) == [23, 0, 9]
-    assert scheduler.waiting == [equal], "it waits for the short one"
-
-
 def test_a_short_prompt_waits_for_the_first_one_until_that_has_computed_its_beginning() -> None:
     scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=16)
     text = list(range(100, 190))
@@ -256,46 +183,6 @@ def test_a_short_prompt_waits_for_the_first_one_until_that_has_computed_its_begi
     long.num_computed_tokens = 32
     assert scheduler.admit() == [short]
     assert short.num_computed_tokens == 20
-
-
-def test_a_longer_prompt_is_not_looked_up_until_the_one_that_begins_like_it_is_computed() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=16)
-    text = list(range(100, 190))
-    first, other = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:20], *range(20)])
-    for sequence in (first, other):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [first]
-    while first.is_prefilling:
-        assert scheduler.admit() == []
-        [item] = scheduler.schedule()
-        first.num_computed_tokens = min(
-            first.num_computed_tokens + item.num_new_tokens, len(text) - 1
-        )
-    assert scheduler.admit() == [other]
-
-
-def test_a_short_prompt_behind_a_higher_priority_waits_for_one_that_begins_like_it() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
-    text = list(range(100, 190))
-    first = make_sequence(60, priority=1)
-    long, short = make_sequence(token_ids=text), make_sequence(token_ids=[*text[:8], 1])
-    for sequence in (first, long, short):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [first, long]
-    assert scheduler.waiting == [short], "it cannot overtake now"
-
-
-@pytest.mark.parametrize(("length", "priority"), [(17, 0), (9, -1)])
-def test_a_prompt_that_overtakes_none_waits_for_one_that_begins_like_it(
-    length: int, priority: int
-) -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_batched_tokens=32)
-    text = list(range(100, 190))
-    long, other = make_sequence(token_ids=text), make_sequence(length, priority=priority)
-    other.token_ids[:8] = text[:8]
-    for sequence in (long, other):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [long]
 
 
 def test_those_behind_one_that_waits_for_a_common_beginning_are_admitted() -> None:
@@ -369,64 +256,12 @@ def test_one_half_of_the_budget_goes_in_order_and_the_other_to_prompts_that_end(
                 assert got[j] == missing[j], "one with fewer tokens was left behind"
 
 
-def test_prompts_share_the_blocks_that_are_left() -> None:
-    scheduler = make_scheduler(num_blocks=16)
-    for i in range(2):
-        scheduler.add(make_sequence(token_ids=[i] * 16))
-    scheduler.admit()
-    # By so much have others grown since.
-    scheduler.block_pool.extend([], 11)
-    assert [item.num_new_tokens for item in scheduler.schedule()] == [16, 4]
-
-
-def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() -> None:
-    scheduler = make_scheduler(num_blocks=10, block_size=4)
-    running = make_sequence(20, num_output_tokens=4)  # 6 blocks
-    large = make_sequence(20, num_output_tokens=4)
-    small = make_sequence(4, num_output_tokens=4)
-    for sequence in (running, large, small):
-        scheduler.add(sequence)
-    assert scheduler.admit() == [running]
-    assert scheduler.waiting == [large, small]
-    scheduler.finish(running)
-    assert scheduler.admit() == [large, small]
-
-
 def test_a_prompt_needs_room_for_its_first_chunk_only() -> None:
     scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=16)
     decoding(scheduler, 1, num_output_tokens=30)
     large = make_sequence(56)
     scheduler.add(large)
     assert scheduler.admit() == [large]
-
-
-def test_one_that_passes_a_sequence_without_room_is_judged_by_its_own_size() -> None:
-    scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=64)
-    decoding(scheduler, 1, num_output_tokens=30)
-    large = make_sequence(56)
-    scheduler.add(large)
-    assert scheduler.admit() == []
-    small = make_sequence(4, priority=1)
-    scheduler.add(small)
-    assert scheduler.admit() == [small]
-    assert scheduler.waiting == [large]
-
-
-def test_admitting_many_at_once_does_not_count_the_blocks_of_all_for_each() -> None:
-    scheduler = make_scheduler(num_blocks=400, max_num_seqs=100, max_num_batched_tokens=100)
-    for i in range(100):
-        scheduler.add(make_sequence(token_ids=[i]))
-    counted: list[int] = []
-    running = scheduler._running
-    num_blocks_for = running.num_blocks_for
-
-    def counting(num_tokens: int) -> int:
-        counted.append(num_tokens)
-        return num_blocks_for(num_tokens)
-
-    running.num_blocks_for = counting  # type: ignore[method-assign]
-    assert len(scheduler.admit()) == 100
-    assert len(counted) <= 3 * 100
 
 
 def test_long_prompts_are_looked_up_in_several_steps_as_they_take_long() -> None:
@@ -454,53 +289,6 @@ def test_ids_of_block_tables_stay_int32_and_are_never_zero() -> None:
     assert [sequence.table_id for sequence in scheduler.admit()] == [2**31 - 1, 1]
 
 
-def test_no_more_than_max_num_seqs_run() -> None:
-    scheduler = make_scheduler(max_num_seqs=2)
-    for _ in range(3):
-        scheduler.add(make_sequence(2))
-    assert len(scheduler.admit()) == 2
-    assert len(scheduler.waiting) == 1
-
-
-@pytest.mark.parametrize(
-    ("num_output_tokens", "num_drafts"),
-    [(1, 0), (2, 1), (3, 2), (8, 7), (9, 7)],
-)
-def test_a_draft_needs_room_for_itself_and_one_more(
-    num_output_tokens: int, num_drafts: int
-) -> None:
-    scheduler = make_scheduler()
-    [sequence] = decoding(scheduler, 1, num_output_tokens=num_output_tokens)
-    give_hint(sequence, 12)
-    [item] = scheduler.schedule()
-    assert len(item.draft_token_ids) == num_drafts
-    assert item.num_new_tokens == 1
-
-
-def test_drafts_are_cut_to_the_sequences_own_limit() -> None:
-    scheduler = make_scheduler()
-    [one, none] = decoding(scheduler, 2, num_output_tokens=30)
-    one.num_speculative_tokens, none.num_speculative_tokens = 3, 0
-    give_hint(one, 12)
-    give_hint(none, 12)
-    assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [3, 0]
-
-
-def test_a_hint_gets_more_drafts_after_its_first_ones_were_right() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=64)
-    [sequence] = decoding(
-        scheduler, 1, num_output_tokens=60, num_speculative_tokens=31, tokens_per_match=2
-    )
-    known = sequence.token_ids
-    sequence.draft_buffer.offer(len(known), [99] * 20, 2, known)  # what `commit` samples
-    num_drafts = []
-    while sequence.draft_buffer:
-        [item] = scheduler.schedule()
-        num_drafts.append(len(item.draft_token_ids))
-        commit(scheduler, item, num_accepted=num_drafts[-1])
-    assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
-
-
 @pytest.mark.parametrize(
     ("budget", "num_hinted", "expected"),
     [
@@ -520,15 +308,6 @@ def test_sequences_share_the_budget_that_decodes_leave(
         give_hint(sequence, num_tokens)
     scheduled = scheduler.schedule()
     assert [len(item.draft_token_ids) for item in scheduled] == expected
-
-
-def test_a_sequence_without_drafts_leaves_its_share_to_others() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
-    sequences = decoding(scheduler, 4, num_output_tokens=30)
-    give_hint(sequences[1], 4)
-    give_hint(sequences[3], 4)
-    scheduled = scheduler.schedule()
-    assert [len(item.draft_token_ids) for item in scheduled] == [0, 3, 0, 3]
 
 
 def test_drafts_leave_prompts_at_least_half() -> None:
@@ -570,56 +349,6 @@ def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:
     assert scheduler.counts.hints[HintOutcome.USED] == 1
 
 
-@pytest.mark.parametrize("min_new_tokens", [0, 3])
-def test_drafts_are_cut_before_a_stop_token(min_new_tokens: int) -> None:
-    scheduler = make_scheduler()
-    [sequence] = decoding(
-        scheduler,
-        1,
-        num_output_tokens=30,
-        stop_token_ids=frozenset({9}),
-        sampling=Sampling(min_new_tokens=min_new_tokens),
-    )
-    known = sequence.token_ids
-    sequence.draft_buffer.offer(len(known), [4, 5, 9, 6, 7], 2, known)
-    [item] = scheduler.schedule()
-    assert item.draft_token_ids == [4, 5]
-
-
-def test_a_hint_that_begins_with_a_stop_token_is_not_used() -> None:
-    scheduler = make_scheduler()
-    [sequence] = decoding(
-        scheduler,
-        1,
-        stop_token_ids=frozenset({9}),
-    )
-    sequence.draft_buffer.offer(len(sequence.token_ids), [9, 4], 2, sequence.token_ids)
-    [item] = scheduler.schedule()
-    assert item.draft_token_ids == []
-    assert not any(scheduler.counts.hints.values())
-
-
-def test_an_unexpected_draft_is_used() -> None:
-    scheduler = make_scheduler()
-    [sequence] = decoding(scheduler, 1, drafting=False)
-    give_hint(sequence, 4)
-    [item] = scheduler.schedule()
-    assert item.draft_token_ids == [50] * 4
-
-
-def test_a_sequence_that_expects_no_draft_is_in_every_step() -> None:
-    scheduler = make_scheduler()
-    fields: dict[str, Any] = {"draft_wait": DraftWait.ALWAYS, "num_output_tokens": 30}
-    sequences = [
-        *decoding(scheduler, 1, drafting=False, **fields),
-        *decoding(scheduler, 1, num_speculative_tokens=0, **fields),
-        *decoding(scheduler, 1, **(fields | {"num_output_tokens": 1})),
-    ]
-    for sequence in sequences:
-        sequence.publications.append((len(sequence.token_ids), 0.0))
-    assert [item.sequence for item in scheduler.schedule()] == sequences
-
-
 def test_a_sequence_that_must_await_a_draft_is_left_out_of_steps() -> None:
     scheduler = make_scheduler()
     awaiting, other = decoding(scheduler, 2)
@@ -633,32 +362,6 @@ def test_a_sequence_that_must_await_a_draft_is_left_out_of_steps() -> None:
     assert [item.sequence for item in scheduler.schedule()] == [other]
     awaiting.draft_buffer.offer(len(awaiting.token_ids), [], 0, awaiting.token_ids)
     assert [item.sequence for item in scheduler.schedule()] == [awaiting, other]
-
-
-def test_every_scheduled_token_has_a_block_that_is_freed_at_the_end() -> None:
-    scheduler = make_scheduler(block_size=4)
-    [sequence] = decoding(scheduler, 1, num_output_tokens=9)
-    give_hint(sequence, 7)
-    [item] = scheduler.schedule()
-    assert len(sequence.block_table) == 3, "4 known tokens and 7 drafts"
-    commit(scheduler, item, num_accepted=7)
-    scheduler.check_integrity()
-    commit(scheduler, scheduler.schedule()[0])
-    assert scheduler.running == []
-    assert scheduler.block_pool.num_used == 0
-    scheduler.check_integrity()
-
-
-def test_a_waiting_sequence_can_be_removed() -> None:
-    scheduler = make_scheduler(max_num_seqs=1)
-    running, waiting = make_sequence(), make_sequence()
-    scheduler.add(running)
-    scheduler.add(waiting)
-    scheduler.admit()
-    scheduler.finish(waiting)
-    assert scheduler.running == [running]
-    assert not scheduler.waiting
-    scheduler.check_integrity()
 
 
 @settings(max_examples=examples(60))

@@ -1,14 +1,11 @@
 """The scheduler under random events, checked after each: a Hypothesis state machine."""
 
 import random
-from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.values import DraftWait
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.volume import examples
@@ -169,18 +166,6 @@ class TestPreemption:
         order = world.scheduler.waiting
         assert order.index(urgent) < order.index(second) < order.index(late)
 
-    def test_the_lowest_priority_is_preempted_first(self) -> None:
-        world = ScheduledWorld(num_blocks=9, max_num_seqs=3)
-        low = world.open([0] * 9, 24, priority=-5)
-        high = world.open([1] * 9, 24, priority=5)
-        normal = world.open([2] * 9, 12)
-        while not low.is_preempted:
-            world.step()
-        assert not high.is_preempted
-        assert not normal.is_preempted
-        world.run_to_end()
-        assert not high.is_preempted, "the first in order is never put back"
-
     def test_idle_blocks_are_evicted_before_drafts_are_cut_before_sequences_are_preempted(
         self,
     ) -> None:
@@ -200,45 +185,6 @@ class TestPreemption:
         assert [len(item.draft_token_ids) for item in scheduled] == [2, 2], "cut to their blocks"
         assert world.scheduler.counts.num_preemptions == 0
 
-    def test_a_sequence_that_must_await_hints_still_does_after_preemption(self) -> None:
-        world = ScheduledWorld(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=32)
-        first = world.open([0] * 9, 22)
-        waits = world.open([1] * 9, 12, draft_wait=DraftWait.ALWAYS)
-        world.step()
-        assert waits.must_await_hint
-        while not waits.is_preempted:
-            if waits.must_await_hint and len(waits.token_ids) < 14:
-                world.hint(waits, 0, 0)
-            world.step()
-        length = len(waits.token_ids)
-        while first.is_running:
-            world.step()
-        for _ in range(6):
-            world.step()
-            world.check()
-        assert waits.is_running
-        assert len(waits.token_ids) == length, "it stepped without its hint"
-        assert waits.num_computed_tokens == length - 1, "it was not computed again"
-        world.hint(waits, 3, 0)
-        [item] = world.step()
-        assert len(item.draft_token_ids) == 3
-        assert len(waits.token_ids) == length + 4
-
-    def test_a_hint_that_arrives_during_preemption_is_used(self) -> None:
-        world = ScheduledWorld(num_blocks=8, max_num_seqs=2)
-        world.open([0] * 9, 20)
-        second = world.open([1] * 9, 20)
-        while not second.is_preempted:
-            world.step()
-        world.hint(second, 9, 0)
-        drafted: list[int] = []
-        while second.remaining:
-            for item in world.step():
-                if item.sequence is second:
-                    drafted.append(len(item.draft_token_ids))
-        assert max(drafted) > 0
-        assert world.reported[second.sequence_id] == continue_by(hashed, [1] * 9, 20)
-
     def test_it_is_readmitted_only_when_there_is_room_for_all_of_it(self) -> None:
         world = ScheduledWorld(
             num_blocks=14, max_num_seqs=2, max_num_batched_tokens=8, has_prefix_cache=False
@@ -250,21 +196,6 @@ class TestPreemption:
         assert second.is_preempted
         assert world.scheduler.counts.num_preemptions == 1, "computed again for nothing"
 
-    def test_it_is_recomputed_from_the_blocks_still_cached(self) -> None:
-        def num_computed(has_prefix_cache: bool) -> int:
-            world = ScheduledWorld(num_blocks=12, max_num_seqs=2, has_prefix_cache=has_prefix_cache)
-            # By its priority it holds all blocks for a while, and ends before much is evicted.
-            second = world.open([1] * 17, 8)
-            world.step()
-            world.step()
-            world.scheduler._running.preempt(second)
-            total = 0
-            while second.remaining:
-                total += sum(item.num_new_tokens for item in world.step())
-            return total
-
-        assert num_computed(True) < num_computed(False) - 12
-
     def test_after_readmission_it_is_not_preempted_before_some_sequence_has_grown(self) -> None:
         world = ScheduledWorld(
             num_blocks=19, max_num_seqs=5, growth_tokens=16, has_prefix_cache=False
@@ -275,21 +206,6 @@ class TestPreemption:
             world.open([i % 3] * num_prompt_tokens, num_output_tokens)
         world.run_to_end()  # the world asserts it in every step
         assert world.scheduler.counts.num_preemptions == 3
-
-
-class TestScored:
-    @pytest.mark.parametrize("num_drafts", [0, 5])
-    def test_one_that_fills_the_pool_is_admitted_however_much_is_cached(
-        self, num_drafts: int
-    ) -> None:
-        world = ScheduledWorld(num_blocks=16)
-        for _ in range(2):
-            scored = world.open_scored([i % 3 for i in range(64)], num_drafts)
-            behind = world.open([1], 2)
-            world.run_to_end()
-            assert len(world.scored[scored.sequence_id]) == num_drafts + 1
-            assert len(world.reported[behind.sequence_id]) == 2
-        assert scored.num_cached_tokens > 48, "it was not looked up"
 
 
 class TestFairness:
@@ -337,26 +253,3 @@ class TestFairness:
             num_steps += 1
         assert num_ended == 6
         assert num_steps <= 2 * (3 * 128 + 6) / 16 + 1, "they got less than half"
-
-    def test_a_long_prompt_progresses_when_blocks_are_short(self) -> None:
-        world = ScheduledWorld(num_blocks=20, max_num_seqs=4, max_num_batched_tokens=12)
-        prompt = world.open([2] * 70, 6)
-        for i in range(6):
-            world.open([i % 3], 60)
-        steps_in_which_it_stood_still = 0
-        while not world.reported[prompt.sequence_id]:
-            before = prompt.num_computed_tokens
-            world.step()
-            steps_in_which_it_stood_still += prompt.num_computed_tokens == before
-        assert steps_in_which_it_stood_still == 0
-
-    def test_higher_priority_is_admitted_first_and_equals_in_order_of_arrival(self) -> None:
-        world = ScheduledWorld(num_blocks=40, max_num_seqs=1)
-        opens: list[tuple[int, Any]] = []
-        world.open([0], 3)
-        world.step()
-        for priority in (0, -1, 2, 0, 2, -1):
-            opens.append((priority, world.open([1, 2], 1, priority=priority)))
-        world.run_to_end()
-        expected = [s for _, s in sorted(opens, key=lambda pair: -pair[0])]
-        assert world.opened[1:] == expected

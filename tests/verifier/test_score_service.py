@@ -95,50 +95,6 @@ class TestAnswers:
         assert logprobs[0] > -math.inf
         assert logprobs[1] == -math.inf
 
-    async def test_both_methods_give_the_same_scores_beside_a_decoding_stream(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        running = await start_verifier(max_num_batched_tokens=24)
-        session = await running.greeted_session()
-        await session.open(
-            pb.Open(sequence_id="a", token_ids=TEXT[:9], max_new_tokens=60, ignore_eos=True)
-        )
-        await session.wait_decided("a")
-        sampling = sampling_pb2.SamplingParams(
-            temperature=0.7, top_k=50, repetition_penalty=1.2, frequency_penalty=0.5
-        )
-        fields = {"sampling": sampling, "top_logprobs": 4, "prompt_logprobs": True}
-        one, other = await asyncio.gather(
-            *(
-                call(running, request(sequence(40, 6), sequence(3, 0), method=method, **fields))
-                for method in METHODS
-            )
-        )
-        assert one == other
-        assert one == await call(running, request(sequence(40, 6), sequence(3, 0), **fields))
-        await session.wait_finished("a")
-
-    async def test_the_distribution_is_the_processed_one_without_a_seed(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        running = await start_verifier()
-        parameters = sampling_pb2.SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1.5)
-        response = await call(
-            running,
-            request(sequence(10, 4), sampling=parameters, top_logprobs=1),
-        )
-        drafts = TEXT[10:14]
-        probs = target_probs(
-            oracle_logits(TEXT[:14])[-5:],
-            parameters,
-            TEXT[:10],
-            [],
-            drafts,
-        )
-        for position, row in zip(response.sequences[0].positions, probs, strict=True):
-            reported = torch.tensor(position.top[0].logprob, dtype=torch.float64).exp()
-            assert abs(float(reported) - float(row.max())) < 1e-4
-
     async def test_drafts_that_cannot_be_scored_are_left_out_with_a_reason(
         self, start_verifier: StartVerifier
     ) -> None:
@@ -188,13 +144,6 @@ class TestFullScores:
                 told_probs = torch.frombuffer(bytearray(position.probs), dtype=torch.float32)
                 logprobs = torch.frombuffer(bytearray(position.logprobs), dtype=torch.float32)
                 torch.testing.assert_close(logprobs.exp(), told_probs)
-
-    async def test_are_left_out_unless_requested(self, start_verifier: StartVerifier) -> None:
-        running = await start_verifier()
-        response = await call(running, request(sequence(3, 1), hidden_states=True))
-        [first, second] = response.sequences[0].positions
-        assert len(first.hidden_state) == len(second.hidden_state) > 0
-        assert first.probs == first.logprobs == b""
 
     @pytest.mark.parametrize("name", ["distributions", "hidden_states"])
     async def test_are_refused_by_name_unless_enabled(
@@ -336,12 +285,6 @@ class TestRefusals:
         assert len((await call(running, request(sequence(3, 1)))).sequences) == 1
         assert servicer._num_scored_tokens == 26
         servicer._num_scored_tokens = 0
-
-    async def test_a_draining_server_takes_none(self, start_verifier: StartVerifier) -> None:
-        running = await start_verifier()
-        await running.verifier.servicer.drain()
-        error = await error_of(running, request(sequence(3, 1)))
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
 class HoldingObserver(RecordingObserver):

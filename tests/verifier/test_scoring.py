@@ -18,16 +18,14 @@ from tests.verifier.running_engine import (
 )
 from tests.verifier.scoring_engine import (
     StartScoring,
-    check_against_oracle,
     oracle_logits,
-    output_head,
     score,
     stacked,
 )
 from verifier.build import LoadedModel
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import StepRecord
-from verifier.errors import ModelOutputError, OverloadedError
+from verifier.errors import ModelOutputError
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import target_probs
 from verifier.sampling.scored_rows import max_rows_per_step
@@ -37,7 +35,6 @@ from verifier.service.score_call import (
     ScoreCall,
     ScoreOptions,
     SequenceScores,
-    drafts_to_score,
 )
 
 SINGLE_PASS, EXPANSION = ScoringMethod.SINGLE_PASS, ScoringMethod.BATCH_EXPANSION
@@ -83,29 +80,6 @@ def assert_equal(one: list[SequenceScores], other: list[SequenceScores]) -> None
 
 
 class TestBothMethods:
-    def test_equal_transformers_in_request_order(
-        self, start_scoring: StartScoring, bundled_model: LoadedModel, batch: list[DraftsToScore]
-    ) -> None:
-        engine = start_scoring()
-        sampling = Sampling(temperature=1.0)
-        scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
-        for sequence, reported in zip(batch, scores, strict=True):
-            num_prompt = len(sequence.token_ids)
-            logits = oracle_logits(sequence.token_ids + sequence.draft_token_ids)
-            rows = logits[num_prompt - 1 :]
-            expected = torch.log_softmax(rows, dim=-1)
-            # Of float32 arithmetic, whose error depends on the processor.
-            torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=3e-4, rtol=0)
-            torch.testing.assert_close(
-                stacked(reported, "probs"), expected.exp(), atol=1e-5, rtol=0
-            )
-            assert [p.top_token_id for p in reported.positions] == rows.argmax(dim=-1).tolist()
-            head = output_head(stacked(reported, "hidden_state"))
-            torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
-            check_against_oracle(
-                reported.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
-            )
-
     def test_give_the_same_bits_whole_and_in_chunks(
         self, start_scoring: StartScoring, batch: list[DraftsToScore]
     ) -> None:
@@ -171,45 +145,6 @@ class TestBothMethods:
         expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
         torch.testing.assert_close(stacked(scores, "probs"), expected, atol=3e-4, rtol=0)
         torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=3e-4, rtol=0)
-
-    def test_at_temperature_0_the_distribution_is_a_point_mass_and_logprobs_are_the_models(
-        self, start_scoring: StartScoring, bundled_model: LoadedModel
-    ) -> None:
-        sequence = to_score(12, 2, 3, bundled_model.served.vocab_size)
-        [scores] = score(start_scoring(), [sequence])
-        rows = oracle_logits(sequence.token_ids + sequence.draft_token_ids)[-3:]
-        probs = stacked(scores, "probs")
-        assert torch.equal(probs.argmax(dim=-1), rows.argmax(dim=-1))
-        assert probs.sum(dim=-1).tolist() == probs.amax(dim=-1).tolist()
-        torch.testing.assert_close(
-            stacked(scores, "logprobs"), torch.log_softmax(rows, dim=-1), atol=3e-4, rtol=0
-        )
-
-
-class TestDraftsThatCannotBeScored:
-    @pytest.mark.parametrize("bad", [99_999, -1])
-    def test_outside_the_vocabulary(self, bad: int) -> None:
-        made = drafts_to_score([1, 2], [3, bad], vocab_size=100, max_model_len=50)
-        assert made.draft_token_ids == []
-        assert f"{bad} is outside the vocabulary" in made.unscored_reason
-
-    def test_past_the_models_limit(self) -> None:
-        fits = drafts_to_score([1] * 8, [2, 3], vocab_size=100, max_model_len=10)
-        assert (fits.draft_token_ids, fits.unscored_reason) == ([2, 3], "")
-        over = drafts_to_score([1] * 8, [2, 3, 4], vocab_size=100, max_model_len=10)
-        assert over.draft_token_ids == []
-        assert "over the limit of 10" in over.unscored_reason
-
-    def test_are_scored_without_drafts_beside_others(
-        self, start_scoring: StartScoring, bundled_model: LoadedModel
-    ) -> None:
-        vocab_size = bundled_model.served.vocab_size
-        good = to_score(9, 3, 1, vocab_size)
-        bad = drafts_to_score([1, 2], [vocab_size], vocab_size=vocab_size, max_model_len=99)
-        scores = score(start_scoring(), [bad, good])
-        assert bad.unscored_reason
-        assert not good.unscored_reason
-        assert [len(reported.positions) for reported in scores] == [1, 4]
 
 
 def options(**fields: object) -> ScoreOptions:
@@ -318,26 +253,6 @@ class TestFailing:
         session.wait_end(streams[1])
         assert session.output(streams[1]) == [1, 1]
 
-    def test_too_many_waiting_sequences_are_an_overload(self, start_engine: StartEngine) -> None:
-        running = start_engine(max_num_waiting=2, max_num_seqs=1)
-        sequences = [DraftsToScore(token_ids=[1, 2], draft_token_ids=[1])] * 5
-        with running.held():
-            call = ScoreCall(running.engine, sequences, options())
-        with pytest.raises(OverloadedError) as raised:
-            call.result.result(PATIENCE_S)
-        call.close()
-        assert raised.value.retry_after_ms
-
-    def test_closing_a_call_frees_its_sequences(self, start_engine: StartEngine) -> None:
-        running = start_engine(max_num_batched_tokens=8)
-        with running.held():
-            call = ScoreCall(
-                running.engine, [DraftsToScore(token_ids=[1] * 150, draft_token_ids=[])], options()
-            )
-            call.close()
-        running.engine.when_idle().result(PATIENCE_S)
-        assert not call.result.done()
-
 
 def test_the_rows_that_a_step_scores_bound_its_logits_and_events() -> None:
     assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
@@ -360,34 +275,6 @@ def test_by_batch_expansion_each_draft_attends_alone(start_engine: StartEngine) 
     ]
     assert layouts[1].seq_lens.tolist() == [19, *range(20, 31)]
     assert [p.top_token_id for p in scores.positions] == [*text[20:], 1]
-
-
-@pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-def test_streams_get_a_token_in_every_step_beside_long_scored_prompts(
-    start_engine: StartEngine, method: ScoringMethod
-) -> None:
-    running = start_engine(max_num_batched_tokens=8)
-    session = running.attach()
-    sequences = [DraftsToScore(token_ids=[1] * 60, draft_token_ids=[1] * 20)] * 2
-    with running.held():
-        stream = session.open([1], max_new_tokens=150)
-        call = ScoreCall(running.engine, sequences, options(method=method, prompt_logprobs=True))
-    call.result.result(PATIENCE_S)
-    call.close()
-    running.sync()
-    scoring = [
-        step for step in running.observer.steps if any(i.sequence.scoring for i in step.scheduled)
-    ]
-    assert len(scoring) >= 160 // 7
-    assert all(step.stats.num_scheduled_tokens <= 8 for step in scoring)
-    session.wait_end(stream)
-    running.sync()
-    with_stream = [
-        step
-        for step in scoring
-        if any(item.sequence.sequence_id == stream for item in step.scheduled)
-    ]
-    assert len(with_stream) == len(scoring), "a step went by without the stream"
 
 
 def test_a_step_scores_no_more_rows_than_the_limit(start_engine: StartEngine) -> None:

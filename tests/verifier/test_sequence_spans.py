@@ -1,15 +1,11 @@
 """What is recorded of a session's sequences; `tests/integration/test_spans.py` has whole traces."""
 
-import itertools
-import time
 from collections.abc import Sequence
 
-import opentelemetry.sdk.trace
-import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from servicekit.spans import Spans
+from servicekit.telemetry.spans import Spans
 from tandem.v1 import verifier_pb2
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.test_session_faults import events_of, make_open
@@ -65,24 +61,3 @@ async def test_what_is_open_when_its_session_ends_is_recorded_as_cancelled(
         if each.name == "sequence" and each.attributes is not None
     }
     assert ends == {"good": None, "open": "CANCELLED"}
-
-
-async def test_a_wall_clock_that_is_set_changes_no_duration(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readings = itertools.count(time.time_ns(), -(3600 * 10**9))
-    for module in (time, opentelemetry.sdk.trace):
-        monkeypatch.setattr(module, "time_ns", lambda: next(readings))
-    kept = _Kept()
-    spans = Spans(service="test", version="0", exporter=kept)
-    await events_of(start_engine(), make_open("good"), spans=SequenceSpans(spans))
-    monkeypatch.undo()
-    spans.stop()
-    times = {each.name: (each.start_time or 0, each.end_time or 0) for each in kept.spans}
-    begin, end = times.pop("sequence")
-    assert 0 < end - begin < 60 * 10**9
-    assert times["queue"][0] == begin
-    assert times["queue"][1] == times["prefill"][0]
-    assert times["prefill"][1] == times["decode"][0]
-    assert times["decode"][1] == end
-    assert all(first <= last for first, last in times.values())

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import math
 import threading
 from collections.abc import Callable
 
@@ -30,8 +29,6 @@ from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.errors import OverloadedError
-from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import target_probs
 from verifier.server import VerifierServer
 from verifier.service import event_wire
 from verifier.transformers_model.checkpoint import reference_logits
@@ -125,27 +122,6 @@ class TestGreeting:
         assert violation is not None
         assert violation[0] == field
 
-    async def test_commands_may_follow_hello_in_its_message(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        session = (await start_verifier()).session()
-        await session.send(
-            pb.Command(hello=pb.Hello(protocol_version=1)), pb.Command(open=make_open())
-        )
-        assert await session.wait_finished("a") == greedy_output
-
-    async def test_bytes_that_are_no_message_are_an_invalid_argument(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        running = await start_verifier()
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = running.channel.stream_stream(
-            "/tandem.v1.VerifierService/Session"
-        )()
-        await call.write(b"\xff\xff\xff")
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call.read()
-        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-
     @pytest.mark.parametrize(
         ("command", "field"),
         [
@@ -156,10 +132,12 @@ class TestGreeting:
             ),
             (pb.Command(update=pb.Update(sequence_id="é" * 33)), "update.sequence_id"),
             (pb.Command(close=pb.Close(sequence_id="x" * 65)), "close.sequence_id"),
+            (pb.Command(), "commands"),
+            (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
         ],
-        ids=["draft's id", "draft's tokens", "update", "close"],
+        ids=["draft's id", "draft's tokens", "update", "close", "unknown command", "second Hello"],
     )
-    async def test_a_command_over_a_limit_is_rejected_and_its_sequence_goes_on(
+    async def test_a_bad_command_is_rejected_alone(
         self,
         start_verifier: StartVerifier,
         greedy_output: list[int],
@@ -213,27 +191,6 @@ class TestGreeting:
         assert violation[0] == field
         await bystander.open(make_open())
         assert await bystander.wait_finished("a") == greedy_output
-
-    @pytest.mark.parametrize(
-        ("command", "field"),
-        [
-            (pb.Command(), "commands"),
-            (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
-        ],
-        ids=["unknown command", "second Hello"],
-    )
-    async def test_an_invalid_command_is_rejected_alone(
-        self,
-        start_verifier: StartVerifier,
-        greedy_output: list[int],
-        command: pb.Command,
-        field: str,
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        await session.send(command, pb.Command(open=make_open()))
-        rejected = await session.wait_rejected()
-        assert (rejected.sequence_id, rejected.code, rejected.field) == ("", INVALID, field)
-        assert await session.wait_finished("a") == greedy_output
 
 
 SamplingParams = sampling_pb2.SamplingParams
@@ -399,20 +356,6 @@ class TestOpening:
         assert rejected.code == code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert rejected.retry_after_ms > 0
 
-    async def test_the_models_end_token_ends_unless_it_is_ignored(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        stop = greedy_output[5]
-        first = greedy_output.index(stop)
-        await session.open(make_open("stopped", stop_token_ids=[stop]), make_open("whole"))
-        assert await session.wait_finished("stopped") == greedy_output[: first + 1]
-        reason = session.decided("stopped")[-1].finish_reason
-        assert reason == sampling_pb2.FINISH_REASON_STOP
-        assert await session.wait_finished("whole") == greedy_output
-        reason = session.decided("whole")[-1].finish_reason
-        assert reason == sampling_pb2.FINISH_REASON_LENGTH
-
 
 class TestPromptLogprobs:
     async def test_come_by_chunk_before_the_first_token(
@@ -434,44 +377,6 @@ class TestPromptLogprobs:
             assert abs(logprob.logprob - float(row[logprob.token_id])) < 1e-4
             assert [top.token_id for top in logprob.top] == row.topk(2).indices.tolist()
 
-    async def test_are_of_the_processed_distribution_unless_raw_ones_are_requested(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        parameters = {
-            "temperature": 0.5,
-            "seed": 1,
-            "repetition_penalty": 1.5,
-            "prompt_logprobs": 0,
-        }
-        output_only = {"frequency_penalty": 2, "presence_penalty": 2, "min_new_tokens": 5}
-        for sequence_id, fields in (
-            ("processed", parameters),
-            ("output is not counted", parameters | output_only),
-            ("raw", parameters | {"logprobs_mode": sampling_pb2.LOGPROBS_MODE_RAW}),
-            ("as it is", {"prompt_logprobs": 0}),
-        ):
-            sampling = sampling_pb2.SamplingParams(**fields)
-            await session.open(make_open(sequence_id, max_new_tokens=6, sampling=sampling))
-        reported = {}
-        for sequence_id in ("processed", "output is not counted", "raw", "as it is"):
-            await session.wait_finished(sequence_id)
-            reported[sequence_id] = [
-                logprob.logprob
-                for event in session.events
-                if event.prompt_scored.sequence_id == sequence_id
-                for logprob in event.prompt_scored.logprobs
-            ]
-        assert reported["raw"] == reported["as it is"]
-        assert reported["processed"] == reported["output is not counted"]
-        logits = oracle_logits(PROMPT)
-        sampling_of_law = Sampling(temperature=0.5, repetition_penalty=1.5)
-        for position, logprob in enumerate(reported["processed"], start=1):
-            probs = target_probs(
-                logits[position - 1 : position], sampling_of_law, PROMPT[:position], [], []
-            )
-            assert abs(math.exp(logprob) - float(probs[0, PROMPT[position]])) < 1e-4
-
     async def test_over_the_bound_are_refused(self, start_verifier: StartVerifier) -> None:
         running = await start_verifier(max_model_len=8000)
         session = await running.greeted_session()
@@ -481,47 +386,7 @@ class TestPromptLogprobs:
         assert (rejected.code, rejected.field) == (INVALID, "sampling.prompt_logprobs")
 
 
-def garbage(known: list[int], right: list[int]) -> list[tuple[int, list[int]]]:
-    """Hints of every bad kind, and some good ones, for a sequence with the tokens `known`."""
-    length = len(known)
-    return [
-        (length, [VOCAB_SIZE]),
-        (length, [2**32 - 1] * 10),
-        (length, [2**31, 1]),
-        (length, [(right[0] + 1) % VOCAB_SIZE] * 30),
-        (length, [*right[:2], VOCAB_SIZE + 5, *right[3:]]),
-        (length, [*right[:2], (right[2] + 1) % VOCAB_SIZE] if len(right) > 2 else right),
-        (0, [7] * 100_000),
-        (0, known + right),
-        (2**32 - 1, right),
-        (length + 3, right),
-        (max(0, length - 2), [*known[-2:], *right, *range(2000)]),
-        (length, right + right * 20),
-    ]
-
-
 class TestDrafts:
-    @pytest.mark.parametrize("turn", range(12))
-    async def test_no_draft_changes_greedy_output(
-        self, start_verifier: StartVerifier, greedy_output: list[int], turn: int
-    ) -> None:
-        """Every kind of hint in turn; the sequence always waits, so each has its step."""
-        session = await (await start_verifier()).greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        count = 0
-        while len(session.output("a")) < NUM_NEW_TOKENS:
-            count += 1
-            await session.wait_decided("a", count)
-            output = session.output("a")
-            known, right = PROMPT + output, greedy_output[len(output) :]
-            if not right:
-                break
-            kinds = garbage(known, right)
-            base_length, token_ids = kinds[(turn + count) % len(kinds)]
-            await session.draft("a", base_length, token_ids)
-            await session.draft("a", len(known), [])
-        assert session.output("a") == greedy_output
-
     async def test_right_drafts_are_accepted(
         self, start_verifier: StartVerifier, greedy_output: list[int]
     ) -> None:
@@ -535,82 +400,8 @@ class TestDrafts:
         assert decided.base_length == len(PROMPT) + 1
         assert decided.num_wanted_draft_tokens == NUM_NEW_TOKENS - 21 - 1
 
-    async def test_drafts_for_unknown_sequences_are_ignored(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        for sequence_id in ("", "nobody", "x" * 64):
-            await session.draft(sequence_id, 3, [1, 2, 3])
-        await session.send(
-            pb.Command(close=pb.Close(sequence_id="nobody")),
-            pb.Command(update=pb.Update(sequence_id="nobody")),
-        )
-        await session.open(make_open())
-        assert await session.wait_finished("a") == greedy_output
-        assert session.rejected() == []
-
-    async def test_seeded_output_is_the_same_with_and_without_drafts(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        sampling = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=2**64 - 1)
-        await session.open(make_open("plain", sampling=sampling))
-        plain = await session.wait_finished("plain")
-        await session.open(
-            make_open("drafted", sampling=sampling, draft_wait=pb.DRAFT_WAIT_ALWAYS),
-            make_open("company", sampling=SamplingParams(temperature=1, seed=3)),
-        )
-        count = 0
-        while (decided := await session.wait_decided("drafted", count + 1)).finish_reason == 0:
-            count += 1
-            output = session.output("drafted")
-            drafts = plain[len(output) : len(output) + 1 + count % 4]
-            if count % 3 == 0:
-                drafts = [*drafts[:-1], 5]
-            await session.draft("drafted", len(PROMPT) + len(output), drafts)
-        assert session.output("drafted") == plain
-        accepted = sum(d.num_accepted_tokens for d in session.decided("drafted"))
-        assert 0 < accepted < sum(d.num_draft_tokens for d in session.decided("drafted"))
-        assert decided.num_wanted_draft_tokens == 0
-
-    async def test_no_more_drafts_are_verified_than_the_match_justifies(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier()
-        session = await running.greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS, tokens_per_match=2))
-        await session.wait_decided("a")
-        draft = pb.Draft(
-            sequence_id="a",
-            base_length=len(PROMPT) + 1,
-            token_ids=greedy_output[1:6],
-            matched_ngram_length=1,
-        )
-        await session.send(pb.Command(draft=draft))
-        decided = await session.wait_decided("a", 2)
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (2, 2)
-
 
 class TestSessions:
-    async def test_cannot_touch_each_others_sequences(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier()
-        owner, stranger = await running.greeted_session(), await running.greeted_session()
-        await owner.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await owner.wait_decided("a")
-        await stranger.send(
-            pb.Command(draft=pb.Draft(sequence_id="a", base_length=len(PROMPT) + 1)),
-            pb.Command(close=pb.Close(sequence_id="a")),
-            pb.Command(update=pb.Update(sequence_id="a", drafting=False)),
-            pb.Command(open=make_open("a", max_new_tokens=2)),
-        )
-        assert await stranger.wait_finished("a") == greedy_output[:2]
-        stranger.call.cancel()
-        await owner.draft("a", len(PROMPT) + 1, greedy_output[1:4])
-        decided = await owner.wait_decided("a", 2)
-        assert list(decided.token_ids) == greedy_output[1:5]
-
     @pytest.mark.parametrize("keep", [0, 9], ids=["nothing", "of a newer gateway"])
     async def test_close_is_answered_by_cancelled(
         self, start_verifier: StartVerifier, keep: drafter_pb2.Keep.ValueType
@@ -683,20 +474,6 @@ class TestSessions:
             await flooding
         size = sum(response.ByteSize() for response in session.responses)
         assert size < 16 << 20, "what was kept for it is not bounded"
-
-    async def test_a_session_that_does_not_read_can_still_be_cancelled(
-        self, start_verifier: StartVerifier
-    ) -> None:
-        """Also while the server is blocked in a write to it."""
-        running = await start_verifier()
-        session = await running.greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 5000
-        for _ in range(4):
-            await session.send(*bad)
-        session.call.cancel()
-        await running.idle()
 
 
 class TestDrain:
@@ -808,19 +585,6 @@ class TestMetrics:
         assert sample(running, "tandem_decode_plain_seconds_total") > 0
         assert sample(running, "tandem_verifier_pending_commands") == 0
 
-    async def test_learn_no_cost_where_limits_alone_set_the_depth(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier(speculation_depth="limits")
-        session = await running.greeted_session()
-        await session.open(make_open(max_new_tokens=6, draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        await session.draft("a", len(PROMPT) + 1, greedy_output[1:5])
-        assert await session.wait_finished("a") == greedy_output[:6]
-        await running.sync()
-        assert sample(running, "tandem_speculation_depth_sum") == 4
-        assert sample(running, "tandem_step_cost_error_ratio_count") == 0
-
 
 def sample(running: RunningVerifier, name: str, **labels: str) -> float:
     value = running.registry.get_sample_value(name, labels)
@@ -892,8 +656,3 @@ async def test_a_model_that_cannot_be_loaded_leaves_no_server_running(
     host, _, port = verifier.server.address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, int(port))
-
-
-def test_the_oracle_is_greedy(bundled_float32: PagedModel, greedy_output: list[int]) -> None:
-    logits = reference_logits(bundled_float32.model, PROMPT + greedy_output)
-    assert torch.equal(logits[len(PROMPT) - 1 : -1].argmax(dim=-1), torch.tensor(greedy_output))

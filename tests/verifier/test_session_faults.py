@@ -9,12 +9,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from servicekit.errors import MessageLimitError
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
 from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
-from tests.verifier.running_verifier import StartVerifier
 from verifier.engine.messages import DetachSession, Event, Open, Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import InternalError, OverloadedError
@@ -100,28 +98,6 @@ class TestFlood:
 
 
 class TestOwnFaults:
-    async def test_a_stream_whose_reading_fails_ends_with_internal_and_is_logged_once(
-        self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(self: Session, *_: object) -> None:
-            raise RuntimeError("who would have thought")
-
-        running = await start_verifier()
-        other = await running.greeted_session()
-        session = await running.greeted_session()
-        await session.open(pb.Open(sequence_id="a", token_ids=PROMPT, ignore_eos=True))
-        await session.wait_decided("a")
-        monkeypatch.setattr(Session, "_submit", fail)
-        await session.send(pb.Command(close=pb.Close(sequence_id="nobody")))
-        assert await session.read_to_end() == grpc.StatusCode.INTERNAL
-        monkeypatch.undo()
-        await other.open(pb.Open(sequence_id="b", token_ids=PROMPT, max_new_tokens=3))
-        await other.wait_finished("b")
-        await running.idle()
-        errors = [entry for entry in running.log if entry["log_level"] == "error"]
-        assert [entry["event"] for entry in errors] == ["rpc_failed"]
-        running.log.clear()  # type: ignore[attr-defined]
-
     async def test_a_command_whose_handling_raises_is_rejected_alone(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -243,26 +219,6 @@ class TestOverload:
         with pytest.raises(OverloadedError, match="over 100 bytes of events are unread"):
             await anext(responses)
         session.close()
-
-
-async def test_an_error_of_the_stream_frees_its_sequences_though_nobody_reads(
-    start_engine: StartEngine,
-) -> None:
-    running = start_engine()
-    session = new_session(running)
-
-    async def requests() -> AsyncIterator[pb.SessionRequest]:
-        yield HELLO
-        yield pb.SessionRequest(commands=[make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS)])
-        yield pb.SessionRequest(commands=[pb.Command()] * 16_385)
-
-    async with asyncio.timeout(PATIENCE_S):
-        await session.read(requests())
-        await asyncio.wrap_future(running.engine.when_idle())
-    with pytest.raises(MessageLimitError):
-        async for _ in session.responses():
-            pass
-    session.close()
 
 
 def new_session(

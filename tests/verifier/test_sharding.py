@@ -18,12 +18,8 @@ from transformers import (
 )
 
 from servicekit.config import ConfigError
-from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, SMALL, some_tokens
-from verifier.config import VerifierConfig
-from verifier.model.model_part import load_part
-from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
-from verifier.transformers_model import checkpoint
+from verifier.tensor_parallel.sharding import shard
 from verifier.transformers_model.fp8_weights import Fp8Linear, quantise_linear_layers
 
 HEADS = {"head_dim": 32}
@@ -138,44 +134,6 @@ def test_parts_in_fp8_have_the_values_of_the_whole(name: str) -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
-def test_parts_that_multiply_in_fp8_are_as_near_the_exact_logits_as_the_whole(name: str) -> None:
-    """Each rounds its own part of the rows, at a scale of its own."""
-    exact, rounded = (in_fp8(name, None, rounds_rows=rounds) for rounds in (False, True))
-    token_ids = torch.tensor([some_tokens(40, exact.config.vocab_size)])
-    expected, whole = (m(input_ids=token_ids, use_cache=False).logits for m in (exact, rounded))
-    off = (whole - expected).abs().mean()
-    assert off > 0
-    models = [in_fp8(name, each, rounds_rows=True) for each in thread_collectives(2)]
-    for logits in computed_by(models, token_ids):
-        assert (logits - expected).abs().mean() <= 1.5 * off
-
-
-def test_a_rank_quantises_each_layer_before_it_cuts_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So a device never holds its part unquantised, which may not fit."""
-    left: list[int] = []
-
-    def quantise_the_rest(*arguments: Any, **options: Any) -> None:
-        left.append(quantise_linear_layers(*arguments, **options))
-
-    monkeypatch.setattr(checkpoint, "quantise_linear_layers", quantise_the_rest)
-    config = VerifierConfig(
-        model=MODEL_FOLDER, device="cpu", quantization="fp8", threads=1, tensor_parallel_size=2
-    )
-    part = load_part(config, device=CPU, collectives=thread_collectives(2)[1])
-    assert left == [0]
-    layers = [m for m in part.checkpoint.model.modules() if isinstance(m, Fp8Linear)]
-    assert len(layers) == 7 * part.checkpoint.kv_shape.num_layers
-
-
-def test_a_rank_holds_the_kv_of_its_heads_only() -> None:
-    assert num_local_kv_heads(make_model("llama"), 2, 2) == 1
-    # Its projections are one matrix, which the plan gathers: attention stays whole.
-    assert num_local_kv_heads(make_model("phi3"), 2, 2) == 2
-
-
 @pytest.mark.parametrize(
     ("size", "message"),
     [
@@ -187,12 +145,6 @@ def test_heads_that_cannot_be_divided_evenly_are_refused(size: int, message: str
     with pytest.raises(ConfigError, match=message) as refused:
         shard(make_model("llama"), thread_collectives(size)[0], CPU)
     assert str(refused.value).startswith("--tensor-parallel-size")
-
-
-def test_a_layer_that_cannot_be_cut_evenly_is_refused_by_name() -> None:
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"intermediate_size": 111}))
-    with pytest.raises(ConfigError, match=r"2: does not divide model\.layers\.0\.mlp\.\w+, 111"):
-        shard(model, thread_collectives(2)[0], CPU)
 
 
 def test_a_model_without_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from tests.verifier.running_engine import EngineSession, StartEngine
 from verifier.drafts.draft_buffer import Hint
 from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import Decided, StepTraced
-from verifier.sampling import Sampling
 from verifier.scheduling.sequence import MAX_TRACED_TOKENS
 from verifier.service import event_wire
 
@@ -110,18 +109,6 @@ def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> l
     return steps
 
 
-def test_every_step_of_the_sequence_and_of_no_other_is_traced(start_engine: StartEngine) -> None:
-    session = start_engine(rule=follow(TEXT), max_num_batched_tokens=8).attach()
-    traced = session.open(TEXT[:19], max_new_tokens=12, trace=True)
-    other = session.open(TEXT[:19], max_new_tokens=12)
-    session.wait_end(traced)
-    session.wait_end(other)
-    steps = check_flow(session, traced, TEXT[:19])
-    assert sum(not step.output_token_ids for step in steps) >= 2, "its prompt came in chunks"
-    assert len(steps) >= 14
-    assert session.traced(other) == []
-
-
 def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     start_engine: StartEngine,
 ) -> None:
@@ -149,31 +136,6 @@ def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     session.close(sequence_id)
 
 
-def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEngine) -> None:
-    session = start_engine(rule=follow(TEXT)).attach()
-    sequence_id = session.open(
-        TEXT[:4], draft_wait=ALWAYS, trace=True, stop_token_ids=frozenset({6})
-    )
-    session.wait_decided(sequence_id, 1)
-    session.hint(sequence_id, 5, TEXT[5:11])
-    session.wait_end(sequence_id)
-    step = check_flow(session, sequence_id, TEXT[:4])[-1]
-    assert list(step.output_token_ids) == TEXT[5:8]
-    # Only drafts before a stop token are verified.
-    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (2, 2)
-
-
-def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEngine) -> None:
-    session = start_engine(rule=hashed, max_num_batched_tokens=8).attach()
-    sequence_id = session.open(
-        [1, 2] * 6, max_new_tokens=1, trace=True, sampling=Sampling(prompt_logprobs=0)
-    )
-    session.wait_end(sequence_id)
-    first, second = session.traced(sequence_id)
-    assert first.logits_indices == tuple(range(8))
-    assert second.logits_indices == tuple(range(4))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_traces_follow_the_text_through_preemption_and_any_hints(
     start_engine: StartEngine, seed: int
@@ -195,30 +157,6 @@ def test_traces_follow_the_text_through_preemption_and_any_hints(
     assert running.engine.load.num_preemptions > 0
     for sequence_id, prompt in prompts.items():
         assert check_flow(session, sequence_id, prompt)
-
-
-def test_a_decision_names_its_drafts_match_length_and_source(
-    start_engine: StartEngine,
-) -> None:
-    session = start_engine(rule=follow(TEXT)).attach()
-    sequence_id = session.open(
-        TEXT[:4], max_new_tokens=30, draft_wait=ALWAYS, num_speculative_tokens=2
-    )
-    first = session.wait_decided(sequence_id, 1)
-    assert (first.matched_ngram_length, first.source) == (0, None)
-    session.hint(sequence_id, 5, TEXT[5:20], matched_ngram_length=3, source=DraftSource.POOL)
-    second = session.wait_decided(sequence_id, 2)
-    assert (second.matched_ngram_length, second.source) == (3, DraftSource.POOL)
-    session.hint(sequence_id, 8, [])
-    third = session.wait_decided(sequence_id, 3)
-    assert (third.num_draft_tokens, third.matched_ngram_length) == (2, 6), "realigned by 3"
-    lie = (1 << 32) - 1
-    session.hint(
-        sequence_id, 11, TEXT[11:13], matched_ngram_length=lie, source=DraftSource.SEQUENCE
-    )
-    fourth = session.wait_decided(sequence_id, 4)
-    assert (fourth.matched_ngram_length, fourth.source) == (11, DraftSource.SEQUENCE)
-    session.close(sequence_id)
 
 
 def test_the_latest_of_many_proposals_are_kept() -> None:

@@ -3,7 +3,6 @@
 No test here runs on a GPU: `torch.cuda`'s answers are a stand-in's.
 """
 
-import importlib.util
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +22,6 @@ from verifier.model.support import (
     driver_version,
     gpus,
     on_cpu,
-    on_gpu,
 )
 
 REPOSITORY = Path(__file__).parents[2]
@@ -79,15 +77,6 @@ def test_what_only_the_own_decoder_has_is_refused_on_a_gpu(feature: Feature) -> 
         assert feature.refusal(HOPPER) == feature.gpu.note
 
 
-def test_a_backend_without_its_package_is_refused_by_the_backends_choice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refusals = {each["value"]: each["refusal"] for each in on_gpu(HOPPER)}
-    assert refusals["flash_attn"] == "the package flash-attn is not installed"
-    assert refusals["sdpa"] is refusals["bfloat16"] is refusals["fp8"] is None
-
-
 @pytest.mark.stand_in
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
@@ -106,25 +95,6 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (old["free_bytes"], old["total_bytes"], old["can_run"]) == (6, 10, False)
     assert all(each["refusal"] for each in old["support"])
     assert described["gpu_software"].keys() == {"driver", "CUDA of torch", "triton", "flash-attn"}
-
-
-@pytest.mark.stand_in
-def test_a_gpu_whose_memory_cannot_be_asked_for_is_described_nevertheless(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def failing(index: int) -> None:
-        raise torch.OutOfMemoryError("no context")
-
-    answers = {
-        "device_count": lambda: 1,
-        "get_device_capability": lambda index: HOPPER,
-        "get_device_name": lambda index: "GPU",
-        "mem_get_info": failing,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, answer)
-    [gpu] = gpus()
-    assert (gpu["free_bytes"], gpu["total_bytes"], gpu["can_run"]) == (None, None, True)
 
 
 def test_a_processor_that_the_own_decoder_refuses_lacks_what_only_that_has() -> None:

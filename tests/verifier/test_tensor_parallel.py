@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import re
-import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +17,6 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.parallel_verifier import PATIENCE_S, Rank, start_ranks
 from tests.verifier.running_verifier import ClientSession, StartVerifier
 
-ROOT = Path(__file__).parents[2]
 FLAGS = [
     "--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
     "--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-kv-blocks", "256",
@@ -165,21 +161,6 @@ async def test_two_ranks_are_one_replica_until_sigterm(
         assert "error" not in await asyncio.to_thread(rank.log)
 
 
-async def test_two_ranks_with_fp8_weights_are_one_replica() -> None:
-    """Each has quantised its own part, and says what one process says."""
-    flags = [*FLAGS, "--quantization", "fp8", "--numerics", "fast"]
-    texts, dtypes = [], []
-    for size in (1, 2):
-        with start_ranks(size, *flags, "--tensor-parallel-size", str(size)) as ranks:
-            async with client(await asyncio.to_thread(ranks[0].address)) as stub:
-                dtypes.append((await stub.GetModelInfo(pb.GetModelInfoRequest())).dtype)
-                session = ClientSession(stub.Session())
-                await session.hello()
-                texts.append(await assert_drafts_change_nothing(session, GREEDY))
-    assert dtypes == ["float32, fp8 weights"] * 2
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize(("lost", "is_idle"), [(0, False), (1, False), (1, True)])
 async def test_a_killed_rank_ends_the_replica(
     two_ranks: list[Rank], lost: int, is_idle: bool
@@ -211,20 +192,6 @@ async def test_a_killed_rank_ends_the_replica(
     assert "engine_stalled" not in log, "it has not stalled for 30 s"
 
 
-async def test_of_more_than_two_ranks_all_learn_which_one_is_lost() -> None:
-    with start_ranks(4, *FLAGS, "--tensor-parallel-size", "4") as ranks:
-        async with client(await asyncio.to_thread(ranks[0].address)) as stub:
-            session = ClientSession(stub.Session())
-            await session.hello()
-            await assert_drafts_change_nothing(session, SEEDED)
-        killed = ranks.pop(2)
-        killed.send_signal(signal.SIGKILL)
-        codes, lines = await asyncio.to_thread(wait_all, ranks)
-    assert codes == [1, 1, 1]
-    assert "rank 2 is gone" in lines[0]
-    assert all("rank 0 failed: rank 2 is gone" in line for line in lines[1:])
-
-
 def wait_all(ranks: list[Rank]) -> tuple[list[int], list[str]]:
     """The exit codes, and the last lines of the logs."""
     return [rank.wait() for rank in ranks], [rank.log().splitlines()[-1] for rank in ranks]
@@ -239,18 +206,6 @@ async def test_a_rank_that_cannot_load_ends_all(tmp_path: Path) -> None:
     assert codes == [1, 2]
     assert lines[1] == "error: rank 1: --model: t5: encoder-decoder models are not served"
     assert "rank 1 failed: --model: t5: encoder-decoder models are not served" in lines[0]
-
-
-async def test_ranks_of_two_models_are_refused(tmp_path: Path) -> None:
-    shutil.copytree(MODEL_FOLDER, tmp_path, dirs_exist_ok=True)
-    with (tmp_path / "tokenizer.json").open("a") as file:
-        file.write("\n")
-    wrong = {1: ["--model", str(tmp_path)]}
-    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2", flags_by_rank=wrong) as ranks:
-        codes, lines = await asyncio.to_thread(wait_all, ranks)
-    assert codes == [2, 1]
-    assert re.fullmatch(r"error: --model: rank 1 has \w{64}, rank 0 has \w{64}", lines[0])
-    assert "rank 0 failed: --model: rank 1 has" in lines[1]
 
 
 REFUSED = {
@@ -275,37 +230,3 @@ async def test_conflicting_flags_are_refused(name: str) -> None:
     assert codes[0] == 2
     assert all(codes)
     assert lines[0] == f"error: {message}"
-
-
-async def test_a_replica_started_by_torchrun_drains_at_its_sigterm() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "verifier", *FLAGS, "--tensor-parallel-size", "2", cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            line = (await process.stdout.readline()).decode()
-        address = line.strip().removeprefix("ready grpc=")
-        async with grpc.aio.insecure_channel(address) as channel:
-            session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
-            await session.hello()
-            await session.open(make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS))
-            await session.wait_decided("a")
-            watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
-            process.send_signal(signal.SIGTERM)
-            while (await watched.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
-                pass
-            await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
-            assert len(await session.wait_finished("a")) == NUM_NEW_TOKENS
-            assert await session.read_to_end() == grpc.StatusCode.OK
-        async with asyncio.timeout(PATIENCE_S):
-            _, stderr = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)  # it ends its ranks
-            await process.communicate()
-    assert b"SIGKILL" not in stderr
-    assert b"rank_lost" not in stderr

@@ -91,17 +91,6 @@ def test_a_sliding_window_hides_what_lies_before_it() -> None:
     assert not torch.equal(rows[first_unaffected - 1], changed_rows[first_unaffected - 1])
 
 
-def test_a_step_without_logits_writes_its_tokens() -> None:
-    paged = make_small_model("llama")
-    token_ids = some_tokens(50, paged.vocab_size)
-    blocks = list(range(4))
-    [none] = paged.run(Chunk(token_ids=token_ids[:45], start=0, block_table=blocks, num_rows=0))
-    assert none.shape == (0, paged.vocab_size)
-    [rows] = paged.run(Chunk(token_ids=token_ids[45:], start=45, block_table=blocks, num_rows=5))
-    expected = reference_logits(paged.model, token_ids)
-    assert_near(rows, expected[45:], expected.abs().max().item())
-
-
 def test_hidden_states_are_those_of_a_step_that_wants_them() -> None:
     """A later and smaller step has no such rows."""
     model = make_small_model("llama")

@@ -6,8 +6,6 @@ tests/gpu/ runs them.
 import importlib.util
 import itertools
 import re
-import subprocess
-import tempfile
 from typing import Any
 
 import pytest
@@ -16,10 +14,13 @@ import torch
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs the package triton (extra dev), and it is not installed here",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None,
+        reason="needs the package triton (extra dev), and it is not installed here",
+    ),
+]
 META = torch.device("meta")
 FIRST_THAT_OVERLAPS = 90
 """The first compute capability whose kernels may begin before the one before them has ended."""
@@ -29,7 +30,6 @@ SMALLEST_SHARED_MEMORY = 99 << 10
 """Bytes that a thread block may have, of all GPUs from compute capability 8.0 on."""
 
 
-REGISTERS = 65536
 """Of a multiprocessor, of all these GPUs."""
 
 
@@ -99,19 +99,6 @@ def before_waiting(kernel: Any) -> str:
     before, *after = re.split(r"griddepcontrol\.wait ?;", kernel.asm["ptx"])
     assert len(after) == 1, f"{len(after)} waits"
     return before
-
-
-def registers_of(kernel: Any) -> int:
-    """What a thread of a kernel takes, by its machine code."""
-    import triton
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        told = subprocess.run(command, text=True, capture_output=True, check=True).stdout
-    [registers] = re.findall(r"\bREG:(\d+)", told)
-    return int(registers)
 
 
 def attend(
@@ -200,22 +187,6 @@ def test_kernels_compile_and_fit(
         assert UNITS[capability] in code
         # Folding rounds each product and sum, in every kernel.
         assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_small_tiles_fit_several_times(compiled: Compiled, capability: int, head_dim: int) -> None:
-    """Which they are for."""
-    compile_for(capability)
-    overlaps = capability >= FIRST_THAT_OVERLAPS
-    attend(torch.bfloat16, head_dim=head_dim, longest=9000, window=None, overlaps=overlaps)
-    kernel = compiled.kernels["attend"]
-    assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
-    assert 2 * kernel.metadata.shared <= 163 << 10, "of an A100"
-    assert "mma.sync" in kernel.asm["ptx"]
-    if head_dim <= 128:
-        registers = 32 * kernel.metadata.num_warps * registers_of(kernel)
-        assert 3 * registers <= REGISTERS
 
 
 def test_no_later_step_waits_for_the_compiler(

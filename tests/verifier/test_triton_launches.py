@@ -101,23 +101,6 @@ def test_a_step_that_may_be_of_few_sequences_is_split(attends: Launches) -> None
     assert not attends.are_split[-1], "256 have work at least"
 
 
-def test_a_windows_programs_and_results_are_few(attends: Launches) -> None:
-    """Whatever the longest length."""
-    attend(8, longest_k=131_072, sliding_window=1024)
-    # Of 256 tokens, in small tiles of 4 tokens.
-    assert attends.grids[-1] == (6 * (2 + 8), 8)
-    assert attends.arguments[-1][9].shape == (8, 32, 6)
-
-
-def test_results_of_splits_begin_where_the_compiler_has_seen_them_begin(attends: Launches) -> None:
-    """At a multiple of 16 bytes; for others Triton compiles anew, while requests wait."""
-    attend(35, longest_k=1200, num_heads=14, device=torch.device("cpu"))
-    assert attends.are_split[-1]
-    tops, totals, sums = attends.arguments[-1][9:12]
-    assert tops.numel() % 4, "the test shows nothing"
-    assert [each.data_ptr() % 16 for each in (tops, totals, sums)] == [0, 0, 0]
-
-
 def test_kernels_are_compiled_at_the_first_step_only(attends: Launches) -> None:
     """Of each kind of layer; a layer launches those of its own step alone."""
     from verifier.gpu.attention.triton_backend import TritonBackend
@@ -146,26 +129,6 @@ def test_only_steps_of_few_tokens_have_small_tiles(dtype: torch.dtype, is_strict
             assert tiles is FLOAT32_TILES
         else:
             assert tiles is (SMALL_TILES if is_small and not is_strict else LARGE_TILES)
-
-
-@pytest.mark.parametrize("longest_k", [40_960, 131_072])
-def test_long_lengths_are_split_where_few_sequences_would_leave_the_gpu_idle(
-    attends: Launches, longest_k: int
-) -> None:
-    for num_tokens in (8, 16, 24, 32, 64, 96):
-        attend(num_tokens, longest_k=longest_k)
-        assert attends.are_split[-1], num_tokens
-
-
-def test_the_results_of_splits_take_no_more_than_the_workspace(attends: Launches) -> None:
-    """Where they would, one program reads all splits."""
-    are_split = {}
-    for num_tokens in (64, 80, 96):
-        attend(num_tokens, longest_k=1 << 20)
-        are_split[num_tokens] = attends.are_split[-1]
-        if are_split[num_tokens]:
-            assert sum(each.nbytes for each in attends.arguments[-1][9:12]) <= 256 << 20
-    assert are_split == {64: True, 80: True, 96: False}
 
 
 @pytest.mark.parametrize(("split_tokens", "num_equal"), [(1, 1), (16, 2), (48, 3), (256, 32)])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scripted_model import continue_by, hashed
 from tests.verifier.scheduled_world import STEPS_PER_WAY, ScheduledWorld
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
@@ -137,46 +136,6 @@ def test_a_newcomer_waits_for_none_of_the_long_requests_that_hold_all(num_blocks
     assert len(ends) >= 60, "they were done anyway"
 
 
-@pytest.mark.parametrize("weight", [1, 4])
-def test_a_newcomers_long_prompt_waits_for_none_of_those_that_are_computed(weight: int) -> None:
-    world = ScheduledWorld(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=16)
-    for i in range(8):
-        world.open([i % 3] * 399 + [i % 2], 8, cache_salt="a")
-    world.step()
-    for _ in range(3):
-        newcomer = world.open([1] * 80, 4, cache_salt="b", tenant_weight=weight)
-        # Its own 80 tokens, and as many of others' for its weight, beside what it begins with.
-        assert steps_until_first_token(world, newcomer) <= (80 + 80 / weight + 64) / 16 + 2
-        while newcomer.remaining:
-            world.step()
-    assert sum(s.is_prefilling for s in world.open_sequences) >= 6, "they were done anyway"
-    world.run_to_end()
-
-
-def test_texts_do_not_show_who_made_way() -> None:
-    draw = random.Random(7)
-    world = ScheduledWorld(num_blocks=80, max_num_seqs=4, has_prefix_cache=False)
-    opened: list[tuple[Sequence, list[int]]] = []
-
-    def open_one(name: str, num_output_tokens: int) -> None:
-        prompt = [draw.randrange(3) for _ in range(draw.randint(1, 20))]
-        opened.append((world.open(prompt, num_output_tokens, cache_salt=name), prompt))
-
-    for _ in range(12):
-        open_one("a", 60)
-    for step in range(300):
-        if step % 20 == 0:
-            open_one("b", 5)
-        world.step()
-        world.check()
-    world.run_to_end()
-    assert len(world.made_way) > 5
-    for sequence, prompt in opened:
-        output = world.reported[sequence.sequence_id]
-        assert output == continue_by(hashed, prompt, len(output))
-        assert not sequence.remaining
-
-
 def test_nobody_makes_way_where_each_tenant_has_its_share() -> None:
     world = ScheduledWorld(num_blocks=400, max_num_seqs=4)
     for name in "abab" * 4:
@@ -185,26 +144,8 @@ def test_nobody_makes_way_where_each_tenant_has_its_share() -> None:
     assert not world.made_way
 
 
-def test_nobody_makes_way_for_a_lower_priority() -> None:
-    world = ScheduledWorld(num_blocks=400, max_num_seqs=2)
-    for _ in range(2):
-        world.open([1] * 4, 50, cache_salt="a", priority=1)
-    world.step()
-    newcomer = world.open([1] * 4, 2, cache_salt="b")
-    assert steps_until_first_token(world, newcomer) >= 49
-    assert not world.made_way
-
-
 def admitted(sequences: list[Sequence]) -> str:
     return "".join(sequence.cache_salt for sequence in sequences)
-
-
-def test_a_higher_priority_is_first_whosever_turn_it_is() -> None:
-    world = ScheduledWorld(num_blocks=100, max_num_seqs=1)
-    for name, priority in (("a", 0), ("a", 1), ("b", 0), ("a", 1), ("b", 0), ("a", 0)):
-        world.open([1] * 4, 8, cache_salt=name, priority=priority)
-    world.run_to_end()
-    assert admitted(world.opened) == "aabbaa"
 
 
 def test_who_did_not_wait_has_saved_nothing_up() -> None:
@@ -220,48 +161,6 @@ def test_who_did_not_wait_has_saved_nothing_up() -> None:
     while len(world.opened) < num_before + 12:
         world.step()
     assert admitted(world.opened[num_before:]).count("a") >= 2
-
-
-def test_who_was_served_more_and_went_away_pays_it_back() -> None:
-    world = ScheduledWorld(num_blocks=100, max_num_seqs=1)
-    world.open([0] * 4, 10, cache_salt="a")
-    for _ in range(2):
-        world.open([0] * 4, 1, cache_salt="a")
-    world.step()
-    # It is its turn once, and it takes a long one.
-    world.open([0] * 4, 150, cache_salt="b")
-    while len(world.opened) < 2 or world.opened[-1].remaining:
-        world.step()
-    for _ in range(30):
-        world.open([0] * 4, 2, cache_salt="a")
-    world.open([0] * 4, 2, cache_salt="b")
-    world.run_to_end()
-    assert admitted(world.opened)[:2] == "ab"
-    assert "b" not in admitted(world.opened)[2:12]
-
-
-def test_with_one_tenant_the_order_is_priority_and_arrival() -> None:
-    orders = []
-    for salt, weight in (("", 1), ("6:tenant/", 7)):
-        draw = random.Random(3)
-        world = ScheduledWorld(num_blocks=12, max_num_seqs=3)
-        opened = []
-        for _ in range(20):
-            opened.append(
-                world.open(
-                    [draw.randrange(3)] * draw.randint(1, 9),
-                    draw.randint(1, 30),
-                    priority=draw.randint(0, 1),
-                    cache_salt=salt,
-                    tenant_weight=weight,
-                )
-            )
-            world.step()
-        world.run_to_end()
-        orders.append([opened.index(sequence) for sequence in world.opened])
-        assert world.scheduler.counts.num_preemptions > 0
-        assert not world.made_way
-    assert orders[0] == orders[1]
 
 
 def test_tenants_without_sequences_are_forgotten() -> None:

@@ -34,19 +34,6 @@ def run_unanswered(prior: UselessHintsPrior, *, num_requests: int) -> None:
         prior.learn(record)
 
 
-def test_a_first_sequence_has_no_useless_hint_behind_it() -> None:
-    assert at_the_first_request(UselessHintsPrior()) == 0
-
-
-def test_after_texts_that_do_not_repeat_one_request_is_enough() -> None:
-    prior = UselessHintsPrior()
-    run(prior, 20, *[False] * 11)
-    assert at_the_first_request(prior) == MOST_USELESS_HINTS
-    # What few hints are requested from then on does not change it.
-    run(prior, 50, False, False)
-    assert at_the_first_request(prior) == MOST_USELESS_HINTS
-
-
 def test_texts_that_repeat_are_believed_again_after_some_sequences() -> None:
     prior = UselessHintsPrior()
     run(prior, 20, *[False] * 11)
@@ -69,12 +56,6 @@ def test_hints_that_come_too_late_are_useless() -> None:
     # So few are made from then on; they change nothing.
     run_unanswered(prior, num_requests=1)
     assert at_the_first_request(prior) == MOST_USELESS_HINTS
-
-
-def test_texts_that_end_before_a_drafter_can_answer_teach_nothing() -> None:
-    prior = UselessHintsPrior()
-    run_unanswered(prior, num_requests=USELESS_HINTS_BEFORE_PROBING - 1)
-    assert at_the_first_request(prior) == 0
 
 
 def test_a_sequence_without_a_request_teaches_nothing() -> None:

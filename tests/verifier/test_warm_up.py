@@ -1,6 +1,5 @@
 """Kernels are compiled before the verifier serves, and for images whatever the model."""
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.verifier.conftest import MODEL_FOLDER
 from verifier import warm_up
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.host_step import ComputesLogits
-from verifier.build import load_model
 from verifier.checkpoint.weight_types import WeightType
-from verifier.config import VerifierConfig
 from verifier.cpu import packing
 from verifier.cpu.weights import DecoderWeights
 
@@ -32,21 +26,6 @@ def test_a_loaded_verifier_compiles_no_kernel_for_its_engine_or_while_it_serves(
         check=True,
     )
     assert "versions, then" not in finished.stdout
-
-
-def test_a_ready_verifier_has_touched_the_memory_of_a_short_prompt() -> None:
-    """Else its first tokens would cost so much that no draft seems worth it."""
-    config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=1, num_kv_blocks=1024)
-    model = load_model(config).model
-    assert isinstance(model, ComputesLogits)
-    chunk = ScheduledTokens(
-        token_ids=list(range(12)), draft_token_ids=[], num_computed_tokens=0, block_table=[0]
-    )
-    layout = lay_out([chunk], block_size=16)
-    num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    assert isinstance(model, ComputesLogits)
-    model.forward(layout)
-    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - num_faults < 15
 
 
 def test_an_image_has_kernels_for_all_types_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:

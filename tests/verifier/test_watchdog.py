@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from servicekit.health import LIVENESS_NAME
+from servicekit.serving.health import LIVENESS_NAME
 from tandem.values import DraftWait
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
@@ -75,20 +75,6 @@ async def test_a_step_that_does_not_end_is_reported_and_so_is_its_end(
         sequence_id = session.open([1, 2, 3], max_new_tokens=2)
         await verdicts.wait(False)
         may_step.set()
-        await verdicts.wait(True)
-    await asyncio.to_thread(session.wait_end, sequence_id)
-
-
-async def test_sequences_without_steps_are_a_stall_though_commands_are_handled(
-    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start_engine()
-    session = running.attach()
-    monkeypatch.setattr(running.engine._scheduler, "schedule", list)
-    async with watched(running) as (verdicts, _):
-        sequence_id = session.open([1, 2, 3], max_new_tokens=3)
-        await verdicts.wait(False)
-        session.close(sequence_id)
         await verdicts.wait(True)
     await asyncio.to_thread(session.wait_end, sequence_id)
 

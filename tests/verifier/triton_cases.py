@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
+from tests.verifier.paged_model import PagedModel, make_small_model
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend, DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache, KVShape
@@ -21,7 +21,6 @@ from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.gpu.attention.tiles import LARGE_TILES, SMALL_STEP_TOKENS, Splitting
 from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.attention.triton_paged import paged_attention, write
-from verifier.transformers_model.checkpoint import reference_logits
 
 # Each program reads all splits of its rows; and each one split only. Splits far shorter than the
 # sequences here, unlike the default: from 32 tokens for the first two to 128.
@@ -243,33 +242,6 @@ def shapes_of_tiles(dtype: torch.dtype) -> tuple[bool, ...]:
     return (False,) if dtype is torch.float32 else (False, True)
 
 
-def values_of_a_head_may_lie_apart(device: str = "cpu") -> None:
-    """Of queries, keys and values; kernels want them side by side."""
-    world = World(Sizes(device=device), [Entry(num_queries=3, length=40)])
-    apart = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in world.rows()]
-    assert all(each.stride(2) > 1 for each in apart)
-    step = TritonBackend(device=world.device).prepare(world.layout, world.cache)
-    world.check(step.attend(1, *apart, scaling=0.3, sliding_window=None))
-
-
-def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
-    """Then a tile has more rows, of one token."""
-    world = World(
-        Sizes(num_kv_heads=1, group=20, device=device),
-        [Entry(num_queries=1, length=40), Entry(num_queries=3, length=70)],
-    )
-    for splitting in (TOGETHER, APART):
-        world.check(world.attend(splitting))
-
-
-def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
-    """So there is no split past the last one, whose results would lie among another row's."""
-    for length in (32, 64, 128, 192):
-        world = World(Sizes(device=device), [Entry(num_queries=3, length=length)])
-        for splitting in (TOGETHER, APART):
-            world.check(world.attend(splitting))
-
-
 def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> None:
     """Longer than one split of the default, in blocks of every size."""
     for block_size in (16, 256):
@@ -279,22 +251,6 @@ def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> Non
             world = World(sizes, entries)
             attended = world.attend(Splitting(), sliding_window=sliding_window, is_strict=is_strict)
             world.check(attended, sliding_window=sliding_window)
-
-
-def attention_is_that_of_sdpa(sliding_window: int | None) -> None:
-    """The other backend's, over the same cache; which then holds the same."""
-    sizes = Sizes(num_kv_heads=2, group=3, head_dim=40)
-    entries = [Entry(num_queries=n, length=n + c) for n, c in ((1, 90), (5, 30), (40, 0), (20, 61))]
-    ours, theirs = World(sizes, entries), World(sizes, entries)
-    for world in (ours, theirs):  # sdpa reads all of a block
-        for blocks in world.cache.blocks(1):
-            blocks.nan_to_num_(nan=0.5)
-    backend = SdpaBackend(device=theirs.device)
-    expected = theirs.attend_by(backend, sliding_window=sliding_window, scaling=0.3)
-    attended = ours.attend(APART, sliding_window=sliding_window)
-    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
-    for our_blocks, their_blocks in zip(ours.cache.blocks(1), theirs.cache.blocks(1), strict=True):
-        assert torch.equal(our_blocks, their_blocks)
 
 
 def a_softcap_is_that_of_the_definition(dtype: torch.dtype, device: str = "cpu") -> None:
@@ -443,23 +399,6 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
                 assert torch.equal(earlier, now)
 
 
-def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
-    """As when a CUDA graph is replayed: the same step, its tensors filled anew."""
-    for splitting in (TOGETHER, APART):
-        sizes = Sizes(device=device)
-        world = World(sizes, [Entry(num_queries=4, length=60), Entry(num_queries=4, length=90)])
-        other = World(
-            sizes,
-            [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
-        )
-        tables = _tables_to_fill(world)
-        for each in (world, other, world):
-            _fill(tables, each)
-            backend = TritonBackend(device=each.device, splitting=splitting)
-            step = backend.prepare_tables(tables, each.cache)
-            each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
-
-
 def _tables_to_fill(world: World) -> DeviceTables:
     """Of a step of 8 tokens of two sequences, whose tables are in rows 2 and 1."""
     tables = device_tables(world.layout, world.device)
@@ -535,6 +474,49 @@ def what_is_written_is_that_of_the_cache(dtype: torch.dtype, device: str = "cpu"
             assert torch.equal(our_blocks.nan_to_num(nan=77), their_blocks.nan_to_num(nan=77))
 
 
+def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu") -> None:
+    model = make_small_model("mistral").model.to(device)  # type: ignore[arg-type]
+    backend = TritonBackend(device=torch.device(device), splitting=APART)
+    paged = PagedModel(model, backend=backend, num_blocks=32)
+    tables = [list(range(31, 26, -1)), [3, 7, 1], [12, 0]]
+    paged.check_that_sequences_do_not_mix(tables, longest=70, is_expanded=is_expanded)
+
+
+def more_heads_may_share_kv_than_a_tile_has_rows(device: str = "cpu") -> None:
+    """Then a tile has more rows, of one token."""
+    world = World(
+        Sizes(num_kv_heads=1, group=20, device=device),
+        [Entry(num_queries=1, length=40), Entry(num_queries=3, length=70)],
+    )
+    for splitting in (TOGETHER, APART):
+        world.check(world.attend(splitting))
+
+
+def a_sequence_may_end_where_a_split_does(device: str = "cpu") -> None:
+    """So there is no split past the last one, whose results would lie among another row's."""
+    for length in (32, 64, 128, 192):
+        world = World(Sizes(device=device), [Entry(num_queries=3, length=length)])
+        for splitting in (TOGETHER, APART):
+            world.check(world.attend(splitting))
+
+
+def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
+    """As when a CUDA graph is replayed: the same step, its tensors filled anew."""
+    for splitting in (TOGETHER, APART):
+        sizes = Sizes(device=device)
+        world = World(sizes, [Entry(num_queries=4, length=60), Entry(num_queries=4, length=90)])
+        other = World(
+            sizes,
+            [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
+        )
+        tables = _tables_to_fill(world)
+        for each in (world, other, world):
+            _fill(tables, each)
+            backend = TritonBackend(device=each.device, splitting=splitting)
+            step = backend.prepare_tables(tables, each.cache)
+            each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
+
+
 def a_cache_may_have_more_values_than_int32_counts(device: str = "cpu") -> None:
     """Of keys, and of values as many; here they are the same ones. 4 GiB, of which a host's memory
     holds those that are used.
@@ -578,23 +560,3 @@ def a_cache_may_have_more_values_than_int32_counts(device: str = "cpu") -> None:
             )
         )
     assert torch.equal(*attended)
-
-
-def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None:
-    """Chunks, single tokens and drafts across blocks' ends, over scattered blocks."""
-    model = make_small_model(name).model.to(device)  # type: ignore[arg-type]
-    backend = TritonBackend(device=torch.device(device), splitting=APART)
-    paged = PagedModel(model, backend=backend, num_blocks=16)
-    token_ids = some_tokens(115, paged.vocab_size)
-    rows = paged.run_in_chunks(token_ids, [50, 1, 52, 9, 3], list(range(16))[::-1])
-    expected = reference_logits(paged.model, token_ids)
-    largest = expected.abs().max().item()
-    torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
-
-
-def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu") -> None:
-    model = make_small_model("mistral").model.to(device)  # type: ignore[arg-type]
-    backend = TritonBackend(device=torch.device(device), splitting=APART)
-    paged = PagedModel(model, backend=backend, num_blocks=32)
-    tables = [list(range(31, 26, -1)), [3, 7, 1], [12, 0]]
-    paged.check_that_sequences_do_not_mix(tables, longest=70, is_expanded=is_expanded)

@@ -2,7 +2,7 @@
 
 A family is added by its row in `FAMILIES`, and a configuration of it in the oracle test
 (tests/verifier/cpu/test_loader.py), which compares logits with transformers'. What a row cannot
-say needs a field here, and code in `model_config.py` or `loader.py`.
+say needs a field here, and code in `model_config.py` or `description.py`.
 """
 
 import enum

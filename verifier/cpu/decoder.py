@@ -104,7 +104,7 @@ class CpuDecoder(SampledOnHost):
         is_finite = np.empty(layout.num_tokens, dtype=np.bool_)
         # Alive as long as kernels read them.
         arrays = describe_step(self._limits, layout, self._steps, is_finite)
-        self._make_room(layout.num_rows)
+        self._grow_buffers(layout.num_rows)
         self._marks[:] = 0
         self._threads.start()
         forward(self._linear, self._other, self._models, self._layers, self._steps, 0)
@@ -123,7 +123,7 @@ class CpuDecoder(SampledOnHost):
         self._is_closed = True
         self._threads.stop()
 
-    def _make_room(self, num_rows: int) -> None:
+    def _grow_buffers(self, num_rows: int) -> None:
         if num_rows > len(self._logits):
             # No more than a step can have: a row has as many logits as the vocabulary has tokens.
             num_rows = max(num_rows, min(2 * len(self._logits), self._limits.max_num_tokens))
@@ -215,7 +215,7 @@ class CpuDecoder(SampledOnHost):
             model[name] = self._buffer(num_rows, size)
             model[f"{name}_row"] = _stride(size) * 4
         model["queries"] = self._buffer(max_num_tokens, attended_size)
-        model["turns"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
+        model["cos_sin"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
         group = weights.num_heads // weights.num_kv_heads
         # The first place holds their number.
         model["tasks"] = self._buffer(max_num_tokens * group + 2, 6) + 8

@@ -74,7 +74,7 @@ MODEL = np.dtype(
         ("gate_up_row", np.int64),
         ("gated", np.int64),
         ("gated_row", np.int64),
-        ("turns", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
+        ("cos_sin", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
         ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows
         ("scratch", np.int64),  # of each thread
         ("scratch_bytes", np.int64),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from servicekit.address import Address, parse_address
-from servicekit.discovery import Discovery, Replica, Resolve, is_ip, is_name, resolve_host
+from servicekit.channels.discovery import Discovery, Replica, Resolve, is_ip, is_name, resolve_host
 
 # What may stand before an entry's name. gRPC reads an address as a URI: of "evil#.drafter:50051" it
 # would connect to "evil".

@@ -225,7 +225,7 @@ class Drafters:
     def _find(self, address: str) -> FedDrafter | None:
         drafter = self._by_address.get(address)
         if drafter is None:
-            if len(self._by_address) >= _MAX_DRAFTERS and not self._make_room():
+            if len(self._by_address) >= _MAX_DRAFTERS and not self._evict_unreachable():
                 return None
             drafter = FedDrafter(address, self._open_link(address))
             self._by_address[address] = drafter
@@ -233,7 +233,7 @@ class Drafters:
         drafter.used_at_s = self._clock()
         return drafter
 
-    def _make_room(self) -> bool:
+    def _evict_unreachable(self) -> bool:
         """Lets go of the drafter that was named first of those that do not answer, if one does not:
         sessions can make up names.
         """

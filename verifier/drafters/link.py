@@ -20,10 +20,10 @@ from collections.abc import Callable
 import grpc
 
 from servicekit.address import parse_address
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
+from servicekit.channels.peer_stream import Call, PeerError, PeerStream
 from servicekit.config import ChannelOptions
 from servicekit.logs import Logger
-from servicekit.peer_stream import Call, PeerError, PeerStream
 from verifier.drafters import wire
 from verifier.drafters.addresses import AdmittedDrafters
 from verifier.drafters.messages import (

@@ -59,8 +59,12 @@ class ProbePace:
         self._now_s = now_s
         self._may_probe = now_s >= self._due_s
 
-    def take(self) -> bool:
-        """Whether this step probes; asked for each sequence that would have a probe."""
+    def count_probe(self) -> bool:
+        """Counts a sequence that would have a probe, which delays the next step that probes.
+
+        Returns:
+            Whether this step probes.
+        """
         if self._may_probe:
             self._due_s = max(self._due_s, self._now_s + PROBE_PERIOD_S)
             self._due_s += PROBE_PERIOD_PER_SEQUENCE_S

@@ -211,7 +211,7 @@ class Committer:
                 num_useless_hints=record.num_useless_hints,
                 num_declined=sequence.depth_record.num_declined,
             )
-            and not self._probe_pace.take()
+            and not self._probe_pace.count_probe()
         ):
             num_wanted = 0
         sequence.num_wanted_draft_tokens = num_wanted

@@ -237,7 +237,7 @@ class GpuDecoder(DeviceModel):
         num_tokens = len(arrays.token_ids)
         step = _Step(
             attention=attention,
-            turns=self._turns(arrays.positions),
+            cos_sin=self._cos_sin(arrays.positions),
             slot_mapping=slots,
             is_bad=torch.zeros(num_tokens, dtype=torch.int32, device=weights.device),
         )
@@ -271,7 +271,7 @@ class GpuDecoder(DeviceModel):
         keys, values = self._cache.blocks(index)
         rotated = self._operations.rotate_and_store(
             layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim),
-            step.turns[layer.rotary],
+            step.cos_sin[layer.rotary],
             layer.head_norms,
             eps=config.norm_eps,
             keys=keys.flatten(0, 1),
@@ -311,16 +311,16 @@ class GpuDecoder(DeviceModel):
             dtype=self._weights.dtype,
         )
 
-    def _turns(self, positions: torch.Tensor) -> list[torch.Tensor]:
+    def _cos_sin(self, positions: torch.Tensor) -> list[torch.Tensor]:
         """Cosines and sines [T, 2, P] float32 of each rotary embedding."""
-        turns = []
+        cos_sin = []
         for rotary, inv_freq in zip(
             self._weights.config.rotaries, self._weights.inv_freqs, strict=True
         ):
             angles = positions.float()[:, None] * inv_freq
             both = torch.stack((angles.cos(), angles.sin()), dim=1)
-            turns.append(both.mul_(rotary.scaling))
-        return turns
+            cos_sin.append(both.mul_(rotary.scaling))
+        return cos_sin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +328,7 @@ class _Step:
     """What all layers of a step share; `Operations.rotate_and_store` explains the tensors."""
 
     attention: StepAttention
-    turns: list[torch.Tensor]  # of each rotary embedding
+    cos_sin: list[torch.Tensor]  # of each rotary embedding
     slot_mapping: torch.Tensor
     is_bad: torch.Tensor
 

@@ -61,7 +61,7 @@ class Operations(Protocol):
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         *,
         eps: float,
@@ -76,15 +76,15 @@ class Operations(Protocol):
 
         Args:
             qkv: [T, heads, D]: query heads, then as many key heads and value heads as the cache.
-            turns: [T, 2, P] float32: cosines, sines. A head's dimension i < P turns with P + i;
-                those from 2 P on do not turn.
+            cos_sin: [T, 2, P] float32: cosines, sines. A head's dimension i < P rotates with P + i;
+                those from 2 P on do not rotate.
             head_norms: [2, D] float32: weights of the RMS norms of queries and of keys; or None.
             keys, values: [num_slots, num_kv_heads, D], of qkv's dtype; written.
             slot_mapping: [T] int64; K/V of rows with a slot under zero is not stored.
             is_bad: [T] int32; set to 1 where K or V is not finite, else left as it is.
 
         Returns:
-            [T, heads, D] as `qkv`, turned.
+            [T, heads, D] as `qkv`, rotated.
         """
         ...
 

@@ -36,7 +36,7 @@ class PlainOperations:
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         *,
         eps: float,
@@ -53,8 +53,10 @@ class PlainOperations:
         if head_norms is not None:
             queries = _rms_norm(queries, head_norms[0], eps)
             new_keys = _rms_norm(new_keys, head_norms[1], eps)
-        turned = torch.cat((_turned(queries, turns), _turned(new_keys, turns), new_values), dim=1)
-        rotated = turned.to(qkv.dtype)
+        all_heads = torch.cat(
+            (_rotated(queries, cos_sin), _rotated(new_keys, cos_sin), new_values), dim=1
+        )
+        rotated = all_heads.to(qkv.dtype)
         stored = rotated[:, num_heads:]
         is_finite = stored.isfinite()
         is_bad.masked_fill_(~is_finite.flatten(1).all(dim=1), 1)
@@ -78,9 +80,9 @@ def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Ten
     return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
-def _turned(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Heads [T, n, D] float32 with their first 2 P dimensions turned, in halves."""
-    num_pairs = turns.shape[2]
-    cos, sin = turns[:, 0, None], turns[:, 1, None]
+def _rotated(heads: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Heads [T, n, D] float32 with their first 2 P dimensions rotated, in halves."""
+    num_pairs = cos_sin.shape[2]
+    cos, sin = cos_sin[:, 0, None], cos_sin[:, 1, None]
     first, second, rest = heads.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

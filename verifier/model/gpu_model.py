@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 
 
 def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescription | None:
-    """The model as the decoder for GPUs computes it; None: transformers shall compute it.
+    """The model as the decoder for GPUs computes it; None: transformers has to compute it.
 
     Raises:
         CheckpointError: the folder holds no sound checkpoint.

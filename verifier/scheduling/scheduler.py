@@ -151,7 +151,7 @@ class Scheduler:
         Raises:
             DepthPolicyError: nothing is scheduled.
         """
-        decoding, prefilling, num_spare_blocks = self._make_room()
+        decoding, prefilling, num_spare_blocks = self._preempt_for_room()
         budget = self.max_num_batched_tokens - len(decoding)
         # Prompts get at least half of the budget that drafts could use.
         draft_budget = budget // 2 if prefilling else budget
@@ -215,7 +215,7 @@ class Scheduler:
         """Asserts the invariants; for tests and idle moments."""
         self._running.check_integrity()
 
-    def _make_room(self) -> tuple[list[Sequence], list[Sequence], int]:
+    def _preempt_for_room(self) -> tuple[list[Sequence], list[Sequence], int]:
         """Preempts until every decode, and the first prompt, has a block for its next token.
 
         Returns:

@@ -9,7 +9,7 @@ import json
 
 from servicekit.errors import MessageLimitError
 from servicekit.message_limits import MessageLimits
-from servicekit.trace_context import is_trace_parent
+from servicekit.telemetry.trace_context import is_trace_parent
 from tandem.v1 import drafter_pb2, limits_pb2, verifier_pb2
 from tandem.values import DraftSource, DraftWait, Keep, ReasoningTags
 from verifier.drafts.draft_buffer import Hint

@@ -19,7 +19,7 @@ from verifier.scheduling.sequence import OpenSequence
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -22,7 +22,7 @@ from verifier.service.session import Session
 from verifier.structured.grammars import Grammars
 
 if TYPE_CHECKING:
-    from servicekit.spans import Spans
+    from servicekit.telemetry.spans import Spans
 
 # Over all concurrent Score calls; a single call may exceed it.
 MAX_SCORED_TOKENS = 1 << 20

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 
 from gateway.api.openai.errors import ApiError
 from gateway.errors import shutting_down
-from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from servicekit.shares import leaves_room
 
 # Of all bodies that are being received or wait to be read; as much as gRPC receives at a time.

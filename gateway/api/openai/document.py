@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
-from gateway.api.openai import schema
+from gateway.api.openai.reading import schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 
 _REF = "#/components/schemas/{model}"

@@ -7,13 +7,13 @@ nothing of the body that the answer does not need: an answer may take long.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from gateway.api.openai import chat, requests, schema, tools
-from gateway.api.openai.answers import Answer, ChatForm, ChunkAnswer, CompletionForm, Form
-from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice, Wants
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import chat, requests, schema, tools
 from gateway.api.openai.responses import conversion
 from gateway.api.openai.responses.answer import ResponseAnswer
 from gateway.api.openai.responses.schema import ResponsesRequest
+from gateway.api.openai.writing.answers import Answer, ChatForm, ChunkAnswer, CompletionForm, Form
+from gateway.api.openai.writing.choices import ChatChoice, Choice, CompletionChoice, Wants
 from gateway.messages.request import GenerateRequest
 from gateway.text.model_text import ModelText
 from gateway.text.sampling_defaults import NO_DEFAULTS

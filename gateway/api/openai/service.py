@@ -18,12 +18,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.frontend import Frontend
-from gateway.api.openai import document, merged_events, requests, schema
-from gateway.api.openai.answer_writer import AnswerWriter, send_json
+from gateway.api.openai import document, merged_events
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job, response_job
+from gateway.api.openai.reading import requests, schema
 from gateway.api.openai.responses.schema import ResponsesRequest
+from gateway.api.openai.writing.answer_writer import AnswerWriter, send_json
 from gateway.api.turns import Turns
 from gateway.errors import shutting_down
 from gateway.messages.response import Model

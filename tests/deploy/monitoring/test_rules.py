@@ -12,8 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from gateway.metrics import GatewayMetrics
-from tests.deploy.manifests import VARIANTS, workloads
-from tests.deploy.monitoring.metric_names import Selected, check, exported, grouped, selected
+from tests.deploy.monitoring.metric_names import check, exported
 from tests.deploy.monitoring.rules import (
     PROMETHEUS,
     REPOSITORY,
@@ -33,33 +32,6 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
     reason="no promtool on this machine; `make test-deploy` installs it, as root",
 )
-
-
-def test_metrics_and_labels_are_found_in_expressions() -> None:
-    expression = (
-        'sum by (le, x) (rate(tandem_a_bucket{b="tandem_c",d=~"e}"}[5m])) > on (y) tandem:f:g'
-    )
-    assert selected(expression) == [
-        Selected("tandem_a_bucket", frozenset({"b", "d"})),
-        Selected("tandem:f:g", frozenset()),
-    ]
-    assert grouped(expression) == {"le", "x", "y"}
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "rate(tandem_no_such_thing_total[5m])",
-        "tandem_kv_blocks_used_total",
-        "sum by (tenant) (tandem_kv_blocks_used)",
-        'tandem_draft_hints_total{tenant="a"}',
-        "tandem:no_such_rule:rate5m",
-        "1 + 1",
-    ],
-)
-def test_unknown_metrics_and_labels_are_detected(expression: str) -> None:
-    with pytest.raises(AssertionError):
-        check(expression, recorded())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
@@ -145,21 +117,6 @@ def cluster_job() -> dict[str, Any]:
     return dict(job)
 
 
-def relabeled(target: dict[str, str], rules: list[dict[str, Any]]) -> dict[str, str] | None:
-    """By the documented meaning of `relabel_configs`; None: the target is dropped."""
-    for rule in rules:
-        joined = ";".join(target.get(label, "") for label in rule["source_labels"])
-        match = re.fullmatch(rule.get("regex", "(.*)"), joined)
-        action = rule.get("action", "replace")
-        if action == "replace":
-            assert match is not None
-            replacement = rule.get("replacement", "$1").replace("$1", match[1])
-            target = target | {rule["target_label"]: replacement}
-        elif (action == "keep") == (match is None):
-            return None
-    return target
-
-
 @needs_promtool
 def test_promtool_accepts_the_example_for_a_cluster(tmp_path: Path) -> None:
     job = cluster_job()
@@ -168,43 +125,6 @@ def test_promtool_accepts_the_example_for_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(yaml.safe_dump({"scrape_configs": [job]}))
     run_promtool("check", "config", "--syntax-only", str(path))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_example_for_a_cluster_scrapes_every_service_once(variant: str) -> None:
-    job = cluster_job()
-    [discovery] = job["kubernetes_sd_configs"]
-    # It finds pods, ready or not; a Service's DNS name has the ready ones only.
-    assert discovery["role"] == "pod"
-    [namespaces] = discovery["namespaces"].values()
-    [selector] = discovery["selectors"]
-    label, _, wanted = selector["label"].partition("=")
-    found = []
-    for workload in workloads(variant):
-        assert workload.manifest["metadata"]["namespace"] in namespaces
-        assert workload.labels[label] == wanted
-        for phase in ("Pending", "Running", "Failed"):
-            for name in workload.container_ports:
-                target = {
-                    "__meta_kubernetes_namespace": "tandem",
-                    "__meta_kubernetes_pod_name": "p",
-                    "__meta_kubernetes_pod_phase": phase,
-                    "__meta_kubernetes_pod_container_port_name": name,
-                }
-                for key, value in workload.labels.items():
-                    sanitized = re.sub(r"[^a-zA-Z0-9_]", "_", key)
-                    target[f"__meta_kubernetes_pod_label_{sanitized}"] = value
-                kept = relabeled(target, job["relabel_configs"])
-                if kept is not None:
-                    own = {key: value for key, value in kept.items() if key[:2] != "__"}
-                    assert own.pop("job") == f"tandem-{workload.service}"
-                    assert own == {"namespace": "tandem", "pod": "p"}
-                    found.append((workload.service, phase, name))
-    assert found == [
-        (workload.service, phase, "metrics")
-        for workload in workloads(variant)
-        for phase in ("Pending", "Running")
-    ]
 
 
 # The files for the Prometheus operator.

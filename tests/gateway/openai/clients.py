@@ -6,17 +6,24 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import openai
 
-from tests.gateway.running_gateway import RunningGateway
+from gateway.server import GatewayServer
 from tests.gateway.scripted_server import PATIENCE_S
+
+
+class Served(Protocol):
+    """Whoever started a gateway."""
+
+    @property
+    def gateway(self) -> GatewayServer: ...
 
 
 @contextlib.asynccontextmanager
 async def official_client(
-    running: RunningGateway, *, token: str = "any", max_retries: int = 0
+    running: Served, *, token: str = "any", max_retries: int = 0
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client."""
     async with openai.AsyncOpenAI(
@@ -84,7 +91,7 @@ def request_bytes(
 
 @contextlib.asynccontextmanager
 async def connection(
-    running: RunningGateway, tls: ssl.SSLContext | None = None
+    running: Served, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A plain socket."""
     assert running.gateway.http_address is not None
@@ -98,7 +105,7 @@ async def connection(
             await writer.wait_closed()
 
 
-def served_connection(running: RunningGateway) -> Any:
+def served_connection(running: Served) -> Any:
     """The server's side of the only connection."""
     listener = running.gateway._http
     assert listener is not None
@@ -118,21 +125,19 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
     return Answer(int(status_line.split()[1]), headers, body.decode())
 
 
-async def exchange(
-    running: RunningGateway, sent: bytes, tls: ssl.SSLContext | None = None
-) -> Answer:
+async def exchange(running: Served, sent: bytes, tls: ssl.SSLContext | None = None) -> Answer:
     """Sends bytes and reads the answer to the end of the connection."""
     async with connection(running, tls) as (reader, writer):
         writer.write(sent)
         return await read_answer(reader)
 
 
-async def post(running: RunningGateway, path: str, body: Any, **headers: str) -> Answer:
+async def post(running: Served, path: str, body: Any, **headers: str) -> Answer:
     """Sends one request."""
     return await exchange(running, request_bytes(path, body, **headers))
 
 
-async def get(running: RunningGateway, path: str, **headers: str) -> Answer:
+async def get(running: Served, path: str, **headers: str) -> Answer:
     """Sends one request."""
     return await exchange(running, request_bytes(path, **headers))
 

@@ -8,7 +8,6 @@ import openai
 import pytest
 import trustme
 
-from gateway.config import GatewayConfig
 from servicekit.config import ServerOptions
 from tests.certificates import issue_uri_cert
 from tests.gateway.clients import write_clients
@@ -56,24 +55,6 @@ async def test_without_a_key_only_probes_are_answered(
     assert (await get(running, "/v1/models", **headers)).status == 401
     for path in ("/health", "/ready", "/metrics", "/openapi.json"):
         assert (await get(running, path, **headers)).status == 200
-
-
-async def test_an_operator_may_keep_the_metrics_for_clients(
-    start_api: StartApi, clients: Path
-) -> None:
-    running = await start_api(clients=clients, metrics_need_token=True)
-    refused = await get(running, "/metrics")
-    assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
-    answer = await get(running, "/metrics", authorization="Bearer secret")
-    assert answer.status == 200
-    assert "tandem_generation_tokens_total" in answer.body
-    for path in ("/health", "/ready", "/openapi.json"):
-        assert (await get(running, path)).status == 200
-
-
-def test_metrics_that_need_a_token_need_clients() -> None:
-    with pytest.raises(ValueError, match="needs --clients"):
-        GatewayConfig(verifiers=["a:1"], metrics_need_token=True)
 
 
 async def test_a_priority_over_the_clients_ceiling_is_forbidden(

@@ -5,13 +5,12 @@ import contextlib
 import json
 from pathlib import Path
 
-import h11
 import pytest
 from starlette.types import Message
 from structlog.testing import capture_logs
 
 from gateway.api import lingering_transport
-from gateway.api.openai.body import BodyReader, ended_by_disconnect
+from gateway.api.openai.body import BodyReader
 from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
 from tests.gateway.clients import write_clients
@@ -21,10 +20,8 @@ from tests.gateway.openai.clients import (
     post,
     read_answer,
     request_bytes,
-    served_connection,
 )
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.running_gateway import until
 from tests.gateway.scripted_server import PATIENCE_S
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -63,18 +60,6 @@ async def test_a_connection_without_a_whole_head_is_closed_in_time(
     assert answered.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in sent)
 
 
-async def test_a_head_that_comes_bit_by_bit_has_no_more_time(start_api: StartApi) -> None:
-    running = await start_api(server=IMPATIENT)
-    async with connection(running) as (reader, writer):
-        closed = asyncio.ensure_future(until_closed(reader))
-        writer.write(b"GET /")
-        async with asyncio.timeout(PATIENCE_S):
-            while not closed.done():
-                writer.write(b"x")
-                await asyncio.wait([closed], timeout=IMPATIENT.request_timeout_s / 10)
-        assert await closed == b""
-
-
 async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> None:
     running = await start_api(server=IMPATIENT)
     async with connection(running) as (reader, writer):
@@ -110,39 +95,6 @@ async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_connection_makes_room_after_a_body_that_no_answer_waited_for(
-    start_api: StartApi,
-) -> None:
-    running = await start_api(server=ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1))
-    async with connection(running) as (reader, writer):
-        body = await answered_before_its_body(reader, writer)
-        writer.write(body)
-        await until(lambda: served_connection(running).conn.their_state is h11.IDLE)
-        assert (await get(running, "/health")).status == 200
-        assert await until_closed(reader) == b""
-
-
-async def test_a_body_that_no_answer_waited_for_comes_in_time(start_api: StartApi) -> None:
-    running = await start_api(server=IMPATIENT)
-    async with connection(running) as (reader, writer):
-        body = await answered_before_its_body(reader, writer)
-        writer.write(body[:-1])
-        assert await until_closed(reader) == b""
-
-
-async def test_a_body_that_turns_out_to_be_none_after_its_answer_ends_the_connection(
-    start_api: StartApi,
-) -> None:
-    patient = ServerOptions(listen="127.0.0.1:0", request_timeout_s=10 * PATIENCE_S)
-    running = await start_api(server=patient)
-    async with connection(running) as (reader, writer):
-        writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.readuntil(b"}}")
-        writer.write(b"no chunk\r\n")
-        assert await until_closed(reader) == b""
-
-
 async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
     start_api: StartApi, verifier: ScriptedVerifier, tmp_path: Path
 ) -> None:
@@ -170,24 +122,6 @@ async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
         assert shed == num_refused
         other = {"authorization": "Bearer other"}
         assert (await post(running, "/v1/completions", BODY, **other)).status == 200
-
-
-async def test_a_stream_may_take_longer_than_a_request(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(server=IMPATIENT)
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", BODY))
-        opened = await verifier.nth("open", 0)
-        loop = asyncio.get_running_loop()
-        verifier.send(verifier.decided(opened.sequence_id, 2, [300]))
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.readuntil(b"data: ")
-        passed = asyncio.Event()
-        loop.call_later(3 * IMPATIENT.request_timeout_s, passed.set)
-        await passed.wait()
-        verifier.send(verifier.decided(opened.sequence_id, 3, [301], finish=STOP))
-        assert (await until_closed(reader)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
@@ -304,39 +238,6 @@ async def test_the_connection_that_waits_longest_makes_room_for_a_new_one(
         assert b"[DONE]" in await until_closed(streaming)
 
 
-async def test_when_all_are_answering_a_new_connection_is_closed(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1)
-    running = await start_api(server=options)
-    async with connection(running) as (streaming, writer):
-        writer.write(request_bytes("/v1/completions", BODY))
-        opened = await verifier.nth("open", 0)
-        async with connection(running) as (refused, _):
-            assert await until_closed(refused) == b""
-        verifier.send(verifier.decided(opened.sequence_id, 2, [300], finish=STOP))
-        assert b"[DONE]" in await until_closed(streaming)
-
-
-async def test_a_burst_of_connections_leaves_no_more_than_there_may_be(
-    start_api: StartApi,
-) -> None:
-    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=4)
-    running = await start_api(server=options)
-    async with contextlib.AsyncExitStack() as burst:
-        # The event loop accepts them all in one iteration.
-        pairs = await asyncio.gather(
-            *(burst.enter_async_context(connection(running)) for _ in range(40))
-        )
-        endings = [asyncio.ensure_future(until_closed(reader)) for reader, _ in pairs]
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(ending.done() for ending in endings) < 36:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert (await get(running, "/health")).status == 200
-        for ending in endings:
-            ending.cancel()
-
-
 async def test_a_drain_ends_streams_and_sends_new_requests_elsewhere(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
@@ -354,28 +255,6 @@ async def test_a_drain_ends_streams_and_sends_new_requests_elsewhere(
         assert b"[DONE]" in await until_closed(reader)
         async with asyncio.timeout(PATIENCE_S):
             await draining
-
-
-async def test_a_drain_does_not_wait_for_bodies(start_api: StartApi) -> None:
-    running = await start_api()
-    sent = request_bytes("/v1/completions", BODY, connection="keep-alive")
-    async with connection(running) as (reader, writer), connection(running) as (late, late_writer):
-        writer.write(sent[:-1])
-        bodies = running.gateway._openai._bodies
-        await until(lambda: bodies._num_bytes > 0)
-        async with asyncio.timeout(PATIENCE_S / 2):
-            await running.gateway.drain()
-        answers = [await read_answer(reader)]
-        late_writer.write(sent[:-1])
-        answers.append(await read_answer(late))
-        # One that has come is refused as any other request.
-        answers.append(await post(running, "/v1/completions", BODY))
-    for answer in answers:
-        assert (answer.status, answer.error["type"]) == (503, "server_error")
-        assert answer.error["message"] == "the server is shutting down"
-        assert answer.headers["connection"] == "close"
-        assert answer.headers["retry-after"] == "1"
-    assert running.sample("tandem_request_errors_total", code="UNAVAILABLE") == 3
 
 
 @pytest.mark.parametrize("is_late", [True, False])
@@ -400,19 +279,6 @@ async def test_a_drain_ends_bodies_that_come_or_are_late_already(is_late: bool) 
         for reading in (first, read()):
             with pytest.raises(UnavailableError):
                 await reading
-
-
-async def test_a_client_whose_request_has_ended_is_no_longer_watched() -> None:
-    silent = asyncio.Event()
-
-    async def receive() -> Message:
-        await silent.wait()
-        raise AssertionError
-
-    async with ended_by_disconnect(receive):
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_it_is_not_ready_once_it_is_about_to_stop(start_api: StartApi) -> None:

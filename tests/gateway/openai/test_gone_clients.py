@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import ssl
 import struct
@@ -16,7 +15,7 @@ import trustme
 from gateway.api.frontend import Frontend
 from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
-from tests.gateway.openai.clients import exchange, get, post, request_bytes
+from tests.gateway.openai.clients import exchange, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway, until
 from tests.gateway.scripted_server import PATIENCE_S
@@ -176,20 +175,6 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
     assert len(verifier.commands("open")) == 1
 
 
-async def test_the_requests_of_clients_that_send_their_bodies_late_and_leave_never_begin(
-    start_api: StartApi, verifier: ScriptedVerifier, begun: list[str]
-) -> None:
-    running = await start_api()
-    head, _, body = REQUESTS["chat"].partition(b"\r\n\r\n")
-    async with accepted(running, 20) as writers:
-        for writer in writers:
-            writer.write(head + b"\r\n\r\n")
-        bodies = running.gateway._openai._bodies
-        await until(lambda: bodies._num_bodies.total() == 20)
-        send_and_leave(writers, body)
-        await check_none_began(running, verifier, begun)
-
-
 async def test_what_answers_at_once_is_answered_to_one_that_ended_its_own_side(
     start_api: StartApi,
 ) -> None:
@@ -202,62 +187,3 @@ async def test_what_answers_at_once_is_answered_to_one_that_ended_its_own_side(
     with client:
         async with asyncio.timeout(PATIENCE_S):
             assert (await loop.sock_recv(client, 4096)).startswith(b"HTTP/1.1 200 ")
-
-
-async def test_health_is_answered_before_the_requests_that_came_earlier_begin(
-    start_api: StartApi, verifier: ScriptedVerifier, begun: list[str]
-) -> None:
-    running = await start_api()
-    verifier.play(lambda opened: [300, STOP])
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connect(running)) for _ in range(NUM_CLIENTS)]
-        for client in clients:
-            client.sendall(REQUESTS["completion"])
-        assert (await get(running, "/health")).status == 200
-        # Some began while the connection was accepted, read and answered.
-        assert len(begun) < NUM_CLIENTS / 2
-        await until(lambda: len(begun) == NUM_CLIENTS)
-        loop = asyncio.get_running_loop()
-        for client in clients:
-            client.setblocking(False)
-            async with asyncio.timeout(PATIENCE_S):
-                assert (await loop.sock_recv(client, 64)).startswith(b"HTTP/1.1 200 ")
-
-
-async def test_output_goes_on_between_the_requests_that_begin(
-    start_api: StartApi, verifier: ScriptedVerifier, begun: list[str]
-) -> None:
-    running = await start_api()
-    seen: list[int] = []
-
-    async def read_tokens() -> None:
-        client = connect(running)
-        client.setblocking(False)
-        loop = asyncio.get_running_loop()
-        with client:
-            await loop.sock_sendall(client, REQUESTS["completion"])
-            opened = await verifier.nth("open", 0)
-            for index in range(8):
-                verifier.send(verifier.decided(opened.sequence_id, 2 + index, [300 + index]))
-                received = b""
-                while b"data: " not in received:
-                    received = await loop.sock_recv(client, 1 << 16)
-                seen.append(len(begun))
-
-    reading = asyncio.create_task(read_tokens())
-    await verifier.nth("open", 0)
-    with contextlib.ExitStack() as stack:
-        for _ in range(NUM_CLIENTS):
-            client = stack.enter_context(connect(running))
-            client.sendall(REQUESTS["completion"])
-        async with asyncio.timeout(PATIENCE_S):
-            await reading
-    assert seen[0] < NUM_CLIENTS / 2
-    await running.until_idle()
-
-
-def test_every_kind_of_request_is_sound() -> None:
-    for sent in REQUESTS.values():
-        head, _, rest = sent.partition(b"\r\n\r\n")
-        length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
-        assert json.loads(rest[:length])["model"] == "scripted"

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai import grammars
-from tandem.v1 import sampling_pb2
+from gateway.api.openai.reading import grammars
 from tests.gateway.openai.clients import post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -22,21 +21,6 @@ def test_a_schema_is_written_as_it_is_in_as_few_bytes_as_it_takes(given: Any) ->
     assert json.loads(written) == given
     assert " " not in written
     assert len(written.encode()) <= len(json.dumps(given, ensure_ascii=False).encode())
-
-
-async def test_a_schema_may_be_as_deep_as_a_body(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [300])
-    running = await start_api()
-    # What a body may hold within one another: 199 objects and lists.
-    deep = '{"anyOf": [' * 98 + json.dumps(ANY) + "]}" * 98
-    head = '{"model": "scripted", "prompt": "x", "structured_outputs": {"json": '
-    answer = await post(running, "/v1/completions", (head + deep + "}}").encode())
-    assert answer.status == 200, answer.body
-    grammar = (await verifier.nth("open", 0)).sampling.structured_output
-    assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    assert json.loads(grammar.json_schema) == json.loads(deep)
 
 
 USER = [{"role": "user", "content": "hi"}]
@@ -85,28 +69,12 @@ TWO_FORMATS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "param"), TWO_FORMATS)
-async def test_two_formats_at_once_are_refused_by_name(
-    start_api: StartApi, path: str, fields: dict[str, Any], param: str
-) -> None:
+async def test_two_formats_at_once_are_refused_by_name(start_api: StartApi) -> None:
     running = await start_api(tool_call_parser="hermes")
-    answer = await post(running, path, {"model": "scripted", **fields})
-    assert answer.status == 400, answer.body
-    assert (answer.error["param"], answer.error["code"]) == (param, "invalid_value")
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("other", STRUCTURED)
-async def test_free_text_is_no_second_format(
-    start_api: StartApi, verifier: ScriptedVerifier, path: str, other: dict[str, Any]
-) -> None:
-    verifier.play(lambda opened: [300])
-    running = await start_api()
-    prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": USER}
-    fields = {"response_format": {"type": "text"}, "structured_outputs": other}
-    answer = await post(running, path, {"model": "scripted", **prompt, **fields})
-    assert answer.status == 200, answer.body
-    assert (await verifier.nth("open", 0)).sampling.HasField("structured_output")
+    for path, fields, param in TWO_FORMATS:
+        answer = await post(running, path, {"model": "scripted", **fields})
+        assert answer.status == 400, fields
+        assert (answer.error["param"], answer.error["code"]) == (param, "invalid_value"), fields
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -4,19 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import openai
 import pytest
-from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
-from openai.types.responses import (
-    ParsedResponseFunctionToolCall,
-    ParsedResponseOutputMessage,
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseReasoningItem,
-)
 
-from gateway.api.openai import chat, requests, schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import chat, requests, schema
 from gateway.api.openai.responses import conversion
 from gateway.api.openai.responses.schema import ResponsesRequest
 
@@ -129,25 +120,6 @@ def test_reasoning_reaches_the_template_by_whichever_name(
 
 
 @pytest.mark.parametrize(
-    ("fields", "content"),
-    [
-        ({"content": None, "refusal": "I cannot."}, "I cannot."),
-        ({"refusal": "I cannot."}, "I cannot."),
-        ({"content": "x", "refusal": "I cannot."}, "x\nI cannot."),
-        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no"),
-        (
-            {"content": [{"type": "text", "text": "x"}, {"type": "refusal", "refusal": "no"}]},
-            "x\nno",
-        ),
-        ({"content": [{"type": "text", "text": "x", "cache_control": {"type": "y"}}]}, "x"),
-        ({"content": [{"type": "text", "text": "x", "annotations": []}]}, "x"),
-    ],
-)
-def test_a_refusal_is_text(fields: Mapping[str, Any], content: str) -> None:
-    assert given(USER, {"role": "assistant", **fields})[1]["content"] == content
-
-
-@pytest.mark.parametrize(
     ("message", "param"),
     [
         # They ask to go on with the message itself.
@@ -190,62 +162,3 @@ def test_reasoning_belongs_to_what_the_model_did_next() -> None:
     assert messages[0]["content"] == "a"
     assert messages[1]["name"] == "f"
     assert all(messages[index]["tool_calls"] for index in (0, 2))
-
-
-def test_reasoning_of_which_nothing_came_is_a_message_of_its_own() -> None:
-    messages = given_items(USER, thoughts("t"), USER, thoughts("u"))
-    assert [(each["role"], each.get("reasoning_content")) for each in messages] == [
-        ("user", None),
-        ("assistant", "t"),
-        ("user", None),
-        ("assistant", "u"),
-    ]
-
-
-_PARSED: Mapping[str, Any] = {
-    "id": "1",
-    "type": "message",
-    "role": "assistant",
-    "status": "completed",
-    "content": [{"type": "output_text", "text": "x", "annotations": [], "parsed": {"a": 1}}],
-}
-ITEMS = [
-    ResponseOutputMessage.model_validate(_PARSED),
-    ParsedResponseOutputMessage.model_validate(_PARSED),
-    ResponseReasoningItem.model_validate({"id": "1", **thoughts("t")}),
-    *(
-        kind.model_validate(
-            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
-        )
-        for kind in (ResponseFunctionToolCall, ParsedResponseFunctionToolCall)
-    ),
-]
-
-
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
-def test_items_of_the_official_client_come_back_however_they_are_dumped(
-    item: openai.BaseModel,
-) -> None:
-    expected = given_items(USER, item.to_dict())
-    # With every field of the client's class, by its name in Python.
-    assert given_items(USER, item.model_dump()) == expected
-    assert given_items(USER, item.model_dump(by_alias=True)) == expected
-
-
-@pytest.mark.parametrize("kind", [ChatCompletionMessage, ParsedChatCompletionMessage])
-def test_messages_of_the_official_client_come_back_however_they_are_dumped(
-    kind: type[openai.BaseModel],
-) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    message = kind.model_validate(
-        {"role": "assistant", "content": "x", "tool_calls": [call], "reasoning_content": "t"}
-    )
-    expected = given(USER, message.to_dict())
-    assert expected[1]["reasoning_content"] == "t"
-    assert given(USER, message.model_dump()) == expected
-
-
-def test_a_refusal_in_a_response_is_text() -> None:
-    part = {"type": "refusal", "refusal": "no"}
-    item = {"type": "message", "role": "assistant", "id": "1", "content": [part]}
-    assert given_items(item)[0]["content"] == "no"

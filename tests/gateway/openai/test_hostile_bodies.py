@@ -9,16 +9,15 @@ import http.client
 import json
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h11
 import pytest
 
 from gateway.api.http_connection import BrokenRequestError, RequestParser
-from gateway.api.openai import requests
-from gateway.api.openai.json_size import MAX_JSON_SIZE, json_size
-from servicekit.limits import MAX_MESSAGE_BYTES
+from gateway.api.openai.reading import requests
+from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
+from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from tests.gateway.running_gateway import StartGateway
 from tests.gateway.threaded_verifier import ThreadedVerifier, threaded_verifiers
 from tests.work import MAX_WORK, Weights, counted
@@ -50,40 +49,25 @@ def call(arguments: str) -> str:
 # What comes before the elements, an element by its index, and what comes after them.
 BODIES: dict[str, tuple[str, Fill, str]] = {
     "unknown fields": (COMPLETION, lambda i: f'"f{i}": 1', "}"),
-    "unknown options": (COMPLETION + '"speculation": {', lambda i: f'"f{i}": 1', "}}"),
     "biases of no tokens": (COMPLETION + '"logit_bias": {', lambda i: f'"a{i}": 1', "}}"),
-    "biases of no numbers": (COMPLETION + '"logit_bias": {', lambda i: f'"{i}": ""', "}}"),
     "metadata": (COMPLETION + '"metadata": {', lambda i: f'"{i}": 1', "}}"),
-    "choices of no text": (
-        COMPLETION + '"structured_outputs": {"choice": [',
-        lambda i: "1",
-        "]}}",
-    ),
     "a schema": (
         COMPLETION + '"structured_outputs": {"json": {',
         lambda i: f'"f{i}": {{}}',
         "}}}",
     ),
     "tokens": (CHAT + '"prompt": [', lambda i: str(i % 2000), "]}"),
-    "no tokens": (CHAT + '"prompt": [', lambda i: "[]", "]}"),
     "empty messages": (CHAT + '"messages": [', lambda i: "{}", "]}"),
     "long messages": (
         CHAT + '"messages": [',
         lambda i: json.dumps({"role": "user", "content": '"{[\\' * 200}),
         "]}",
     ),
-    "parts": (
-        CHAT + '"messages": [{"role": "user", "content": [',
-        lambda i: '{"type": "text", "text": ""}',
-        "]}]}",
-    ),
     "unknown fields of a message": (
         CHAT + '"messages": [{"role": "user", ',
         lambda i: f'"f{i}": 1',
         "}]}",
     ),
-    "modalities": (CHAT + USER + '"modalities": [', lambda i: "1", "]}"),
-    "functions": (CHAT + USER + '"functions": [', lambda i: "1", "]}"),
     "tools": (
         CHAT + USER + '"tools": [',
         lambda i: '{"type": "function", "function": {"name": "f"}}',
@@ -103,12 +87,6 @@ BODIES: dict[str, tuple[str, Fill, str]] = {
         "]}}",
     ),
     "items": (RESPONSE + '"input": [', lambda i: '{"role": "user", "content": ""}', "]}"),
-    "no items": (RESPONSE + '"input": [', lambda i: "{}", "]}"),
-    "earlier calls": (
-        RESPONSE + '"input": [',
-        lambda i: '{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}',
-        "]}",
-    ),
     "long earlier calls": (
         RESPONSE + '"input": [',
         lambda i: json.dumps(
@@ -119,16 +97,6 @@ BODIES: dict[str, tuple[str, Fill, str]] = {
                 "arguments": json.dumps({"a": "x" * 1500}),
             }
         ),
-        "]}",
-    ),
-    "texts of an item": (
-        RESPONSE + '"input": [{"role": "user", "content": [',
-        lambda i: '{"type": "input_text", "text": ""}',
-        "]}]}",
-    ),
-    "flat tools": (
-        RESPONSE + '"input": "hi", "tools": [',
-        lambda i: '{"type": "function", "name": "f", "parameters": {"a": {}}}',
         "]}",
     ),
     "a format": (
@@ -243,21 +211,6 @@ def test_small_pieces_of_a_body_are_refused_only_if_they_are_chunks(
                 pass
 
 
-def test_small_chunks_of_earlier_requests_do_not_count() -> None:
-    parser = RequestParser(1 << 15)
-    for _ in range(3):
-        parser.receive_data(
-            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-            + b"1\r\n \r\n" * 1_000
-            + b"0\r\n\r\n"
-        )
-        while not isinstance(parser.next_event(), h11.EndOfMessage):
-            pass
-        parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-        parser.send(h11.EndOfMessage())
-        parser.start_next_cycle()
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/nothing"])
 async def test_a_body_in_tiny_chunks_is_refused_before_it_blocks_the_loop(
     start_gateway: StartGateway, path: str
@@ -278,43 +231,3 @@ async def test_a_body_in_tiny_chunks_is_refused_before_it_blocks_the_loop(
             assert error["code"] == "invalid_http"
             assert error["message"].startswith("the body's chunks are too small: beyond 1024, ")
         await running.gateway.stop()
-
-
-async def test_many_long_bodies_at_once_do_not_block_the_loop(
-    start_gateway: StartGateway, chat_folder: Path
-) -> None:
-    # Refused: a chat that is admitted costs more, which admission bounds.
-    body = filled(*BODIES["unknown fields of a message"], max_size=MAX_JSON_SIZE)
-    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
-        running = await start_gateway(
-            verifiers=addresses,
-            tokenizer=chat_folder,
-            http_listen="127.0.0.1:0",
-            draft_wait="never",
-        )
-        address = running.gateway.http_address
-        assert address is not None
-        await asyncio.to_thread(post, address, b"{}")
-        with counted(weights=WEIGHTS) as turns, ThreadPoolExecutor(16) as clients:
-            answers = await asyncio.to_thread(
-                lambda: list(clients.map(post, [address] * 16, [body] * 16))
-            )
-        await running.gateway.stop()
-    assert [status for status, _ in answers] == [400] * 16
-    assert 0 < turns.most < MAX_WORK
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("{}", 1),
-        ('{"a": "b"}', 3),
-        ('["[{,", [], {}]', 4),
-        (r'["\"[", "\\", "\\\"{", []]', 5),
-        ("[" + "1," * 64 + "1]", 5),
-        # The mistake is the end that is missing.
-        ('[[], "[', 2),
-    ],
-)
-def test_strings_objects_and_lists_are_counted_but_not_in_strings(text: str, size: int) -> None:
-    assert json_size(text.encode(), numbers_per_string=16) == size

@@ -164,40 +164,6 @@ async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
     assert texts("</think>")[0] in list(opened[0].token_ids)
 
 
-async def test_reasoning_in_several_items_reaches_the_template_in_one_message(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    verifier.play(lambda opened: [*texts("Rain."), 0])
-    running = await start_api()
-    said = {"role": "assistant", "content": "Wait."}
-    thoughts = [
-        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
-        for text in ("Which day?", "Today.")
-    ]
-    given = {"model": "scripted", "input": [*USER, *thoughts, said, *USER], "seed": 1}
-    assert (await post(running, RESPONSES, given)).status == 200
-    said["reasoning_content"] = "Which day?\nToday."
-    await post(running, PATH, body(messages=[*USER, said, *USER], seed=1))
-    opened = [await verifier.nth("open", n) for n in (0, 1)]
-    assert opened[0].token_ids == opened[1].token_ids
-
-
-async def test_tokens_of_reasoning_are_counted_up_to_its_end_within_a_step(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    reasoning, answer = texts("<think>It may rain.</think>"), texts("It rains.")
-    running = await start_api()
-    asking = asyncio.ensure_future(post(running, PATH, body()))
-    opened = await verifier.nth("open", 0)
-    token_ids = [*reasoning, *answer, 0]
-    verifier.send(
-        verifier.decided(opened.sequence_id, opened.prompt_length, token_ids, finish=STOP)
-    )
-    whole = answer_schema.ChatCompletion.model_validate_json((await asking).body)
-    assert whole.usage.completion_tokens_details is not None
-    assert whole.usage.completion_tokens_details.reasoning_tokens == len(reasoning)
-
-
 @pytest.mark.parametrize("num_tokens", [1, 3, 100])
 async def test_tokens_are_counted_up_to_a_tag_of_several_tokens(
     start_api: StartApi, verifier: ScriptedVerifier, tokenizer: Tokenizer, num_tokens: int
@@ -222,85 +188,6 @@ async def test_tokens_are_counted_up_to_a_tag_of_several_tokens(
     message = response.output[-1]
     assert message.type == "message"
     assert len(message.content[0].logprobs) == len(token_ids) - len(reasoning)
-
-
-async def test_the_beginning_of_a_tag_is_an_answer_if_no_more_comes(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    verifier.play(lambda opened: [*texts("<thi"), 0])
-    running = await start_api(tool_call_parser="hermes")
-    for fields in ({}, {"tools": TOOLS}):
-        answer = await post(running, PATH, body(**fields))
-        [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-        assert choice.message.content == "<thi"
-
-
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 100])
-@pytest.mark.parametrize("text", ["<think>It may rain.</think>日本 it rains.", "日本 it rains."])
-async def test_a_responses_message_has_the_logprobs_of_its_tokens_alone(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    texts: Callable[[str], list[int]],
-    text: str,
-    num_tokens: int,
-) -> None:
-    token_ids = [*texts(text), 0]
-    end = texts("</think>")[0]
-    num_reasoning = token_ids.index(end) + 1 if end in token_ids else 0
-    running = await start_api(stream_interval_s=0)
-    given = {
-        "model": "scripted",
-        "input": USER,
-        "include": ["message.output_text.logprobs"],
-        "stream": True,
-    }
-    asking = asyncio.ensure_future(post(running, RESPONSES, given))
-    opened = await verifier.nth("open", 0)
-    for first in range(0, len(token_ids), num_tokens):
-        step = token_ids[first : first + num_tokens]
-        is_last = first + num_tokens >= len(token_ids)
-        decided = verifier.decided(
-            opened.sequence_id, opened.prompt_length + first, step, finish=STOP if is_last else 0
-        )
-        for place, token_id in enumerate(step):
-            decided.decided.logprobs.add(token_id=token_id, logprob=-(first + place + 1))
-        verifier.send(decided)
-    events = (await asking).typed_events
-    response = Response.model_validate(events[-1]["response"])
-    message = response.output[-1]
-    assert message.type == "message"
-    assert message.content[0].text == "日本 it rains."
-    logprobs = [-each.logprob for each in message.content[0].logprobs]
-    assert logprobs == list(range(num_reasoning + 1, len(token_ids) + 1))
-    streamed = [each for event in events for each in event.get("logprobs", [])]
-    assert [-each["logprob"] for each in streamed[: len(streamed) // 2]] == logprobs
-    assert [item.type for item in response.output] == ["reasoning", "message"][not num_reasoning :]
-
-
-async def test_an_output_that_is_cut_while_the_model_reasons_has_no_answer(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    verifier.play(lambda opened: [*texts("<think>It may rain.</think>Rain."), 0])
-    running = await start_api()
-    answer = await post(running, PATH, body(max_tokens=3))
-    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-    assert choice.finish_reason == "length"
-    assert choice.message.content == ""
-    assert choice.message.reasoning_content
-    assert "It may rain.".startswith(choice.message.reasoning_content)
-    given = {"model": "scripted", "input": USER, "max_output_tokens": 3}
-    response = Response.model_validate_json((await post(running, RESPONSES, given)).body)
-    assert [(item.type, item.status) for item in response.output] == [("reasoning", "incomplete")]
-
-
-async def test_reasoning_stays_text_where_it_is_not_looked_for(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    verifier.play(lambda opened: [*texts("<think>a b"), 0])
-    running = await start_api(reasoning_parser="none")
-    answer = await post(running, PATH, body())
-    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-    assert (choice.message.content, choice.message.reasoning_content) == ("<think>a b", None)
 
 
 FORMAT = {"response_format": {"type": "json_object"}}
@@ -337,40 +224,3 @@ async def test_a_grammar_begins_behind_the_reasoning(
     assert structured.HasField("reasoning") is (tags is not None)
     if tags is not None:
         assert (structured.reasoning.begin, structured.reasoning.end) == tags
-
-
-async def test_a_call_that_no_end_of_the_reasoning_follows_is_one_in_every_form_of_answer(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Callable[[str], list[int]]
-) -> None:
-    verifier.play(lambda opened: [*texts(f"Hm.\n{CALL}"), 0])
-    running = await start_api(tool_call_parser="hermes", stream_interval_s=0)
-    given = body(tools=TOOLS, chat_template_kwargs={"is_open": True}, stop=["\n"])
-    answer = await post(running, PATH, given)
-    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.reasoning_content == "Hm."
-    assert choice.message.content is None
-    assert [call.function.name for call in choice.message.tool_calls or ()] == ["time"]
-    events = (await post(running, PATH, {**given, "stream": True})).events[:-1]
-    choices = [answer_schema.ChatCompletionChunk.model_validate(each).choices[0] for each in events]
-    assert choices[-1].finish_reason == "tool_calls"
-    assert "".join(each.delta.reasoning_content or "" for each in choices) == "Hm."
-    assert not any(each.delta.content for each in choices)
-    calls = [call for each in choices for call in each.delta.tool_calls or ()]
-    assert [call.function.name for call in calls if call.id] == ["time"]
-
-
-async def test_a_template_without_the_tags_leaves_them_in_the_text_unless_told_otherwise(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    chat_folder: Path,
-    texts: Callable[[str], list[int]],
-) -> None:
-    template = TEMPLATE.replace("</think>", "").replace("<think>", "")
-    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    verifier.play(lambda opened: [*texts("<think>a</think>b"), 0])
-    for option, content in (("auto", "<think>ab"), ("think", "b")):
-        running = await start_api(reasoning_parser=option)
-        answer = await post(running, PATH, body())
-        [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-        assert choice.message.content == content

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from gateway.api.openai.report import SpeculationReport
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.report import SpeculationReport
+from gateway.api.openai.writing.usage import UsageTotal
 from gateway.messages.response import Chunk, Finished, Step
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tandem.values import DraftSource, FinishReason, MatchAcceptance, Usage
 from tests.gateway.openai import answer_schema
-from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
+from tests.gateway.openai.clients import Answer, connection, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -100,42 +100,6 @@ async def test_each_chunk_tells_accepted_rejected_and_plain_tokens_apart(
     )
     for chunk in answer.events[:-1]:
         form.model_validate(chunk)
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("allowed_by", ["verifier", "gateway"])
-async def test_without_traces_a_report_leaves_out_the_rejected_drafts(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, path: str, allowed_by: str
-) -> None:
-    answer, token_of = await stream(
-        start_api,
-        verifier,
-        texts,
-        path,
-        allow_trace=allowed_by == "gateway",
-        allowed_by_verifier=allowed_by == "verifier",
-    )
-    assert [token for report in reports(answer) for token in report["tokens"]] == [
-        {"id": token_of["a"], "text": "a", "accepted": True},
-        {"id": token_of["b"], "text": "b", "accepted": True},
-        {"id": token_of["c"], "text": "c", "accepted": False},
-        {"id": 0, "text": "", "accepted": False},
-    ]
-    assert sum(report["num_draft_tokens"] for report in reports(answer)) == 4
-    assert not any("rejected" in report for report in reports(answer))
-
-
-async def test_only_streams_have_reports_and_only_on_request(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 6, 0])
-    running = await start_api()
-    body = {"model": "scripted", "prompt": [1, 2], "stream": True}
-    assert reports(await post(running, "/v1/completions", body)) == []
-    refused = await post(
-        running, "/v1/completions", {**body, "stream": False, "speculation": {"report": True}}
-    )
-    assert (refused.status, refused.error["param"]) == (400, "speculation.report")
 
 
 def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> None:

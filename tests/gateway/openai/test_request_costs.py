@@ -5,26 +5,22 @@ import contextlib
 import gc
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope
 
-from gateway.api.http_connection import Connection
+from gateway.api.connection import Connection
 from gateway.api.openai import body as bodies
-from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
 from gateway.api.openai.errors import ApiError
-from gateway.api.openai.merged_events import merge
-from gateway.api.openai.report import SpeculationReport
+from gateway.api.openai.reading import schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import Conversation, GenerateRequest
-from gateway.messages.response import Chunk, GenerateEvent, Traced
 from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate
 from gateway.text.tokenizer import Tokenizer
-from tests.gateway.clients import write_clients
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import connection, post, request_bytes
 from tests.gateway.openai.conftest import StartApi
@@ -93,75 +89,6 @@ async def test_long_texts_are_rendered_and_encoded_on_the_tokenizers_threads_aft
     await running.until_idle()
 
 
-@pytest.mark.parametrize(("prompts", "n"), [([[1], [2], [3]], 1), ([[1], [2]], 2)])
-async def test_more_prompts_than_may_ever_be_continued_at_a_time_are_no_overload(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    tmp_path: Path,
-    prompts: list[list[int]],
-    n: int,
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    clients = write_clients(
-        tmp_path / "clients.yaml", small={"tokens": ["small"], "max_concurrent_requests": 2}
-    )
-    running = await start_api(clients=clients)
-    headers = {"authorization": "Bearer small"}
-    body = {"model": "scripted", "prompt": prompts, "n": n}
-    answer = await post(running, "/v1/completions", body, **headers)
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    assert f"{len(prompts) * n} choices are over the limit of 2" in answer.error["message"]
-    assert not verifier.commands("open"), "a client that repeats it would load the verifiers"
-    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 1
-    assert running.sample("tandem_requests_received_total") == 1
-    body["prompt"], body["n"] = prompts[:2], 1
-    assert (await post(running, "/v1/completions", body, **headers)).status == 200
-
-
-async def test_of_two_lists_of_prompts_that_come_at_once_the_one_that_finds_room_is_continued(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(max_concurrent_requests=6)
-    body = {"model": "scripted", "prompt": [[1]] * 6, "max_tokens": 9}
-    posts = [asyncio.create_task(post(running, "/v1/completions", body)) for _ in range(2)]
-    async with asyncio.timeout(PATIENCE_S):
-        done, waiting = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
-    assert [task.result().status for task in done] == [429]
-    assert waiting, "each had a part of the room"
-    opened = [await verifier.nth("open", place) for place in range(6)]
-    for each in opened:
-        verifier.send(verifier.decided(each.sequence_id, 1, [5], finish=1))
-    assert [(await task).status for task in waiting] == [200]
-    await running.until_idle()
-
-
-async def test_of_a_list_of_prompts_that_finds_no_room_one_refusal_is_counted(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api(max_concurrent_requests=6)
-    async with connection(running) as (_, writer):
-        body = {"model": "scripted", "prompt": [[1]] * 4, "max_tokens": 9}
-        writer.write(request_bytes("/v1/completions", body))
-        await verifier.nth("open", 3)
-        refused = await post(running, "/v1/completions", {**body, "prompt": [[1]] * 6})
-        assert refused.status == 429
-        assert running.sample("tandem_requests_shed_total", reason="concurrency") == 1
-        assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
-        assert running.sample("tandem_requests_received_total") == 4 + 2 + 1
-    await running.until_idle()
-
-
-async def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
-    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_api()
-    calls = Calls(monkeypatch)
-    body = {"model": "scripted", "prompt": "x" * 1_000_000, "logprobs": 1}
-    answer = await post(running, "/v1/completions", body)
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    assert calls.threads == []
-
-
 async def test_a_conversation_of_which_the_template_makes_too_much_is_refused_unencoded(
     start_api: StartApi, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,49 +109,6 @@ async def test_a_conversation_of_which_the_template_makes_too_much_is_refused_un
     assert answer.error["code"] == "context_length_exceeded"
     assert f"more than {MAX_RENDERED_CHARACTERS} characters" in answer.error["message"]
     assert len(calls.threads) == 1, "rendered, not encoded"
-
-
-async def test_long_reports_are_written_on_the_tokenizers_threads(
-    start_api: StartApi, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = SpeculationReport.read
-    threads: dict[int, str] = {}
-
-    def noted_read(report: SpeculationReport, chunk: Chunk) -> str:
-        threads[len(chunk.token_ids)] = threading.current_thread().name
-        return read(report, chunk)
-
-    monkeypatch.setattr(SpeculationReport, "read", noted_read)
-    running = await start_api()
-    body = {"model": "scripted", "prompt": [1], "max_tokens": 500, "stream": True}
-    async with connection(running) as (reader, writer):
-        fields = {**body, "speculation": {"report": True}}
-        writer.write(request_bytes("/v1/completions", fields))
-        opened = await verifier.nth("open", 0)
-        for lengths in (range(1, 2), range(2, 402)):
-            # The steps of one message are one chunk.
-            verifier.send(*[verifier.decided(opened.sequence_id, each, [70]) for each in lengths])
-            async with asyncio.timeout(PATIENCE_S):
-                await reader.readuntil(b'"speculation"')
-    assert threads[1] == threading.current_thread().name
-    assert threads[400].startswith("tokenizer-")
-    await running.until_idle()
-
-
-async def test_prompts_over_the_limit_on_their_logprobs_are_refused_only_if_they_are_echoed(
-    start_api: StartApi, start_verifier: StartVerifier
-) -> None:
-    verifier = await start_verifier(max_model_len=1 << 18)
-    running = await start_api(verifiers=[verifier.address])
-    body = {"model": "scripted", "prompt": [5] * ((1 << 17) + 1), "logprobs": 0, "max_tokens": 1}
-    refused = await post(running, "/v1/completions", {**body, "echo": True})
-    assert (refused.status, refused.error["param"]) == (400, "logprobs")
-    async with connection(running) as (_, writer):
-        writer.write(request_bytes("/v1/completions", body))
-        opened = await verifier.nth("open", 0)
-        assert len(opened.token_ids) == (1 << 17) + 1
-        assert not opened.sampling.HasField("prompt_logprobs")
-    await running.until_idle()
 
 
 async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
@@ -260,23 +144,6 @@ async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(
     assert len((await first).prompt) == 50_000
     await parse()
     assert (api._bodies._num_bytes, api._bodies._num_bodies.total()) == (0, 0)
-
-
-async def test_of_several_prompts_no_output_is_read_ahead() -> None:
-    num_read = 0
-
-    async def generate() -> AsyncGenerator[GenerateEvent, None]:
-        nonlocal num_read
-        for _ in range(100):
-            num_read += 1
-            yield Traced(choice_index=0, step=b"")
-
-    async with contextlib.aclosing(merge([generate(), generate()], asyncio.Lock())) as merged:
-        for num_taken in range(1, 10):
-            await anext(merged)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert num_read <= num_taken + 4, "one waits for each prompt, and one or two between"
 
 
 class CountedBody(bytes):

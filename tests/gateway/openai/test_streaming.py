@@ -4,16 +4,14 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from gateway.api.openai import answer_writer
+from gateway.api.openai.writing import answer_writer
 from gateway.api.request_record import RequestRecord
-from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import (
     connection,
@@ -33,8 +31,6 @@ pytestmark = pytest.mark.stand_in
 
 Texts = Callable[[str], list[int]]
 
-# Most characters of it are several tokens.
-UNICODE = "naïve café 日本語 🙂🙃 ﷽ e\u0301 end"
 
 UNREAD_TOKENS = 1_600_000
 
@@ -52,22 +48,6 @@ async def deltas(running: Any, **fields: Any) -> list[str]:
     answer = await post(running, "/v1/completions", body(**fields))
     assert answer.events[-1] == "[DONE]"
     return [choice["text"] for event in answer.events[:-1] for choice in event["choices"]]
-
-
-async def test_characters_of_several_tokens_come_whole(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    assert len(texts(UNICODE)) > len(UNICODE)
-    verifier.play(lambda opened: [*texts(UNICODE), 0])
-    running = await start_api()
-    streamed = await deltas(running)
-    assert "".join(streamed) == UNICODE
-    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in streamed)
-    chat = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    answer = await post(running, "/v1/chat/completions", chat)
-    parts = [event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1]]
-    assert "".join(parts) == UNICODE
-    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -165,46 +145,6 @@ async def test_each_chunk_states_the_tokens_so_far_on_request(
     assert not any("usage" in chunk for chunk in alone.events[:-1])
 
 
-async def test_a_stream_has_no_headers_of_those_before_it(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_api()
-    for request_id in ("first", "second"):
-        answer = await post(running, "/v1/completions", body(), x_request_id=request_id)
-        assert answer.headers["x-request-id"] == request_id
-
-
-@pytest.mark.parametrize("num_bytes", [1, 100_000])
-async def test_an_answer_has_its_requests_id_however_long_the_body_is(
-    start_api: StartApi, verifier: ScriptedVerifier, num_bytes: int
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_api()
-    sent = body(stream=False, metadata={"a": "x" * num_bytes})
-    answer = await post(running, "/v1/completions", sent, x_request_id="my-id")
-    assert json.loads(answer.body)["id"] == "cmpl-my-id"
-
-
-async def test_a_stream_that_began_during_a_drain_closes_no_later_connection(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api()
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
-        opened = await verifier.nth("open", 0)
-        running.gateway.server.set_not_serving()
-        verifier.send(verifier.decided(opened.sequence_id, 2, [5], finish=STOP))
-        assert (await read_answer(reader)).headers["connection"] == "close"
-    running.gateway.server.set_serving()
-    verifier.play(lambda opened: [5, 0])
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", body(), connection="keep-alive"))
-        async with asyncio.timeout(PATIENCE_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-    assert b"connection: close" not in head.lower()
-
-
 async def test_each_prompt_has_its_choices(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
@@ -222,42 +162,6 @@ async def test_each_prompt_has_its_choices(
         for choice in event["choices"]:
             streamed[choice["index"]] += choice["text"]
     assert streamed == expected
-
-
-async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api()
-    answer = await post(running, "/v1/completions", body(prompt=[[5], [6], [4096]]))
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    await running.until_idle()
-
-
-async def test_a_bad_prompt_has_its_status_though_another_one_has_text_already(
-    start_api: StartApi,
-    verifier: ScriptedVerifier,
-    texts: Texts,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    too_long = "\x01" * 2_500
-    has_text = threading.Event()
-    encode = Tokenizer.encode
-
-    def late_encode(tokenizer: Tokenizer, text: str, **fields: Any) -> list[int]:
-        assert text != too_long or has_text.wait(PATIENCE_S)
-        return encode(tokenizer, text, **fields)
-
-    monkeypatch.setattr(Tokenizer, "encode", late_encode)
-    running = await start_api()
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", body(prompt=["good", too_long])))
-        opened = await verifier.nth("open", 0)
-        verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), texts("ab")))
-        await until(lambda: running.sample("tandem_time_to_first_token_seconds_count") == 1)
-        has_text.set()
-        answer = await read_answer(reader)
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    await running.until_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -316,25 +220,6 @@ async def test_a_bug_of_the_gateway_is_logged_once_and_leaks_nothing(
     await running.until_idle()
 
 
-async def test_an_error_after_the_first_text_is_an_event_of_the_stream(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start_api()
-    async with official_client(running) as client:
-        creating = asyncio.ensure_future(
-            client.completions.create(model="scripted", prompt=[1, 2], stream=True, max_tokens=99)
-        )
-        opened = await verifier.nth("open", 0)
-        verifier.send(verifier.decided(opened.sequence_id, 2, texts("ab")))
-        stream = await creating
-        assert (await anext(stream)).choices[0].text == "ab"
-        verifier.send(verifier.rejected(opened.sequence_id, code=INTERNAL, message="broken"))
-        with pytest.raises(openai.APIError, match="broken") as caught:
-            await anext(stream)
-        assert caught.value.type == "server_error"
-    await running.until_idle()
-
-
 async def test_an_error_in_a_stream_names_the_parameter_as_the_client_named_it(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
@@ -361,26 +246,6 @@ async def test_an_error_in_a_stream_names_the_parameter_as_the_client_named_it(
     await running.until_idle()
 
 
-async def test_the_official_client_repeats_what_was_shed(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api()
-    async with official_client(running, max_retries=2) as client:
-        creating = asyncio.ensure_future(
-            client.completions.create(model="scripted", prompt=[1, 2], max_tokens=1)
-        )
-        opened = await verifier.nth("open", 0)
-        verifier.send(
-            verifier.rejected(
-                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=10
-            )
-        )
-        opened = await verifier.nth("open", 1)
-        verifier.play(lambda opened: [5, 0])
-        verifier.send(verifier.decided(opened.sequence_id, 2, [5], finish=2))
-        assert (await creating).choices[0].finish_reason == "length"
-
-
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "waiting"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_client_that_goes_away_frees_its_request(
@@ -402,61 +267,6 @@ async def test_a_client_that_goes_away_frees_its_request(
     assert http is not None
     await http.drain()
     assert not [each for each in running.log if each["event"] == "http_request_failed"]
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("after", [b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
-async def test_what_a_client_sends_after_a_request_does_not_hide_that_it_goes_away(
-    start_api: StartApi, verifier: ScriptedVerifier, stream: bool, after: bytes
-) -> None:
-    running = await start_api()
-    async with connection(running) as (_, writer):
-        writer.write(request_bytes("/v1/completions", body(stream=stream), connection="keep-alive"))
-        opened = await verifier.nth("open", 0)
-        writer.write(after)
-        await until(lambda: served_connection(running).conn.trailing_data[0] == after)
-    closed = await verifier.nth("close", 0)
-    assert closed.sequence_id == opened.sequence_id
-    await running.until_idle()
-
-
-async def test_few_requests_are_read_before_the_one_is_answered(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start_api()
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", body(stream=False), connection="keep-alive"))
-        opened = await verifier.nth("open", 0)
-        writer.write(request_bytes("/health", connection="keep-alive") * 100_000)
-        await until(lambda: served_connection(running).flow.read_paused)
-        assert len(served_connection(running).conn.trailing_data[0]) < 1 << 20
-        verifier.send(verifier.decided(opened.sequence_id, 2, [*texts("first"), 0], finish=STOP))
-        async with asyncio.timeout(PATIENCE_S):
-            await reader.readuntil(b"first")
-            for _ in range(1_000):
-                await reader.readuntil(b"serving")
-        writer.transport.abort()
-
-
-async def test_64_clients_that_vanish_free_everything(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api()
-
-    async def vanish(index: int) -> None:
-        async with connection(running) as (reader, writer):
-            writer.write(request_bytes("/v1/completions", body(prompt=[index + 1])))
-            async with asyncio.timeout(PATIENCE_S):
-                await reader.readuntil(b"data: ")
-            writer.transport.abort()
-
-    clients = asyncio.gather(*map(vanish, range(64)))
-    for index in range(64):
-        opened = await verifier.nth("open", index)
-        verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
-    await clients
-    await verifier.nth("close", 63)
-    await running.until_idle()
 
 
 @pytest.mark.parametrize(
@@ -507,29 +317,6 @@ async def test_a_client_that_does_not_read_is_cut_off(
         assert b"usage" not in last
     # It is no error of the gateway.
     assert [each for each in caplog.records if each.name == "uvicorn.error"] == []
-
-
-async def test_a_drain_waits_until_an_answer_is_taken(
-    start_api: StartApi, start_verifier: StartVerifier
-) -> None:
-    verifier = await start_verifier(max_model_len=1 << 21)
-    running = await start_api(verifiers=[verifier.address])
-    fields = {"return_token_ids": True, "max_tokens": 1 << 21, "stream": False}
-    async with connection(running) as (reader, writer):
-        writer.write(request_bytes("/v1/completions", body(**fields)))
-        opened = await verifier.nth("open", 0)
-        send_long_output(verifier, opened.sequence_id, finish=STOP)
-        async with asyncio.timeout(PATIENCE_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        await running.until_idle()
-        draining = asyncio.ensure_future(running.gateway.drain())
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(draining), 0.1)
-        async with asyncio.timeout(PATIENCE_S):
-            answer = json.loads(await reader.read())
-            await draining
-    assert head.startswith(b"HTTP/1.1 200")
-    assert len(answer["choices"][0]["token_ids"]) == UNREAD_TOKENS
 
 
 async def test_a_drain_waits_until_the_last_bytes_of_an_answer_are_taken(
@@ -627,14 +414,3 @@ async def test_a_request_whose_answer_cannot_be_written_counts_as_an_error(
     assert running.sample("tandem_request_errors_total", code="INTERNAL") == 1
     [entry] = [each for each in running.log if each["event"] == "request_ended"]
     assert entry["status"] == "INTERNAL"
-
-
-async def test_an_answer_that_is_too_large_counts_as_its_callers_error(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answer_writer, "MAX_ANSWER_BYTES", 5)
-    verifier.play(lambda opened: [*texts("one two three"), 0])
-    running = await start_api()
-    assert (await post(running, "/v1/completions", body(stream=False))).status == 400
-    await running.until_idle()
-    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 1

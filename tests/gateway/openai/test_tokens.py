@@ -1,15 +1,14 @@
 """Single tokens as logprobs show them: text, bytes, and where the text of each begins."""
 
 import json
-import math
 from collections.abc import Sequence
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from gateway.api.openai.choices import CompletionChoice, Wants
-from gateway.api.openai.tokens import TextOffsets, TokenTexts
+from gateway.api.openai.writing.choices import CompletionChoice, Wants
+from gateway.api.openai.writing.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
@@ -47,18 +46,6 @@ def test_the_bytes_of_all_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> 
     assert "<|end|>" in [entry["token"] for entry in entries]
 
 
-def test_a_vocabulary_with_byte_fallback_shows_spaces_and_bytes() -> None:
-    vocabulary = [("<unk>", 0.0), ("\N{LOWER ONE EIGHTH BLOCK}a", -1.0), ("<0xE2>", -2.0)]
-    wrapped = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
-    wrapped.normalizer = normalizers.Prepend("\N{LOWER ONE EIGHTH BLOCK}")
-    wrapped.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer = Tokenizer(wrapped)
-    assert tokenizer.token_bytes(1) == b" a"
-    assert tokenizer.token_bytes(2) == b"\xe2"
-    assert tokenizer.token_bytes(99) == b""
-    assert TokenTexts(tokenizer).text(2) == '"bytes:\\\\xe2"'
-
-
 def test_the_offset_of_a_token_within_a_character_is_the_characters(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode(TEXT)
     offsets = TextOffsets(tokenizer.detokenizer()).next(token_ids, tokenizer.special_text)
@@ -83,14 +70,6 @@ def chunk_of(
         logprobs=[encoded(each) for each in token_ids],
         prompt_logprobs=[b"" if each is None else encoded(each) for each in prompt_token_ids],
     )
-
-
-def test_where_a_text_begins_depends_on_the_prompt_before_it() -> None:
-    choice = CompletionChoice(WITH_LOGPROBS, echoes=False, prompt=None)
-    choice.start(TokenTexts(SENTENCEPIECE), [THE], "")
-    part = choice.read(chunk_of([CAT, SAT], " cat sat"))
-    assert part.logprobs is not None
-    assert [each.offset for each in part.logprobs] == ["0", "4"]
 
 
 def test_an_echos_logprobs_go_on_where_the_last_chunk_ended() -> None:
@@ -198,17 +177,3 @@ def test_of_tokens_with_one_text_the_own_logprob_counts_and_then_the_likeliest()
     top = json.loads(shown.top)
     assert top == {"A": pytest.approx(-0.01), "B": pytest.approx(-3.0)}
     assert float(shown.logprob) == pytest.approx(top["A"])
-
-
-@pytest.mark.parametrize(
-    ("logprob", "shown"), [(-math.inf, -9999.0), (math.nan, -9999.0), (math.inf, 9999.0)]
-)
-def test_an_impossible_logprob_is_shown_as_a_number_that_json_knows(
-    tokenizer: Tokenizer, logprob: float, shown: float
-) -> None:
-    entry = TokenTexts(tokenizer).chat_logprob(encoded(300, logprob=logprob))
-    assert json.loads(entry)["logprob"] == shown
-
-
-def test_without_a_tokenizer_tokens_are_numbers() -> None:
-    assert TokenTexts(None).text(7) == '"token_id:7"'

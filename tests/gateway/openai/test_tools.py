@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.api.openai import grammars
+from gateway.api.openai.reading import grammars
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
@@ -47,56 +47,6 @@ async def start(
     """A gateway whose model answers with a text."""
     verifier.play(lambda opened: [*texts(text), 0])
     return await start_api(**{"tool_call_parser": "hermes", **options})
-
-
-async def test_calls_come_as_the_official_client_expects_them(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(
-        start_api, verifier, texts, f"I look.\n{CALL}\n{OTHER}", stream_interval_s=0
-    )
-    async with official_client(running) as client:
-        whole = await client.chat.completions.create(model="scripted", messages=USER, tools=TOOLS)
-        [choice] = whole.choices
-        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
-        calls: list[Any] = list(choice.message.tool_calls or [])
-        assert [call.type for call in calls] == ["function", "function"]
-        stream = await client.chat.completions.create(
-            model="scripted", messages=USER, tools=TOOLS, stream=True, n=2
-        )
-        deltas: list[list[Any]] = [[], []]
-        contents, reasons = ["", ""], ["", ""]
-        async for chunk in stream:
-            for each in chunk.choices:
-                deltas[each.index] += each.delta.tool_calls or []
-                assert len(each.delta.tool_calls or []) <= 1, "its helper joins them by index"
-                contents[each.index] += each.delta.content or ""
-                reasons[each.index] += each.finish_reason or ""
-    assert contents == ["I look."] * 2
-    assert reasons == ["tool_calls"] * 2
-    expected = [("weather", '{"city": "Graz"}'), ("time", "{}")]
-    assert [(c.function.name, c.function.arguments) for c in calls] == expected
-    for found in deltas:
-        begins = [delta for delta in found if delta.id is not None]
-        assert [(d.index, d.type, d.function.name) for d in begins] == [
-            (0, "function", "weather"),
-            (1, "function", "time"),
-        ]
-        assert all(delta.function.arguments == "" for delta in begins)
-        assert all(d.type is None and d.function.name is None for d in found if d.id is None)
-        assert _arguments(found) == [arguments for _, arguments in expected]
-    # As they come: the arguments have several tokens.
-    assert len(deltas[0]) > 5
-    ids = [call.id for found in (calls, *deltas) for call in found if call.id is not None]
-    assert len(set(ids)) == len(ids) == 6
-
-
-def _arguments(deltas: list[Any]) -> list[str]:
-    """Of each call, joined."""
-    joined: dict[int, str] = {}
-    for delta in deltas:
-        joined[delta.index] = joined.get(delta.index, "") + delta.function.arguments
-    return list(joined.values())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 1000])
@@ -197,19 +147,6 @@ async def test_calls_after_the_first_are_left_out_where_only_one_is_wanted(
     assert {delta["index"] for delta in deltas} == {0}
     assert "".join(delta["function"]["arguments"] for delta in deltas) == '{"city": "Graz"}'
     assert stream.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-async def test_an_answer_of_calls_alone_has_no_content(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    running = await start(start_api, verifier, texts, CALL)
-    answer = await post(running, PATH, body(logprobs=False))
-    whole = answer_schema.ChatCompletion.model_validate_json(answer.body)
-    assert whole.choices[0].message.content is None
-    stream = await post(running, PATH, body(stream=True))
-    chunks = [answer_schema.ChatCompletionChunk.model_validate(each) for each in stream.events[:-1]]
-    assert not any(chunk.choices[0].delta.content for chunk in chunks)
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -457,13 +394,13 @@ async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
     parameters: Any,
 ) -> None:
-    monkeypatch.setattr("gateway.api.openai.tools._MAX_SIZE", 500)
+    monkeypatch.setattr("gateway.api.openai.reading.tools._MAX_SIZE", 500)
     running = await start(start_api, verifier, texts, CALL)
     tools = [TOOLS[0], tool(parameters)]
     # Only the tools that may be called count.
     choice = {"type": "function", "function": {"name": "weather"}}
     assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
-    monkeypatch.setattr("gateway.api.openai.tools._schema_of_call", None)
+    monkeypatch.setattr("gateway.api.openai.reading.tools._schema_of_call", None)
     answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
     assert (answer.status, answer.error["param"]) == (400, "tools")
 

@@ -204,17 +204,3 @@ def test_a_batch_of_sequences_from_their_prompts_on(
                 del computed[number], tables[number]
                 num_finished += 1
     assert num_finished > 5
-
-
-def test_a_sliding_window_hides_what_lies_before_it() -> None:
-    """Three layers with a window of 20 tokens: a token 58 positions back has no effect."""
-    weights = weights_of("mistral")
-    token_ids = some_tokens(300, weights.vocab_size)
-    changed = [(token_ids[0] + 1) % weights.vocab_size, *token_ids[1:]]
-    with RunningDecoder(weights) as running:
-        rows, other_rows = (
-            running.run_in_chunks(text, [300], list(range(20))) for text in (token_ids, changed)
-        )
-    first_unaffected = 3 * (20 - 1) + 1
-    np.testing.assert_array_equal(rows[first_unaffected:], other_rows[first_unaffected:])
-    assert (rows[first_unaffected - 1] != other_rows[first_unaffected - 1]).any()

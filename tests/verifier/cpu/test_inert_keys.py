@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig
 
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from verifier.checkpoint.families import FAMILIES
-from verifier.checkpoint.inert_keys import INERT_KEYS, ON_BY_DEFAULT, is_inert
+from verifier.checkpoint.inert_keys import INERT_KEYS
 from verifier.checkpoint.model_config import read_model_config
 from verifier.checkpoint.refusals import NotServedError
 from verifier.parity.reference import reference
-from verifier.transformers_model.checkpoint import load_checkpoint
 
 ONE_OF_EACH_FAMILY = {CONFIGS[name]().model_type: name for name in CONFIGS}
 # As a file of a family has them; other values are no test of the key.
@@ -84,26 +83,6 @@ def test_no_inert_key_changes_a_logit_or_who_computes_it(model_type: str, tmp_pa
     assert torch.equal(logits(tmp_path), expected)
 
 
-def test_no_inert_key_keeps_transformers_from_serving_a_model(tmp_path: Path) -> None:
-    save(tmp_path, "llama")
-    with_keys(tmp_path, odd_values() | OFF)
-    load_checkpoint(tmp_path, dtype="auto", device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize("value", [None, {}])
-def test_a_quantisation_that_was_taken_back_leaves_nothing(value: object, tmp_path: Path) -> None:
-    save(tmp_path, "llama")
-    expected = logits(tmp_path)
-    with_keys(tmp_path, {"quantization_config": value})
-    read_model_config(tmp_path)
-    assert torch.equal(logits(tmp_path), expected)
-
-
-def test_what_transformers_drops_when_it_reads_a_configuration_is_inert() -> None:
-    dropped = GenerationConfig._get_default_generation_params()
-    assert not [key for key in dropped if not is_inert(key, "some value")]
-
-
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_configuration_that_transformers_writes_in_full_is_read(
     model_type: str, tmp_path: Path
@@ -141,14 +120,6 @@ def test_what_could_change_the_computation_is_refused_by_name(
     with_keys(tmp_path, {key: value})
     with pytest.raises(NotServedError, match=key):
         read_model_config(tmp_path)
-
-
-def test_attention_to_later_tokens_is_not_off_when_it_is_false(tmp_path: Path) -> None:
-    assert "is_causal" in ON_BY_DEFAULT
-    save(tmp_path, "llama")
-    expected = logits(tmp_path)
-    with_keys(tmp_path, {"is_causal": False})
-    assert not torch.equal(logits(tmp_path), expected)
 
 
 @pytest.mark.parametrize(("name", "window"), [("mistral", 20), ("qwen2", 0)])

@@ -8,7 +8,6 @@ import pytest
 
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
-from verifier.cpu.decoder import CpuDecoder
 
 NUM_BLOCKS, MAX_NUM_TOKENS = 8, 40
 
@@ -79,14 +78,6 @@ def test_a_sequence_longer_than_the_cache_is_refused(running: RunningDecoder) ->
         running.decoder.forward(wrong)
 
 
-@pytest.mark.parametrize("name", ["positions", "slot_mapping", "cu_seqlens_q"])
-def test_arrays_of_different_lengths_are_refused(running: RunningDecoder, name: str) -> None:
-    layout = running.lay_out(*chunks(running.weights.vocab_size))
-    short = {name: getattr(layout, name)[:-1]}
-    with pytest.raises(ValueError, match="different lengths"):
-        running.decoder.forward(dataclasses.replace(layout, **short))
-
-
 def test_too_many_tokens_or_rows_or_none_are_refused(running: RunningDecoder) -> None:
     tokens = some_tokens(MAX_NUM_TOKENS + 1, running.weights.vocab_size)
     table = list(range(NUM_BLOCKS))
@@ -114,14 +105,3 @@ def test_arrays_of_other_types_and_strides_are_read_right(running: RunningDecode
         layout, positions=layout.positions.astype(np.int32), slot_mapping=spread
     )
     np.testing.assert_array_equal(running.decoder.forward(other), expected)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"block_size": 24}, {"block_size": 0}, {"num_blocks": 0}, {"num_threads": 0},
-     {"max_num_tokens": 0}],
-)  # fmt: skip
-def test_a_decoder_of_wrong_sizes_is_refused(wrong: dict[str, int]) -> None:
-    sizes = {"num_blocks": 4, "block_size": 16, "num_threads": 1, "max_num_tokens": 4}
-    with pytest.raises(ValueError, match="blocks of"):
-        CpuDecoder(weights_of("llama"), **{**sizes, **wrong})

@@ -57,6 +57,7 @@ def digests(folder: Path) -> Iterator[str]:
             yield hashlib.sha256(array.tobytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_levels_of_x86_64_give_the_same_bits(tmp_path: Path) -> None:
     if platform.machine() not in MACHINES:
         pytest.skip("there are levels of x86-64 only")

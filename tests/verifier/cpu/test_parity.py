@@ -1,31 +1,26 @@
 """The check against transformers: sound models pass once, wrong ones never."""
 
 import dataclasses
-import errno
-import math
-import os
-import stat
+import itertools
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import CONFIGS, SMALL, save
+from tests.volume import cases
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.weights import DecoderWeights
 from verifier.parity import comparison, cpu_check
 from verifier.parity.cpu_check import ParityCheck, Subject
-from verifier.parity.reference import reference, rounding_distance
+from verifier.parity.reference import reference
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -113,8 +108,18 @@ def test_rounded_models_are_held_to_their_rounding(
     assert is_known(told, tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    cases(
+        [
+            ("llama_biases", "float16"),
+            ("gemma2", "bfloat16"),
+            ("phi3", "float16"),
+            ("mixtral", "bfloat16"),
+        ],
+        list(itertools.product(CONFIGS, ["bfloat16", "float16"])),
+    ),
+)
 def test_correct_models_are_far_from_the_limits_of_rounding(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -128,25 +133,6 @@ def test_correct_models_are_far_from_the_limits_of_rounding(
     logits = logits_of(load(tmp_path))
     comparison.check_difference(logits, exact, 0.01)
     comparison.check_rounding(logits, exact, rounding, 0.1)
-
-
-def test_rows_of_experts_may_be_no_multiple_of_16_bytes(tmp_path: Path) -> None:
-    config = Qwen3MoeConfig(**SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20)
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    told, rounding = reference(tmp_path, dtype=torch.bfloat16, quantization="none", rounds_kv=True)
-    comparison.check_rounding(logits_of(load(tmp_path)), told.numpy(), rounding, 0.1)
-
-
-def test_a_model_of_one_position_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = LlamaConfig(**{**SMALL, "max_position_embeddings": 1})
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    told = dataclasses.replace(subject(tmp_path), max_position_embeddings=1)
-    with started(told, tmp_path) as check:
-        refer_here(check, monkeypatch)
-        check.verify(load(tmp_path))
-    assert is_known(told, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "llama"])
@@ -170,30 +156,6 @@ def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
             check.verify(weights)
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with started(subject(tmp_path), tmp_path / "file") as check:
-        cpu_check._keep(check._verdict, {"transformers": metadata.version("transformers")})
-    assert not is_known(subject(tmp_path), tmp_path / "file")
-
-
-def test_a_kept_verdict_may_be_read_by_those_that_the_umask_allows(tmp_path: Path) -> None:
-    """An image's build, or a pod of another user, may have kept it."""
-    before = os.umask(0o027)
-    try:
-        cpu_check._keep(tmp_path / "new/verdict", {})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "new/verdict").stat().st_mode) == 0o640
-    assert len(list((tmp_path / "new").iterdir())) == 1
-
-
-def test_a_verdict_that_cannot_be_kept_leaves_no_file(tmp_path: Path) -> None:
-    (tmp_path / "verdict").mkdir()
-    cpu_check._keep(tmp_path / "verdict", {})
-    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
-
-
 def test_a_child_that_dies_is_told_and_whether_its_files_had_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,35 +171,12 @@ def test_a_child_that_dies_is_told_and_whether_its_files_had_room(
             check.verify(weights)
 
 
-def test_no_folder_for_temporary_files_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.TemporaryDirectory", fail)
-    with pytest.raises(CheckpointError, match=r"not checked yet: .*No usable temporary directory"):
-        started(subject(tmp_path), tmp_path)
-
-
 def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
     with started(subject(MODEL_FOLDER), tmp_path) as check:
         assert check._child.stdin is not None
         check._child.stdin.close()  # as if this process were killed
         with pytest.raises(CheckpointError, match="exit status 1"):
             check.verify(load(MODEL_FOLDER))
-
-
-def test_a_child_that_takes_too_long_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, "llama")
-    monkeypatch.setattr(cpu_check, "_TIMEOUT_S", 0.01)
-    with started(subject(tmp_path), tmp_path) as check:
-        with pytest.raises(CheckpointError, match="did not come within"):
-            check.verify(load(tmp_path))
-        assert check._child.poll() is None
-    assert check._child.poll() is not None
 
 
 def test_without_transformers_a_verdict_is_needed(
@@ -269,21 +208,3 @@ def test_a_verdict_that_is_broken_or_of_another_version_does_not_count(
     path.write_text(content)
     with started(subject(tmp_path), tmp_path) as check:
         assert not check.is_known
-
-
-def test_nan_is_never_a_match() -> None:
-    exact: Any = np.ones((2, 3), dtype=np.float32)
-    broken = exact.copy()
-    broken[1, 1] = np.nan
-    for logits, expected in ((broken, exact), (exact, broken)):
-        with pytest.raises(CheckpointError):
-            comparison.check_difference(logits, expected, 0.1)
-        with pytest.raises(CheckpointError):
-            comparison.check_rounding(logits, expected, 1.0, 1.0)
-
-
-def test_rows_that_overflow_in_the_reference_do_not_count_as_rounding() -> None:
-    exact = torch.zeros(4, 2)
-    rounded = torch.tensor([[1.0, 1.0], [math.nan, 0.0], [math.inf, 0.0], [3.0, 3.0]])
-    assert rounding_distance(rounded, exact) == 1.0
-    assert math.isnan(rounding_distance(rounded[1:3], exact[1:3]))

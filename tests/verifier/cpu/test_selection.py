@@ -1,6 +1,5 @@
 """Which models the own decoder serves, by flags and checkpoint; and that torch stays out."""
 
-import contextlib
 import mmap
 import resource
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 from servicekit.config import ConfigError
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
-from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
 from verifier.model import own_model
 from verifier.model.memory import choose_num_kv_blocks
@@ -73,21 +71,6 @@ def test_a_model_that_is_not_known_goes_to_transformers_unless_flags_forbid(
         find_own(config_for(tmp_path, numerics="strict"))
 
 
-def test_strict_with_what_transformers_computes_is_refused() -> None:
-    reason = "--attention-backend sdpa"
-    with pytest.raises(ConfigError, match=f"--numerics: strict: .* serve this: {reason}"):
-        find_own(config_for(numerics="strict", attention_backend="sdpa"))
-
-
-def test_strict_where_there_is_a_gpu_goes_to_the_decoder_for_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for device in ("auto", "cuda"):
-        assert find_own(config_for(device=device, numerics="strict")) is None
-
-
 def test_flags_that_ask_for_more_memory_than_there_is_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,16 +97,8 @@ def test_flags_that_ask_for_more_memory_than_there_is_are_named(
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_a_model_that_fails_its_check_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FailingCheck(contextlib.nullcontext[Any]):
-        is_known = False
-
-        def verify(self, weights: object) -> None:
-            raise CheckpointError("not computed as transformers computes it")
-
-    monkeypatch.setattr(own_model, "ParityCheck", lambda *_, **__: FailingCheck())
-    config = config_for()
-    described = find_own(config)
+def test_block_sizes_must_be_multiples_of_16() -> None:
+    described = find_own(config_for())
     assert described is not None
-    with pytest.raises(CheckpointError, match="not computed as"):
-        load_own(config, described)
+    with pytest.raises(ConfigError, match="24: must be a multiple of 16"):
+        load_own(config_for(block_size=24), described)

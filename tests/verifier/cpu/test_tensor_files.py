@@ -61,19 +61,6 @@ def test_how_much_was_read_is_shown_in_percent(tmp_path: Path) -> None:
     assert shown == [25, 75, 100, 100]
 
 
-def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
-    header = {
-        "bytes": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
-        "floats": {"dtype": "F32", "shape": [2, 3], "data_offsets": [3, 27]},
-    }
-    values = np.arange(6, dtype=np.float32)
-    write(tmp_path, header, data=b"abc" + values.tobytes())
-    with TensorFiles(tmp_path) as files:
-        rows = files.rows(files.tensors["floats"], 0, 2)
-        assert rows.flags.aligned
-        assert rows.ravel().tolist() == values.tolist()
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -169,18 +156,6 @@ def test_another_version_of_a_tensor_in_another_shard_is_refused_by_name(
         TensorFiles(tmp_path)
     assert str(told.value).startswith(str(file))
     assert "model.safetensors.index.json" in str(told.value)
-
-
-def test_a_tensor_may_be_in_two_shards(tmp_path: Path) -> None:
-    shards(tmp_path, stale=torch.arange(24.0).reshape(4, 6))
-    with TensorFiles(tmp_path) as files:
-        assert files.tensors["w"].file.name == "a.safetensors"
-
-
-def test_an_index_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").mkdir()  # whoever reads all files can't read this
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: .*Is a directory"):
-        TensorFiles(tmp_path)
 
 
 def test_types_that_are_not_known_are_left_to_transformers(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
 from verifier.checkpoint.weight_types import FloatArray
-from verifier.cpu.kernels.threads import SLEEPERS
 
 
 def model_threads() -> set[threading.Thread]:
@@ -28,27 +26,6 @@ def many_steps(running: RunningDecoder, num_steps: int) -> list[FloatArray]:
     return [running.run(chunks[step % len(chunks)])[0] for step in range(num_steps)]
 
 
-@pytest.mark.parametrize("name", ["bundled", "qwen3_moe"])
-def test_hundreds_of_steps_with_more_threads_than_processors(name: str) -> None:
-    weights = weights_of(name)
-    with RunningDecoder(weights) as one, RunningDecoder(weights, num_threads=4) as four:
-        for own, expected in zip(many_steps(four, 200), many_steps(one, 200), strict=True):
-            np.testing.assert_array_equal(own, expected)
-
-
-def test_threads_that_sleep_wake_up() -> None:
-    """Between two steps all threads have time to fall asleep."""
-    with RunningDecoder(weights_of("llama"), num_threads=3) as running:
-        chunk = Chunk(token_ids=[5], start=0, block_table=[0])
-        expected = running.run(chunk)[0]
-        sleepers = running.decoder._threads._control[SLEEPERS // 8 :]
-        for _ in range(20):
-            deadline = time.monotonic() + 60
-            while sleepers[0] < 2:
-                assert time.monotonic() < deadline, "the threads do not sleep"
-            np.testing.assert_array_equal(running.run(chunk)[0], expected)
-
-
 def test_closing_ends_the_threads_and_steps_are_refused_then() -> None:
     before = model_threads()
     running = RunningDecoder(weights_of("llama"), num_threads=4)
@@ -60,11 +37,6 @@ def test_closing_ends_the_threads_and_steps_are_refused_then() -> None:
     assert not any(thread.is_alive() for thread in started)
     with pytest.raises(RuntimeError, match="closed"):
         running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
-
-
-def test_a_decoder_that_is_closed_at_once_ends() -> None:
-    for _ in range(20):
-        RunningDecoder(weights_of("llama"), num_threads=4).decoder.close()
 
 
 def test_several_decoders_compute_side_by_side() -> None:

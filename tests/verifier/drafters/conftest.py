@@ -14,7 +14,7 @@ from servicekit.config import ServerOptions
 from servicekit.logs import get_logger
 from tests.verifier.drafters.recorded_link import RecordedLink
 from tests.verifier.drafters.scripted_drafter import PATIENCE_S, ScriptedDrafter
-from verifier.drafters import feed
+from verifier.drafters import releases
 from verifier.drafters.addresses import AdmittedDrafters
 
 StartScripted = Callable[..., Awaitable[ScriptedDrafter]]
@@ -25,7 +25,7 @@ OpenLink = Callable[..., RecordedLink]
 @pytest.fixture
 def releases_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Releases do not wait for a batch that others need."""
-    monkeypatch.setattr(feed, "RELEASE_DELAY_S", 0.0)
+    monkeypatch.setattr(releases, "RELEASE_DELAY_S", 0.0)
 
 
 @pytest.fixture

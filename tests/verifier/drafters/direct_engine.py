@@ -48,10 +48,6 @@ class Gate:
             assert self._lock.wait_for(lambda: self._length >= length, PATIENCE_S)
             assert self._length == length
 
-    def step_to(self, length: int) -> None:
-        self.close_at(length)
-        self.wait_at(length)
-
     def open(self) -> None:
         self.close_at(1 << 30)
 

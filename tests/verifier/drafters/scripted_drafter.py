@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from servicekit.limits import PING_TOLERANCE
+from servicekit.channels.limits import PING_TOLERANCE
 from tandem.v1 import drafter_pb2 as pb
 from verifier.drafters import wire
 

@@ -8,12 +8,10 @@ from tandem.v1 import drafter_pb2 as pb
 from tandem.values import DraftWait, Keep
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_direct
-from tests.verifier.drafters.feeding import drafted_by
 from tests.verifier.drafters.scripted_drafter import appended
 from tests.verifier.running_engine import StartEngine
-from verifier.drafters import drafters as drafters_in_use
 from verifier.drafters.drafters import FedDrafter
-from verifier.drafters.messages import DrafterFault, DrafterState
+from verifier.drafters.messages import DrafterState
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
 from verifier.engine.messages import Decided, DrafterStatus
@@ -25,22 +23,6 @@ ADAPTIVE, ALWAYS, NEVER = DraftWait.ADAPTIVE, DraftWait.ALWAYS, DraftWait.NEVER
 
 
 class TestWithoutADrafter:
-    def test_no_link_is_opened_and_no_message_sent(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        drafters = direct.running.engine._drafters
-        outputs = [
-            direct.session.open([1, 2, 3], draft_wait=ADAPTIVE),
-            direct.open([1, 2, 3], "", draft_wait=ADAPTIVE),
-        ]
-        for sequence_id in outputs:
-            assert isinstance(direct.session.wait_end(sequence_id), Decided)
-            assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2, 3], 8)
-        direct.running.sync()
-        assert direct.links.opened == []
-        assert drafters.in_use == []
-        assert direct.running.engine._idle_wait_s() is None, "an idle engine sleeps"
-        assert direct.running.observer.waits == []
-
     def test_a_drafter_is_told_of_its_own_sequences_alone(self, start_engine: StartEngine) -> None:
         direct = start_direct(start_engine)
         link = direct.connect()
@@ -111,53 +93,6 @@ class TestHints:
         assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2, 3], 20)
         assert any(each.num_accepted_tokens for each in direct.session.decided(sequence_id))
 
-    def test_an_update_that_names_a_drafter_again_that_was_let_go_connects_it(
-        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(drafters_in_use, "_MAX_DRAFTERS", 1)
-        gate = Gate()
-        direct = start_direct(start_engine, rule=gate)
-        first = direct.connect(A)
-        gate.close_at(4)
-        sequence_id = direct.open([1, 2, 3], A, max_new_tokens=40)
-        gate.step_to(5)
-        first.down()
-        gate.step_to(6)
-        direct.open([5], B, max_new_tokens=1)  # A makes room for it
-        gate.step_to(7)
-        direct.links[B].down()
-        gate.step_to(8)
-        direct.session.update(sequence_id, drafter_address=A)
-        gate.step_to(9)
-        assert [link.address for link in direct.links.opened] == [A, B, A]
-        gate.open()
-        direct.session.wait_end(sequence_id)
-
-    def test_an_update_that_names_the_drafter_that_refused_the_sequence_changes_nothing(
-        self, start_engine: StartEngine
-    ) -> None:
-        gate = Gate()
-        direct = start_direct(start_engine, rule=gate)
-        link = direct.connect()
-        gate.close_at(4)
-        sequence_id = direct.open([1, 2, 3], max_new_tokens=40)
-        link.answer(link.receive(), lambda delta: appended(delta, status=pb.STATUS_INVALID))
-        gate.step_to(6)
-        num_sent = len(link.sent)
-        direct.session.update(sequence_id, drafter_address=A)
-        gate.step_to(9)
-        gate.open()
-        direct.session.wait_end(sequence_id)
-        assert not any(request.sequences for request in link.sent[num_sent:])
-
-    def test_the_requests_limit_of_a_hint_is_asked_for(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        direct.open([1, 2], draft_wait=ALWAYS, hint_tokens=2)
-        request = link.hint_for(3)
-        assert request.sequences[0].max_draft_tokens == 2
-        link.down()
-
     def test_a_session_cannot_draft_for_a_sequence_that_has_a_drafter(
         self, start_engine: StartEngine
     ) -> None:
@@ -173,53 +108,6 @@ class TestHints:
         link.hint_for(3)
         session.wait_end(sequence_id)
         assert all(d.num_draft_tokens == 0 for d in session.decided(sequence_id))
-
-    @pytest.mark.usefixtures("releases_at_once")
-    def test_a_moved_sequence_is_drafted_for_by_the_new_drafter(
-        self, start_engine: StartEngine
-    ) -> None:
-        direct = start_direct(start_engine)
-        a, b = direct.connect(A), direct.connect(B)
-        session, tell = direct.session, Foreteller(2)
-        sequence_id = direct.open([1, 2], max_new_tokens=20, draft_wait=ALWAYS)
-        a.hint_for(3, tell)
-        session.wait_decided(sequence_id, 2)
-        asked = a.receive()
-        session.update(sequence_id, drafter_address=B)
-        direct.running.sync()
-        # The old one's answer comes too late, whatever it says.
-        a.answer(asked, lambda delta: appended(delta, status=pb.STATUS_OK, token_ids=[9]))
-        b.hint_for(6, Foreteller(2))
-        assert session.wait_decided(sequence_id, 3).num_accepted_tokens == 2
-        # To none: the session drafts.
-        session.update(sequence_id, drafting=True, drafter_address="")
-        direct.running.sync()
-        session.read_all()
-        num_decided = len(session.decided(sequence_id))
-        length = 2 + len(session.output(sequence_id))
-        known = [1, 2, *session.output(sequence_id)]
-        session.hint(sequence_id, length, continue_by(hashed, known, 3))
-        assert session.wait_decided(sequence_id, num_decided + 1).num_accepted_tokens == 3
-        direct.running.sync()
-        assert [r.sequence_id for request in a.sent for r in request.releases] == [sequence_id]
-        assert [r.sequence_id for request in b.sent for r in request.releases] == [sequence_id]
-        session.close(sequence_id)
-        session.wait_end(sequence_id)
-        assert session.output(sequence_id) == continue_by(
-            hashed, [1, 2], len(session.output(sequence_id))
-        )
-
-    def test_moving_to_where_it_is_changes_nothing(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        sequence_id = direct.open([1, 2], max_new_tokens=3, draft_wait=ALWAYS)
-        direct.session.wait_decided(sequence_id, 1)
-        direct.session.update(sequence_id, drafter_address=A)
-        direct.running.sync()
-        link.hint_for(3)
-        direct.session.wait_end(sequence_id)
-        created = [d for r in link.sent for d in r.sequences if d.base_length == 0]
-        assert len(created) == 1
 
 
 class TestAlways:
@@ -262,36 +150,6 @@ class TestAlways:
         session.wait_end(sequence_id)
         assert session.output(sequence_id) == continue_by(hashed, [1, 2], 10)
 
-    def test_it_goes_on_without_a_drafter_that_loses_it_again_and_again(
-        self, start_engine: StartEngine
-    ) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        link.play(lambda delta: appended(delta, status=pb.STATUS_OUT_OF_SYNC))
-        sequence_id = direct.open([1, 2], max_new_tokens=40, draft_wait=ALWAYS)
-        direct.session.wait_end(sequence_id)
-        assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2], 40)
-        assert direct.running.observer.drafter_faults == [DrafterFault.REFUSED_SEQUENCE]
-        assert len(link.sent) < 20, "it is given up"
-
-    def test_after_its_drafters_return_it_waits_again(self, start_engine: StartEngine) -> None:
-        gate = Gate()
-        direct = start_direct(start_engine, rule=gate)
-        link = direct.connect()
-        gate.close_at(6)
-        sequence_id = direct.open([1, 2], max_new_tokens=20, draft_wait=ALWAYS)
-        link.receive()
-        link.down()
-        gate.wait_at(6)
-        link.up()
-        gate.open()
-        # The step under way, and then none without the hint for exactly its length.
-        request = link.hint_for(7, Foreteller(7))
-        assert list(request.sequences[0].token_ids) == [1, 2, *continue_by(hashed, [1, 2], 5)]
-        decided = direct.session.wait_decided(sequence_id, 6)
-        assert (decided.base_length, decided.num_accepted_tokens) == (7, 7)
-        link.down()
-
 
 class TestWaits:
     def test_a_step_waits_for_a_hint_that_pays(self, start_engine: StartEngine) -> None:
@@ -333,40 +191,6 @@ class TestWaits:
         link.down()
         direct.session.wait_end(sequence_id)
 
-    @pytest.mark.parametrize("state", [DrafterState.DOWN, DrafterState.SLOW])
-    def test_no_step_waits_for_a_drafter_that_is_down_or_slow(
-        self, start_engine: StartEngine, state: DrafterState
-    ) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        if state is DrafterState.DOWN:
-            link.down()
-        else:
-            link.late(is_aside=True)
-        direct.believe(step_s=30.0, hop_s=0.001)
-        ids = []
-        with direct.running.held():
-            for wait in (ADAPTIVE, ALWAYS, NEVER):
-                ids.append(direct.open([1, 2], max_new_tokens=40, draft_wait=wait))
-                direct.trust(ids[-1])
-        for sequence_id in ids:
-            direct.session.wait_end(sequence_id)
-            assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2], 40)
-        assert direct.running.observer.waits == []
-        assert link.sent == []
-
-    def test_no_step_waits_for_a_hint_that_gains_too_little(
-        self, start_engine: StartEngine
-    ) -> None:
-        direct = start_direct(start_engine)
-        direct.connect()
-        direct.believe(step_s=1.0, hop_s=2.0)
-        with direct.running.held():
-            sequence_id = direct.open([1, 2], max_new_tokens=40, draft_wait=ADAPTIVE)
-            direct.trust(sequence_id)
-        direct.session.wait_end(sequence_id)
-        assert direct.running.observer.waits == []
-
     def test_a_drafter_that_hangs_does_not_keep_another_from_being_awaited(
         self, start_engine: StartEngine
     ) -> None:
@@ -397,83 +221,9 @@ class TestWaits:
         assert direct.running.observer.waits.count(WaitOutcome.VAIN) == 1
 
 
-class TestHops:
-    def test_one_under_a_step_counts_only_if_it_is_the_first_or_shorter(
-        self, start_engine: StartEngine
-    ) -> None:
-        gate = Gate()
-        direct = start_direct(start_engine, rule=gate)
-        link = direct.connect()
-        gate.close_at(3)
-        sequence_id = direct.open([1, 2], max_new_tokens=20)
-        engine, observer = direct.running.engine, direct.running.observer
-
-        def answer_at(length: int, hop_s: float) -> float | None:
-            """The engine computes what follows `length` tokens: answers what was sent before."""
-            gate.wait_at(length)
-            link_request = link.receive()
-            while not link_request.sequences[0].max_draft_tokens:
-                link.answer(link_request)
-                link_request = link.receive()
-            [drafter] = engine._drafters.in_use
-            sent_s = drafter.feed._in_flight[-1].sent_s
-            link.answer(link_request, received_at_s=sent_s + hop_s)
-            gate.step_to(length + 1)
-            return engine._estimates.hop_s.value
-
-        assert answer_at(3, 1000.0) == pytest.approx(1000.0), "the first"
-        assert answer_at(4, 2000.0) == pytest.approx(1000.0), "longer"
-        assert answer_at(5, 500.0) == pytest.approx(950.0), "shorter"
-        assert observer.hops_s == []
-        assert engine.hop_quantile_s(0.5) == 0.0
-        assert answer_at(6, 0.0) == pytest.approx(855.0), "between two steps"
-        assert observer.hops_s == [pytest.approx(0.0)]
-        assert answer_at(7, -5000.0) == pytest.approx(269.5), "between two steps"
-        assert engine.hop_quantile_s(0.0) == pytest.approx(-5000.0)
-        gate.open()
-        link.down()
-        direct.session.wait_end(sequence_id)
-
-    def test_prompts_and_replays_tell_nothing_about_it(self, start_engine: StartEngine) -> None:
-        gate = Gate()
-        direct = start_direct(start_engine, rule=gate)
-        gate.close_at(3)
-        sequence_id = direct.open([1, 2], max_new_tokens=6, draft_wait=ALWAYS)
-        direct.session.wait_decided(sequence_id, 1)
-        direct.running.sync()
-        link = direct.links[A]
-        link.up()
-        link.hint_for(3)
-        gate.wait_at(3)
-        assert direct.running.engine._estimates.hop_s.value is None
-        gate.open()
-        link.hint_for(4)
-        link.hint_for(5)
-        link.down()
-        direct.session.wait_end(sequence_id)
-        assert direct.running.engine._estimates.hop_s.value is not None
-
-
 class TestStatus:
     def states(self, events: list[object]) -> list[tuple[str, DrafterState]]:
         return [(e.address, e.state) for e in events if isinstance(e, DrafterStatus)]
-
-    def test_every_session_is_told_of_every_change(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        other = direct.running.attach()
-        link = direct.connect()
-        link.late(is_aside=True)
-        link.back()
-        link.down()
-        direct.running.sync()
-        late = direct.running.attach()
-        direct.running.sync()
-        changes = [DrafterState.UP, DrafterState.SLOW, DrafterState.UP, DrafterState.DOWN]
-        for session in (direct.session, other):
-            session.read_all()
-            assert self.states(list(session.events)) == [(A, state) for state in changes]
-        late.read()
-        assert self.states(list(late.events)) == [(A, DrafterState.DOWN)]
 
     def test_an_idle_drafter_is_let_go_by_an_engine_that_does_nothing_else(
         self, start_engine: StartEngine
@@ -501,30 +251,6 @@ class TestOwnFaults:
         link.down()
         direct.session.wait_end(sequence_id)
         assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2], 6)
-
-    def test_what_a_drafter_does_wrong_is_counted(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        sequence_id = direct.open([1, 2], max_new_tokens=6, draft_wait=ALWAYS)
-        link.hint_for(3, lambda delta: appended(delta, sequence_id="another"))
-        link.answer_bytes(b"\xff")
-        link.late(is_aside=True)
-        direct.session.wait_end(sequence_id)
-        faults = direct.running.observer.drafter_faults
-        assert {DrafterFault.ODD_PROPOSAL, DrafterFault.PROTOCOL_ERROR} <= set(faults)
-        assert DrafterFault.LATE_ANSWER in faults
-
-
-def test_a_law_is_passed_on_as_it_came(start_engine: StartEngine) -> None:
-    direct = start_direct(start_engine)
-    link = direct.connect()
-    policy = drafted_by(A, pool_id="0:/p", tie=pb.TIE_LONGEST)
-    sequence_id = direct.session.open([1, 2, 3], drafted_by=policy, prompt_length=2)
-    request = link.receive()
-    [delta] = request.sequences
-    assert delta.params.SerializeToString() == policy.encoded_params
-    assert (delta.sequence_id, delta.prompt_length, delta.max_length) == (sequence_id, 2, 10)
-    direct.session.wait_end(sequence_id)
 
 
 class TestEndedTexts:

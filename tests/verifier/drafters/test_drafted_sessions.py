@@ -139,31 +139,6 @@ async def test_every_steps_draft_is_what_the_drafter_gives_at_that_length(
     assert known == PROMPT + output
 
 
-async def test_a_sequence_moves_between_drafters_and_to_none(
-    start_verifier: StartVerifier, start_drafter: StartDrafter
-) -> None:
-    first, second = await start_drafter(), await start_drafter()
-    running = await start_verifier(drafters=[first, second], draft_deadline_s=5.0)
-    session = await running.greeted_session()
-    expected = await plain(session, max_new_tokens=400)
-    await session.open(
-        make_open(
-            "a", first, draft_wait=pb.DRAFT_WAIT_ALWAYS, max_new_tokens=400,
-            num_speculative_tokens=1,
-        )
-    )  # fmt: skip
-    await session.wait_decided("a", 2)
-    for address in (second, first, "", second):
-        await session.send(pb.Command(update=pb.Update(sequence_id="a", drafter_address=address)))
-        await session.wait_decided("a", len(session.decided("a")) + 3)
-    assert await session.wait_finished("a") == expected
-    assert {address for address, _ in statuses(session)} == {first, second}
-    await running.idle()
-    for address in (first, second):
-        await until_released(address)
-    assert num_faults(running) == 0
-
-
 @pytest.mark.parametrize(
     "address",
     [
@@ -198,24 +173,6 @@ async def test_an_address_that_is_not_admitted_is_refused_by_name(
     assert rejected.field == "update.drafter_address"
     assert await session.wait_finished("b"), "it goes on"
     assert {each.address for each in running.engine._drafters.in_use} == {admitted}
-
-
-async def test_a_name_admits_the_addresses_behind_it(
-    start_verifier: StartVerifier, start_drafter: StartDrafter
-) -> None:
-    address = await start_drafter()
-    port = address.rpartition(":")[2]
-    running = await start_verifier(drafters=[f"localhost:{port}"], draft_deadline_s=5.0)
-    session = await running.greeted_session()
-    await output_of(session, make_open("a", address, draft_wait=pb.DRAFT_WAIT_ALWAYS))
-    assert drafts_of(session, "a")[1] > 0
-    # A host below the name, which has no certificate to speak plaintext with.
-    below = f"drafter-0.localhost:{port}"
-    output = await output_of(session, make_open("b", below, draft_wait=pb.DRAFT_WAIT_ALWAYS))
-    assert output == session.output("a")
-    await wait_status(session, below, pb.DrafterStatus.STATE_DOWN)
-    assert num_faults(running, "internal_error") == 1
-    running.log.clear()  # type: ignore[attr-defined]
 
 
 async def test_a_drafter_drafts_once_a_name_leads_to_it_and_has_the_names_certificate(
@@ -283,20 +240,6 @@ class TestPools:
         ngram = drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, pool_id=f"pool of {name}")
         return await output_of(session, make_open(name, address, ngram=ngram, **fields))
 
-    async def test_a_natural_end_keeps_what_the_open_says(
-        self, start_verifier: StartVerifier, start_drafter: StartDrafter
-    ) -> None:
-        address = await start_drafter()
-        running = await start_verifier(drafters=[address], draft_deadline_s=5.0)
-        session = await running.greeted_session()
-        output = await self.run(session, "a", address, keep=drafter_pb2.KEEP_OUTPUT)
-        await self.run(session, "b", address, keep=drafter_pb2.KEEP_NOTHING)
-        await self.run(session, "c", address, keep=drafter_pb2.KEEP_ALL)
-        await until_pooled(address, "pool of a", output[:5], output[5:])
-        await until_pooled(address, "pool of c", PROMPT[-5:], output)
-        assert await pooled(address, "pool of a", PROMPT[-5:]) == []
-        assert await pooled(address, "pool of b", output[:5]) == []
-
     @pytest.mark.parametrize("keep_length", [0, len(PROMPT) + 20])
     async def test_else_a_close_after_the_last_event_says_it(
         self, start_verifier: StartVerifier, start_drafter: StartDrafter, keep_length: int
@@ -335,71 +278,3 @@ class TestPools:
         else:
             await until_released(address)
             assert await pooled(address, "p", output[:5]) == []
-
-    async def test_a_lost_session_keeps_nothing(
-        self, start_verifier: StartVerifier, start_drafter: StartDrafter
-    ) -> None:
-        address = await start_drafter()
-        running = await start_verifier(drafters=[address], draft_deadline_s=5.0)
-        session = await running.greeted_session()
-        output = await self.run(session, "a", address)
-        await session.open(
-            make_open(
-                "b", address, max_new_tokens=1500, keep=drafter_pb2.KEEP_ALL,
-                ngram=drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, pool_id="pool of b"),
-            )
-        )  # fmt: skip
-        await session.wait_decided("b", 3)
-        session.call.cancel()
-        await until_released(address)
-        for name in "ab":
-            assert await pooled(address, f"pool of {name}", output[:5]) == []
-
-    async def test_two_pools_do_not_see_each_other(
-        self, start_verifier: StartVerifier, start_drafter: StartDrafter
-    ) -> None:
-        address = await start_drafter()
-        running = await start_verifier(drafters=[address], draft_deadline_s=5.0)
-        session = await running.greeted_session()
-        output = await self.run(session, "mine", address, keep=drafter_pb2.KEEP_ALL)
-        await until_pooled(address, "pool of mine", PROMPT[-5:], output)
-        for name, pool_id, is_pooled in (
-            ("again", "pool of mine", True),
-            ("theirs", "pool of theirs", False),
-        ):
-            ngram = drafter_pb2.NgramParams(
-                min_ngram=2, max_ngram=5, pool_id=pool_id, pool_min_ngram=32
-            )
-            await output_of(
-                session,
-                make_open(
-                    name, address, ngram=ngram, draft_wait=pb.DRAFT_WAIT_ALWAYS,
-                    keep=drafter_pb2.KEEP_NOTHING,
-                ),
-            )  # fmt: skip
-            sources = {d.source for d in session.decided(name) if d.num_draft_tokens}
-            assert (drafter_pb2.SOURCE_POOL in sources) == is_pooled
-
-
-async def test_cancels_leave_nothing_at_the_drafter(
-    start_verifier: StartVerifier, start_drafter: StartDrafter
-) -> None:
-    address = await start_drafter()
-    running = await start_verifier(drafters=[address], draft_deadline_s=5.0, num_kv_blocks=64)
-    session = await running.greeted_session()
-    expected = await plain(session)
-    for turn in range(6):
-        names = [f"{turn}.{index}" for index in range(12)]
-        await session.open(
-            *(make_open(name, address, draft_wait=index % 4) for index, name in enumerate(names))
-        )
-        for index, name in enumerate(names):
-            if index % 3:
-                await session.send(pb.Command(close=pb.Close(sequence_id=name)))
-            await session.wait_finished(name)
-            assert session.output(name) == expected[: len(session.output(name))]
-            if not index % 3:
-                assert session.output(name) == expected
-    await running.idle()
-    await until_released(address)
-    assert num_faults(running) == 0

@@ -122,16 +122,6 @@ class TestUse:
         [request] = link.sent
         assert [delta.sequence_id for delta in request.sequences] == ["s", "t"]
 
-    def test_no_address_is_no_drafter(self, world: World) -> None:
-        sequence = world.sequence("s", "")
-        assert sequence.drafter is None
-        assert world.links.opened == []
-        world.drafters.advance(sequence)
-        world.drafters.end(sequence, by_itself=True)
-        world.drafters.close(sequence, Keep.ALL, 0)
-        world.drafters.flush()
-        assert world.drafters.due_s() is None
-
     def test_a_moved_sequence_is_released_there_and_sent_whole_here(self, world: World) -> None:
         sequence = world.sequence("s", A, pool_id="p", keep=Keep.ALL)
         there = world.up(A)
@@ -143,24 +133,6 @@ class TestUse:
         # The old drafter's answer is of no use any more.
         there.exchange(lambda delta: appended(delta, token_ids=[9], status=pb.STATUS_OK))
         assert world.answers[-1].hints == []
-
-    def test_a_sequence_moved_there_and_back_gets_no_answer_of_its_first_stay(
-        self, world: World
-    ) -> None:
-        sequence = world.sequence("s", A)
-        link = world.up(A)
-        first = link.receive()
-        world.drafters.move(sequence, drafted_by(""))
-        world.drafters.move(sequence, drafted_by(A))
-        world.drafters.flush()
-        link.answer(first, lambda delta: appended(delta, token_ids=[9], status=pb.STATUS_OK))
-        assert world.answers[-1].hints == []
-        again = link.receive()
-        assert list(again.sequences[0].token_ids) == [1, 2, 3]
-        assert list(again.releases) == []
-        link.answer(again, lambda delta: appended(delta, token_ids=[8], status=pb.STATUS_OK))
-        [(hinted, hint)] = world.answers[-1].hints
-        assert (hinted, hint.token_ids) == (sequence, [8])
 
     def test_a_second_sequence_with_the_same_id_gets_no_drafts(self, world: World) -> None:
         first = world.sequence("s")
@@ -279,21 +251,6 @@ class TestStates:
         link.answer(new, propose)
         assert len(world.answers[-1].hints) == 1
 
-    def test_messages_of_a_drafter_that_was_let_go_are_ignored(self, world: World) -> None:
-        sequence = world.sequence()
-        link = world.up()
-        world.drafters.close(sequence, Keep.NOTHING, 0)
-        world.settle(link)
-        world.pass_s(1.0)
-        world.pass_s(IDLE_TIMEOUT_S)
-        assert link.is_closed
-        num_states = len(world.states)
-        link.up()
-        link.down()
-        link.answer_bytes(b"")
-        assert len(world.states) == num_states
-        assert world.faults == []
-
 
 class TestIdleness:
     def test_a_drafter_that_nobody_needs_is_let_go_and_connected_again(self, world: World) -> None:
@@ -410,32 +367,6 @@ class TestKeeping:
         world.settle(link)
         assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
 
-    def test_a_drafter_is_needed_while_a_close_is_awaited(self, world: World) -> None:
-        link = self.ended(world)
-        for _ in range(25):
-            world.pass_s(1.0)
-        assert not link.is_closed
-
-    def test_a_close_that_ends_a_sequence_says_it_too(self, world: World) -> None:
-        sequence = world.sequence("s", pool_id="p")
-        link = world.up()
-        world.settle(link)
-        world.drafters.close(sequence, Keep.ALL, 2)
-        world.drafters.end(sequence, by_itself=False)
-        world.settle(link)
-        assert released(link) == [("s", pb.KEEP_ALL, 2)]
-
-    def test_what_a_lost_drafter_held_is_sent_again_to_be_kept(self, world: World) -> None:
-        link = self.ended(world)
-        link.down()
-        link.up()
-        world.settle(link)
-        assert len(link.sent) == 1, "not before the decision"
-        world.drafters.close_ended(1, "s", Keep.ALL)
-        world.settle(link)
-        assert list(link.sent[1].sequences[0].token_ids) == [1, 2, 3]
-        assert released(link) == [("s", pb.KEEP_ALL, 0)]
-
     @pytest.mark.parametrize("how", ["end", "close", "decide"])
     def test_a_text_that_ends_before_its_drafter_is_connected_is_kept(
         self, world: World, how: str
@@ -484,19 +415,6 @@ class TestKeeping:
         assert sorted(names) == (["a", "b"] if keep is Keep.OUTPUT else ["c", "d"])
         world.pass_s(0.0)
 
-    def test_what_waits_for_a_lost_drafter_takes_no_room_of_what_is_held(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(held_module, "_MAX_HELD", 2)
-        monkeypatch.setattr(drafters_module, "_MAX_WAITING", 2)
-        for name in ("x", "y", "z"):
-            lost = world.sequence(name, B, pool_id="p", keep=Keep.ALL)
-            world.drafters.end(lost, by_itself=True)
-        link = self.ended(world, "a")
-        self.ended(world, "b")
-        assert held(world) == ["a", "b"]
-        assert released(link) == []
-
     @pytest.mark.parametrize("unit", ["", "_TOKENS"])
     def test_no_session_gives_way_to_one_that_holds_more(
         self, world: World, unit: str, monkeypatch: pytest.MonkeyPatch
@@ -532,17 +450,6 @@ class TestKeeping:
         world.drafters.end(sequence, by_itself=True)
         [drafter] = world.drafters.in_use
         assert drafter.feed.histories.num_waiting == 1
-
-    def test_where_nothing_is_kept_no_room_is_looked_for(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked: list[object] = []
-        monkeypatch.setattr(Drafters, "_may_wait", lambda _, drafter: asked.append(drafter))
-        world.drafters.end(world.sequence("a", pool_id="p", keep=Keep.ALL), by_itself=False)
-        world.drafters.close(world.sequence("b", pool_id="p"), Keep.NOTHING, 0)
-        assert asked == []
-        world.drafters.end(world.sequence("c", pool_id="p", keep=Keep.ALL), by_itself=True)
-        assert len(asked) == 1
 
     def test_an_id_that_ends_again_at_another_drafter_leaves_nothing_at_the_first(
         self, world: World
@@ -604,36 +511,6 @@ class TestFaults:
         assert len(b.sent) == 1
         assert world.faults == [DrafterFault.INTERNAL_ERROR]
 
-    def test_so_is_one_on_the_event_loop_counted(self, world: World) -> None:
-        world.sequence()
-        link = world.links[A]
-        world.take(DrafterDown(link=link, reason="why", fault=DrafterFault.INTERNAL_ERROR))
-        assert world.faults == [DrafterFault.INTERNAL_ERROR]
-
-    def test_a_drafter_that_lies_without_end_is_logged_once_a_minute(self, world: World) -> None:
-        world.sequence()
-        link = world.up()
-        with structlog.testing.capture_logs() as log:
-            for _ in range(100):
-                link.late(is_aside=False)
-                world.pass_s(1.0)
-        assert len(world.faults) == 100
-        assert len(log) == 2
-        assert log[0]["drafter"] == A
-        assert log[0]["fault"] == "late_answer"
-
-    def test_faults_of_one_kind_that_differ_are_told_apart(self, world: World) -> None:
-        world.sequence()
-        link = world.up()
-        reasons = ["batch 7 was answered out of turn", "3 answers to 9 deltas", "it is no answer"]
-        with structlog.testing.capture_logs() as log:
-            for index in range(30):
-                for reason in (*reasons, f"batch {index} was answered out of turn"):
-                    fault = DrafterFault.PROTOCOL_ERROR
-                    world.take(DrafterDown(link=link, reason=reason, fault=fault))
-        assert [each["detail"] for each in log] == reasons
-        assert len(world.faults) == 120
-
     def test_a_drafter_s_own_words_do_not_fill_the_log(self, world: World) -> None:
         world.sequence()
         link = world.up()
@@ -655,41 +532,3 @@ class TestFaults:
         (drafter,) = world.drafters.in_use
         assert sum(map(len, drafter.next_log_s.values())) <= 2 * num_logged
         assert all(len(each["detail"]) <= 200 for each in log)
-
-
-class TestIdsUsedAgain:
-    def test_what_waits_for_a_close_is_never_anothers_text(self, world: World) -> None:
-        """The drafter forgets an ended sequence that waits for its Close; its id is used again."""
-        first = world.sequence("s", pool_id="p", keep=None)
-        link = world.up()
-        world.settle(link)
-        world.drafters.end(first, by_itself=True)
-        link.down()
-        second = world.sequence("s", session_id=2)
-        world.up()
-        world.settle(link)
-        world.pass_s(31.0)
-        world.drafters.close_ended(1, "s", Keep.ALL)
-        second.token_ids.append(4)
-        world.drafters.advance(second)
-        world.drafters.flush()
-        assert link.receive().sequences[0].token_ids == [4], "it is fed no more"
-        assert released(link) == []
-        world.pass_s(IDLE_TIMEOUT_S + 1)
-        world.drafters.end(second, by_itself=True)
-
-
-class TestHugeAnswers:
-    def test_nothing_is_made_of_more_proposals_than_deltas(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        world.sequence()
-        link = world.up()
-        request = link.receive()
-        response = pb.ProposeResponse(batch_id=request.batch_id)
-        for _ in range(500):
-            response.proposals.add()
-        monkeypatch.setattr("verifier.drafters.wire.Proposal", None)
-        link.answer_bytes(response.SerializeToString())
-        assert world.faults == [DrafterFault.PROTOCOL_ERROR]
-        assert len(link.failed) == 1

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tandem.v1 import drafter_pb2
 from tandem.values import Keep
 from tests.verifier.drafters.feeding import (
     answer,
@@ -13,20 +12,15 @@ from tests.verifier.drafters.feeding import (
     feed_of,
     hint_of,
     next_batch,
-    num_unanswered,
     step,
 )
-from verifier.drafters import wire
 from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S, BacklogBudget
 from verifier.drafters.batches import (
     MAX_DELTA_TOKENS,
-    MAX_DELTAS,
-    MAX_REQUEST_BYTES,
     DrafterProtocolError,
     ProposalStatus,
     Release,
 )
-from verifier.drafters.feed import DraftFeed
 
 pytestmark = pytest.mark.usefixtures("releases_at_once")
 
@@ -79,13 +73,6 @@ class TestTokens:
         batch, _ = exchange(feed)
         assert batch.deltas[0].token_ids == [4, 5]
         assert batch.deltas[0].max_draft_tokens == 24
-
-    def test_steps_that_were_not_sent_yet_merge_into_one_delta(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence)
-        for token_id in (4, 5, 6):
-            step(feed, sequence, token_id)
-        assert [delta.token_ids for delta in next_batch(feed).deltas] == [[1, 2, 3, 4, 5, 6]]
 
     def test_a_second_sequence_with_the_same_id_is_not_fed(self) -> None:
         first, second = fed_sequence([1, 2]), fed_sequence([7, 8, 9])
@@ -203,16 +190,6 @@ class TestLoss:
         assert batch.deltas[0].encoded_params is None
         assert hints == [hint_of(sequence, 7)]
 
-    def test_a_history_that_was_lost_whole_is_created_again(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence)
-        exchange(feed)
-        step(feed, sequence, 4)
-        exchange(feed, status=OUT_OF_SYNC, known=0)
-        batch, _ = exchange(feed)
-        assert batch.deltas[0].token_ids == [1, 2, 3, 4]
-        assert batch.deltas[0].encoded_params is not None
-
     def test_a_drafter_that_claims_to_know_more_than_it_was_sent_is_not_believed(self) -> None:
         sequence = fed_sequence()
         feed = feed_of(sequence)
@@ -250,16 +227,6 @@ class TestLoss:
         assert result.given_up == [(sequence, "the drafter lost the sequence 9 times")]
         assert result.hints == [hint_of(sequence)]
 
-    def test_what_another_process_of_the_drafter_lost_does_not_count(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence)
-        for _ in range(2):
-            for _ in range(8):
-                batch = next_batch(feed)
-                lost = [answer(batch.deltas[0], OUT_OF_SYNC)]
-                assert feed.on_proposals(batch.batch_id, lost).given_up == []
-            feed.restart()
-
     def test_an_invalid_sequence_is_given_up_and_the_others_are_not(self) -> None:
         bad, good = fed_sequence(name="bad"), fed_sequence(name="good")
         feed = feed_of(bad, good)
@@ -269,60 +236,8 @@ class TestLoss:
         assert feed.on_proposals(batch.batch_id, proposals).given_up == [(bad, "why")]
         assert feed.histories.sequences == [good]
 
-    def test_a_new_drafter_is_sent_everything_again(self) -> None:
-        sequence, ended = fed_sequence(), fed_sequence(name="ended")
-        feed = feed_of(sequence, ended)
-        exchange(feed)
-        step(feed, sequence, 4)
-        next_batch(feed)
-        feed.histories.remove("ended")
-        feed.restart()
-        assert num_unanswered(feed) == 0
-        batch, hints = exchange(feed, draft=(9,))
-        assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4]]
-        assert batch.releases == [], "a new drafter holds nothing"
-        assert hints == [hint_of(sequence, 9)]
-
-    @pytest.mark.parametrize("end", ["hold", "keep"])
-    def test_a_new_drafter_is_sent_what_a_pool_keeps_of_a_sequence_that_is_over(
-        self, end: str
-    ) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        sequence.token_ids += [4]
-        if end == "hold":
-            feed.histories.hold("sequence")
-            feed.restart()
-            assert feed.next_batch(0.0) is None, "not before the decision"
-            feed.histories.remove("sequence", keep=Keep.OUTPUT)
-        else:
-            feed.histories.remove("sequence", keep=Keep.OUTPUT)
-            feed.restart()
-        assert exchange(feed)[0].deltas[0].token_ids == [1, 2, 3, 4]
-        assert exchange(feed)[0].releases == [Release("sequence", Keep.OUTPUT, 0)]
-        assert feed.is_idle
-
 
 class TestEnds:
-    def test_a_finished_sequence_is_released_once_and_its_late_answers_are_dropped(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence)
-        sequence.num_wanted_draft_tokens = 24
-        batch = next_batch(feed)
-        feed.histories.remove("sequence")
-        late = [answer(batch.deltas[0], draft=(5,))]
-        assert feed.on_proposals(batch.batch_id, late).hints == []
-        release, _ = exchange(feed)
-        assert (release.deltas, release.releases) == ([], [Release("sequence", Keep.NOTHING, 0)])
-        assert feed.is_idle
-
-    def test_a_sequence_that_was_never_sent_is_not_released(self) -> None:
-        feed = feed_of(fed_sequence(), **POOL)
-        feed.histories.remove("sequence", keep=Keep.NOTHING)
-        assert feed.next_batch(0.0) is None
-        assert feed.is_idle
-
     def test_a_text_that_ended_before_anything_of_it_was_sent_is_kept(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
         feed.histories.remove("sequence", keep=Keep.ALL, until_s=30.0)
@@ -337,39 +252,12 @@ class TestEnds:
         assert feed.is_idle
         assert feed.histories.num_waiting_tokens == 0
 
-    def test_a_text_that_was_not_sent_in_time_is_given_up(self) -> None:
-        whole, part = fed_sequence(name="whole"), fed_sequence(list(range(10_000)), name="part")
-        feed = feed_of(part, whole, **POOL)
-        exchange(feed)
-        for name in ("part", "whole"):
-            feed.histories.remove(name, keep=Keep.ALL, until_s=30.0)
-        feed.histories.expire(30.0)
-        assert (feed.histories.num_waiting, feed.histories.num_waiting_tokens) == (0, 0)
-        batch, _ = exchange(feed)
-        assert batch.deltas == []
-        assert batch.releases == [Release("part", Keep.NOTHING, 0)], "half a text is not kept"
-        assert feed.is_idle
-
     def test_an_id_may_be_used_again_while_no_drafter_has_the_ended_text(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
         feed.histories.remove("sequence", keep=Keep.ALL)
         assert feed.histories.add(fed_sequence([7, 8]), drafted_by())
         assert feed.histories.num_waiting == 0
         assert exchange(feed)[0].deltas[0].token_ids == [7, 8]
-
-    @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.ALL])
-    def test_text_that_a_pool_keeps_is_sent_to_its_end_before_the_release(self, keep: Keep) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        step(feed, sequence, 4, wanted=0)
-        feed.histories.remove("sequence", keep=keep)
-        last, hints = exchange(feed)
-        assert [(delta.token_ids, delta.max_draft_tokens) for delta in last.deltas] == [([4], 0)]
-        assert (last.releases, hints) == ([], [])
-        release, _ = exchange(feed)
-        assert (release.deltas, release.releases) == ([], [Release("sequence", keep, 0)])
-        assert feed.is_idle
 
     @pytest.mark.parametrize(
         ("policy", "keep"),
@@ -386,79 +274,6 @@ class TestEnds:
         feed.histories.remove("sequence", keep=keep)
         batch, _ = exchange(feed)
         assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.NOTHING, 0)])
-
-    def test_a_pool_gets_no_token_after_the_length_that_it_keeps(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        step(feed, sequence, 4, 5, 6)
-        exchange(feed)
-        feed.histories.remove("sequence", keep=Keep.ALL, length=4)
-        batch, _ = exchange(feed)
-        assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.ALL, 4)])
-        message = drafter_pb2.ProposeRequest.FromString(wire.request(batch)).releases[0]
-        assert (message.keep, message.length) == (drafter_pb2.KEEP_ALL, 4)
-        assert feed.is_idle
-
-    def test_tokens_after_the_kept_length_are_not_sent_any_more(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        sequence.token_ids += [4, 5, 6]
-        feed.histories.remove("sequence", keep=Keep.OUTPUT, length=5)
-        last, _ = exchange(feed)
-        assert last.deltas[0].token_ids == [4, 5]
-        release, _ = exchange(feed)
-        assert release.releases == [Release("sequence", Keep.OUTPUT, 0)]
-
-    def test_a_kept_length_beyond_the_text_is_the_whole_text(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        feed.histories.remove("sequence", keep=Keep.ALL, length=2**32 - 1)
-        assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
-
-    def test_a_held_sequence_is_not_sent_until_it_is_removed(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        step(feed, sequence, 4)
-        feed.histories.hold("sequence")
-        assert feed.next_batch(0.0) is None
-        assert not feed.is_idle
-        assert feed.histories.sequences == []
-        feed.histories.remove("sequence", keep=Keep.OUTPUT)
-        assert exchange(feed)[0].deltas[0].token_ids == [4]
-        assert exchange(feed)[0].releases == [Release("sequence", Keep.OUTPUT, 0)]
-
-    def test_a_held_sequence_that_the_drafter_lost_is_still_kept_when_that_is_decided(
-        self,
-    ) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **POOL)
-        exchange(feed)
-        step(feed, sequence, 4)
-        batch = next_batch(feed)
-        feed.histories.hold("sequence")
-        feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], OUT_OF_SYNC, known=2)])
-        assert feed.next_batch(0.0) is None, "held: nothing is sent before the decision"
-        feed.histories.remove("sequence", keep=Keep.ALL)
-        assert exchange(feed)[0].deltas[0].token_ids == [3, 4]
-        assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
-        assert feed.is_idle
-
-    def test_a_kept_text_that_the_drafter_lost_meanwhile_is_sent_again(self) -> None:
-        sequence = fed_sequence(list(range(10_000)))
-        feed = feed_of(sequence, **POOL)
-        first = next_batch(feed)
-        feed.histories.remove("sequence", keep=Keep.ALL)
-        feed.on_proposals(first.batch_id, [answer(first.deltas[0], OUT_OF_SYNC, known=0)])
-        sent = []
-        while not feed.is_idle:
-            batch, _ = exchange(feed)
-            sent += [token_id for delta in batch.deltas for token_id in delta.token_ids]
-        assert sent == sequence.token_ids
-        assert batch.releases == [Release("sequence", Keep.ALL, 0)]
 
 
 class TestPace:
@@ -554,29 +369,3 @@ class TestPace:
         feed.histories.remove("ended")
         batch, _ = exchange(feed)
         assert (batch.deltas, len(batch.releases)) == ([], 1)
-
-    def test_no_message_is_larger_than_a_drafter_accepts(self) -> None:
-        pool_id = "p" * 256
-        sequences = [fed_sequence([2**32 - 1] * 40, name=f"{i:064d}") for i in range(6000)]
-        feed = feed_of(*sequences, pool_id=pool_id)
-        num_deltas = num_releases = 0
-        for now_s in range(60):
-            if now_s == 30:
-                for sequence in sequences:
-                    feed.histories.remove(sequence.sequence_id, keep=Keep.ALL)
-            while (batch := feed.next_batch(float(now_s))) is not None:
-                assert len(wire.request(batch)) <= MAX_REQUEST_BYTES
-                assert len(batch.deltas) <= MAX_DELTAS
-                assert len(batch.releases) <= MAX_DELTAS
-                num_deltas += len(batch.deltas)
-                num_releases += len(batch.releases)
-                feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
-        assert num_deltas >= 6000
-        assert num_releases == 6000
-
-
-def test_nothing_is_due_of_an_empty_feed() -> None:
-    feed = DraftFeed()
-    assert feed.next_batch(0.0) is None
-    assert feed.due_s(0.0) is None
-    assert feed.is_idle

@@ -40,15 +40,6 @@ class TestReleases:
         feed.histories.remove("sequence", keep=Keep.OUTPUT)
         assert next_batch(feed).releases
 
-    def test_one_that_is_not_sent_any_more_makes_no_empty_batch(self) -> None:
-        feed = ended(fed_sequence())
-        assert feed.next_batch(0.0) is None
-        # Its id is used again: the new sequence's first tokens replace the old one's.
-        expecting_none = expecting_useless_hints([1, 2, 3])
-        feed.histories.add(expecting_none, drafted_by())
-        assert feed.next_batch(2 * RELEASE_DELAY_S) is None
-        assert feed.due_s(2 * RELEASE_DELAY_S) is None
-
 
 class TestPrompts:
     def test_where_hints_are_useless_one_goes_with_the_first_request(self) -> None:
@@ -62,11 +53,6 @@ class TestPrompts:
     def test_a_long_one_goes_at_once(self) -> None:
         feed = feed_of(expecting_useless_hints([1] * 2_000))
         assert len(next_batch(feed).deltas[0].token_ids) == 2_000
-
-    def test_else_it_goes_at_once(self) -> None:
-        sequence = fed_sequence([1, 2, 3])
-        sequence.hint_record = HintRecord(num_useless_before=USELESS_HINTS_BEFORE_PROBING - 1)
-        assert [delta.token_ids for delta in next_batch(feed_of(sequence)).deltas] == [[1, 2, 3]]
 
     def test_a_sequence_that_ends_before_its_first_request_costs_no_message(self) -> None:
         feed = feed_of(expecting_useless_hints([1, 2, 3]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from servicekit.channel import open_channel
+from servicekit.channels.channel import open_channel
 from servicekit.config import ConfigError
 from tandem.v1 import drafter_pb2 as pb
 from tests.scripted_dns import ScriptedDns
@@ -80,19 +80,6 @@ class TestExchange:
         assert recorded.answered == [last]
         assert [batch.batch_id for batch in scripted.batches[num_seen:]] == [last]
 
-    async def test_only_the_stream_of_its_own_epoch_is_failed(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address)
-        old = await recorded.up()
-        recorded.link.fail(old, "why")
-        assert (await recorded.wait(DrafterDown)).reason == "why"
-        new = await recorded.up(2)
-        recorded.link.fail(old, "why")
-        recorded.send(new, DELTA)
-        await recorded.wait(DrafterAnswered)
-        assert kinds(recorded) == [DrafterUp, DrafterDown, DrafterUp, DrafterAnswered]
-
     async def test_a_closed_link_reports_nothing_and_leaves_no_stream(
         self, scripted: ScriptedDrafter, open_link: OpenLink
     ) -> None:
@@ -108,16 +95,6 @@ class TestExchange:
         await asyncio.sleep(0.1)
         assert kinds(recorded) == [DrafterUp]
         assert len(scripted.batches) == 1
-
-    async def test_a_link_that_is_closed_before_it_began_connects_to_nobody(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address)
-        recorded.link.close()
-        other = open_link(scripted.address)
-        await other.up()
-        assert scripted.num_streams == 1
-        assert recorded.messages == []
 
     async def test_an_address_is_connected_once_a_name_resolves_to_it(
         self, scripted: ScriptedDrafter, open_link: OpenLink
@@ -285,57 +262,6 @@ class TestDeadlines:
         asides = [late.is_aside for late in recorded.of(DrafterLate)]
         assert asides == [False, False, True] * 2
 
-    async def test_pauses_double_up_to_a_limit(
-        self, scripted: ScriptedDrafter, open_link: OpenLink, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(link_module, "_FIRST_PAUSE_S", 0.1)
-        monkeypatch.setattr(link_module, "_LONGEST_PAUSE_S", 0.2)
-        recorded = open_link(scripted.address, deadline_s=0.05)
-        epoch = await recorded.up()
-        loop = asyncio.get_running_loop()
-        pauses_s = []
-        for turn in range(1, 7):
-            scripted.may_answer.clear()
-            recorded.send(epoch, DELTA)
-            while sum(late.is_aside for late in recorded.of(DrafterLate)) < turn:
-                await recorded.wait(DrafterLate, len(recorded.of(DrafterLate)) + 1)
-            scripted.may_answer.set()
-            await recorded.wait(DrafterAnswered, turn)
-            caught_up_at_s = loop.time()
-            await recorded.wait(DrafterBack, turn)
-            pauses_s.append(loop.time() - caught_up_at_s)
-        lowest_s = [0.1, *[0.2] * 5]
-        assert all(p >= 0.9 * low for p, low in zip(pauses_s, lowest_s, strict=True)), pauses_s
-        assert pauses_s[5] < 3.0, "doubled each time, it would be 3.2"
-
-    async def test_answers_that_are_all_late_put_it_aside_too(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address, deadline_s=0.2)
-        epoch = await recorded.up()
-        for turn in range(1, 4):
-            scripted.may_answer.clear()
-            recorded.send(epoch, DELTA)
-            await recorded.wait(DrafterLate, turn)
-            scripted.may_answer.set()
-            await recorded.wait(DrafterAnswered, turn)
-        assert [late.is_aside for late in recorded.of(DrafterLate)] == [False, False, True]
-
-    async def test_an_answer_in_time_between_late_ones_keeps_it(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address, deadline_s=0.5)
-        epoch = await recorded.up()
-        for turn in range(1, 5):
-            scripted.may_answer.clear()
-            recorded.send(epoch, DELTA)
-            await recorded.wait(DrafterLate, turn)
-            scripted.may_answer.set()
-            await recorded.wait(DrafterAnswered, 2 * turn - 1)
-            recorded.send(epoch, DELTA)
-            await recorded.wait(DrafterAnswered, 2 * turn)
-        assert not any(late.is_aside for late in recorded.of(DrafterLate))
-
     async def test_one_that_does_not_answer_for_forty_deadlines_is_gone(
         self, scripted: ScriptedDrafter, open_link: OpenLink
     ) -> None:
@@ -350,32 +276,3 @@ class TestDeadlines:
         last = recorded.send(new, DELTA)
         await recorded.wait(DrafterAnswered)
         assert recorded.answered == [last], "nothing of the old stream"
-
-    async def test_a_drafter_that_is_asked_nothing_is_not_late(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address, deadline_s=1.0)
-        epoch = await recorded.up()
-        recorded.send(epoch, DELTA)
-        await recorded.wait(DrafterAnswered)
-        await asyncio.sleep(1.5)
-        recorded.send(epoch, DELTA)
-        await recorded.wait(DrafterAnswered, 2)
-        assert not recorded.of(DrafterLate)
-
-    async def test_a_request_sent_while_it_comes_back_has_a_deadline_too(
-        self, scripted: ScriptedDrafter, open_link: OpenLink, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The engine may send before it has read that the drafter is put aside."""
-        monkeypatch.setattr(link_module, "_FIRST_PAUSE_S", 0.3)
-        recorded = open_link(scripted.address, deadline_s=0.05)
-        epoch = await recorded.up()
-        scripted.may_answer.clear()
-        recorded.send(epoch, DELTA)
-        await recorded.wait(DrafterLate, 3)
-        scripted.may_answer.set()
-        await recorded.wait(DrafterAnswered)
-        scripted.may_answer.clear()
-        recorded.send(epoch, DELTA)
-        assert (await recorded.wait(DrafterDown)).reason == "no answer within 2 s"
-        scripted.may_answer.set()

@@ -62,16 +62,6 @@ def test_what_is_not_used_is_logged_once_a_minute(session: Session) -> None:
     assert log[0]["drafter"] == "made-up-0:1"
 
 
-def test_new_drafters_may_be_named_in_time(session: Session) -> None:
-    for index in range(MAX_NEW_NAMES):
-        session.name(f"drafter-{index}:1")
-    session.now_s += 3.0
-    assert [session.name(f"new-{index}:1") for index in range(4)] == [True] * 3 + [False]
-    session.now_s += 1e9
-    named = [session.name(f"newer-{index}:1") for index in range(MAX_NEW_NAMES + 1)]
-    assert named == [True] * MAX_NEW_NAMES + [False]
-
-
 def test_what_is_kept_of_names_is_bounded(session: Session) -> None:
     for index in range(10 * MAX_NEW_NAMES):
         session.now_s += 1.0

@@ -8,19 +8,15 @@ computed in plain torch.
 
 import contextlib
 import functools
-import gc
 import re
 import tempfile
-import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
@@ -40,12 +36,10 @@ from tests.verifier.running_engine import (
     check_contract,
     no_link,
 )
-from tests.verifier.structured.watched_grammar import WatchedGrammar
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
-from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import FloatArray, StepHandle, StepResult
+from verifier.batch.target_model import StepHandle, StepResult
 from verifier.drafters.drafters import Drafters
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import Decided, Rejected
@@ -342,7 +336,7 @@ def greedy_by_transformers(name: str, prompt: list[int], count: int) -> list[int
     return token_ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize("name", interpreted_cases(["qwen3"], ["qwen3", "mistral"]))
 def test_sessions_get_the_tokens_of_the_host(name: str) -> None:
     """Each step of all of them: chunks, drafts, penalties, logprobs, scored prompts."""
     requests = requests_of(97)
@@ -404,96 +398,6 @@ def test_a_grammar_is_followed() -> None:
         assert re.fullmatch("(yes|no|perhaps){3}", text), text
 
 
-class HeldMasks(WatchedGrammar):
-    """Computes the masks of each step when it is let."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__(vocab_size)
-        self.may_compute = threading.Semaphore(0)
-
-    def allowed(self, draft_token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        if not self.has_masks(draft_token_ids):
-            assert self.may_compute.acquire(timeout=PATIENCE_S)
-        return super().allowed(draft_token_ids)
-
-
-def open_with(session: EngineSession, grammar: WatchedGrammar) -> str:
-    """Opens a sequence of three tokens that follow the grammar; returns its id."""
-    return session.open(
-        [3, 5, 8],
-        sampling=Sampling(structured_output=StructuredOutput()),
-        grammar=grammar,
-        max_new_tokens=3,
-        num_speculative_tokens=0,
-    )
-
-
-def test_messages_are_sent_before_the_next_steps_masks_are_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Events to sessions, and what drafters are told."""
-    with running("qwen3") as world:
-        order: list[str] = []
-        launch, flush = world.twins.launch, world.engine._drafters.flush
-
-        def noted_launch(layout: BatchLayout, sequences: SequenceOf[JudgedSequence]) -> StepHandle:
-            order.append("launch")
-            handle = launch(layout, sequences)
-            order.append("launched")
-            return handle
-
-        def noted_flush() -> None:
-            order.append("flush")
-            flush()
-
-        monkeypatch.setattr(world.twins, "launch", noted_launch)
-        monkeypatch.setattr(world.engine._drafters, "flush", noted_flush)
-        session, masks = EngineSession(world.engine), HeldMasks(97)
-        sequence_id = open_with(session, masks)
-        for count in (1, 2):
-            masks.may_compute.release()
-            # The next step is under way, and its masks are not there.
-            assert session.wait_decided(sequence_id, count).token_ids
-            assert order.count("launched") == count + 1
-            last = len(order) - 1 - order[::-1].index("launched")
-            assert order[last + 1 :] == ["flush"]
-        masks.may_compute.release()
-        session.wait_end(sequence_id)
-        assert len(session.output(sequence_id)) == 3
-        session.detach()
-
-
-def test_a_sequence_that_has_ended_leaves_its_grammar() -> None:
-    with running("qwen3") as world:
-        session, grammar = EngineSession(world.engine), WatchedGrammar(97)
-        left = weakref.ref(grammar)
-        sequence_id = open_with(session, grammar)
-        session.wait_end(sequence_id)
-        assert len(session.output(sequence_id)) == 3
-        session.detach()
-        del grammar
-        world.engine.when_idle().result(PATIENCE_S)
-        # What the last step has is let go of between two steps.
-        world.engine.call(gc.collect).result(PATIENCE_S)
-        assert left() is None
-
-
-def test_a_sequence_whose_kv_is_not_finite_ends_alone() -> None:
-    weights = load(Path(saved("llama").name), device=DEVICE)
-    weights.embeddings[96] = float("nan")
-    good: dict[str, Any] = {"token_ids": [3, 5, 8], "max_new_tokens": 8}
-    with running("llama", weights=weights) as world:
-        session = EngineSession(world.engine)
-        bad = session.open([4, 96, 7], max_new_tokens=8)
-        sound = session.open(**good)
-        assert isinstance(session.wait_end(bad), Rejected)
-        assert isinstance(session.wait_end(sound), Decided)
-        output = session.output(sound)
-        session.detach()
-        ([alone], _) = serve(world.engine, [good])
-    assert output == alone
-
-
 class Raising:
     """A constraint that fails."""
 
@@ -547,67 +451,3 @@ def test_a_sequence_that_cannot_be_sampled_fails_alone() -> None:
         assert failed == [1, 3, 5]
         assert_same(_without(result.verdict, failed), _without(results[1].verdict, failed))
     assert results[0].verdict.logprobs[4]
-
-
-def test_more_sequences_come_and_go_than_there_are_slots() -> None:
-    """One step each; a preempted sequence comes back under another id."""
-    own, host = (
-        decoder_of(weights_of("qwen3"), num_blocks=8, samples_on_device=each)
-        for each in (True, False)
-    )
-    twins = Twins(own, host)
-    sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.4)
-    for turn in range(interpreted_cases(2, 4) * MAX_SEQS):
-        scheduled, sequences = [], []
-        for nth in range(1 + turn % MAX_SEQS):
-            tokens = TEXT[nth : nth + 4 + turn % 7]
-            adjustments = Adjustments(sampling, prompt_length=2)
-            adjustments.count(tokens)
-            history = History(adjustments=adjustments, draft_token_ids=[])
-            sequences.append(
-                JudgedSequence(sampling=sampling, history=history, first_position=len(tokens))
-            )
-            scheduled.append(
-                ScheduledTokens(
-                    token_ids=tokens[-1:],
-                    draft_token_ids=[],
-                    num_computed_tokens=len(tokens) - 1,
-                    block_table=[nth],
-                    # Of some sequences, nothing is known.
-                    table_id=0 if nth == 2 else 1 + 10 * turn + nth,
-                )
-            )
-        layout = lay_out(scheduled, block_size=BLOCK_SIZE)
-        step = twins.launch(layout, sequences)
-        step.wait()
-        step.result()
-
-
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="of the interpreter")
-def test_steps_by_the_kernels_are_those_of_plain_torch() -> None:
-    """Attention by Triton's kernel from the device's tables, in a graph and without one."""
-    limits = GraphLimits(buckets=(4, 8), max_bytes=1, max_prepare_s=1e9)
-    graphs = Graphs(capture=capture(), limits=limits)
-    weights = weights_of("mistral")
-    ours, theirs = (
-        decoder_of(weights, num_blocks=8, backend=backend, graphs=graphs)
-        for backend in (TritonBackend(device=DEVICE), SdpaBackend(device=DEVICE))
-    )
-    start = 0
-    for size in (20, 3, 1, 7):
-        layout = lay_out(
-            [
-                ScheduledTokens(
-                    token_ids=TEXT[start : start + 1],
-                    draft_token_ids=TEXT[start + 1 : start + size],
-                    num_computed_tokens=start,
-                    block_table=[5, 2][: (start + size - 1) // BLOCK_SIZE + 1],
-                    table_id=9,
-                )
-            ],
-            block_size=BLOCK_SIZE,
-        )
-        here: FloatArray = ours.forward(layout).copy()
-        there: FloatArray = theirs.forward(layout).copy()
-        np.testing.assert_allclose(here, there, rtol=0, atol=1e-4 * np.abs(there).max())
-        start += size

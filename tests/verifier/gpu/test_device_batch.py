@@ -144,35 +144,6 @@ def test_only_new_blocks_are_written() -> None:
     assert num_copied(batch, other) == 2
 
 
-def test_a_table_that_lost_its_row_is_written_whole_again() -> None:
-    batch = make_batch(max_num_tables=2)
-    first = tokens([1] * 6, [5, 6], 1)
-    for table_id in (2, 3):
-        load(batch, tokens([1] * 3, [table_id], table_id))
-    layout, arrays = load(batch, tokens([2], [3], 3), first)
-    check(arrays, layout, None)
-    layout, arrays = load(batch, first, tokens([2], [2], 2))
-    check(arrays, layout, None)
-
-
-def test_forgotten_tables_are_written_anew() -> None:
-    """Another engine's first table has the id of the first one's."""
-    batch = make_batch()
-    load(batch, tokens([1] * 6, [5, 6], 1))
-    batch.forget_tables()
-    layout, arrays = load(batch, tokens([1] * 6, [7, 8], 1))
-    check(arrays, layout, None)
-
-
-def test_tables_without_an_id_are_never_remembered() -> None:
-    batch = make_batch(max_num_tables=2)
-    for blocks in ([1, 2], [3, 4], [5, 6]):
-        layout, arrays = load(batch, tokens([1] * 5, blocks, 0), tokens([1], [blocks[0] + 6], 0))
-        check(arrays, layout, None)
-    layout, arrays = load(batch, tokens([1] * 5, [1, 2], 1), tokens([1], [7], 2))
-    check(arrays, layout, None)
-
-
 @pytest.mark.parametrize("num_more", [0, 1, 1900])
 def test_more_new_blocks_than_the_staging_memory_holds(num_more: int) -> None:
     batch = make_batch(max_num_tokens=4, max_table_blocks=3000)
@@ -196,24 +167,6 @@ def test_padding_is_what_an_earlier_step_left_there() -> None:
     assert arrays.positions.tolist() == [2, 3, 4, 0, 4, 5, 0, 0]
 
 
-def test_before_the_first_step_all_is_padding() -> None:
-    arrays = make_batch().padded_arrays(8)
-    assert arrays.slot_mapping.tolist() == [-1] * 8
-    assert not any(each.any() for name, each in arrays._asdict().items() if name != "slot_mapping")
-
-
-def test_arrays_of_one_size_stay_where_they_are() -> None:
-    batch = make_batch()
-    one = lay_out([tokens([1, 2], [0], 1)], block_size=BLOCK_SIZE)
-    two = lay_out([tokens([3], [1], 2), tokens([4], [2], 3)], block_size=BLOCK_SIZE)
-    first = batch.load(one, num_padded_tokens=8)
-    second = batch.load(two, num_padded_tokens=8)
-    for before, after in zip(first, second, strict=True):
-        assert before.data_ptr() == after.data_ptr()
-        assert before.shape == after.shape
-        assert before.data_ptr() % 64 == 0
-
-
 def test_a_step_beyond_the_limits_is_refused_and_changes_nothing() -> None:
     batch = make_batch(max_num_tokens=8, max_num_tables=2, max_table_blocks=2)
     known, _ = load(batch, tokens([1] * 5, [1, 2], 1))
@@ -229,13 +182,3 @@ def test_a_step_beyond_the_limits_is_refused_and_changes_nothing() -> None:
         batch.load(known, num_padded_tokens=4)
     assert num_copied(batch, known) == 0
     check(batch.load(known), known, None)
-
-
-def test_entries_of_one_table_share_its_row_and_may_be_too_many_for_padding() -> None:
-    batch = make_batch()
-    entries = [tokens([7], [1], 5, num_computed=place) for place in range(MAX_NUM_TABLES)]
-    layout, arrays = load(batch, *entries, tokens([1], [2], 6))
-    check(arrays, layout, None)
-    assert not batch.fits(layout, 8)
-    with pytest.raises(ValueError, match="5 tokens, 5 entries"):
-        batch.load(layout, num_padded_tokens=8)

@@ -104,21 +104,6 @@ def test_no_layer_waits_for_the_device(name: str, launches: dict[str, Launches])
     assert len(launches) == 4
 
 
-@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
-def test_a_read_of_a_device_without_values_fails(read: Any) -> None:
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        read(torch.zeros(1, device=META) + 1)
-
-
-def test_the_plain_mixture_reads_how_many_tokens_each_expert_has() -> None:
-    """So the test of waiting can fail."""
-    weights = load(folder_of("mixtral"), device=META)
-    running = RunningGpuDecoder(weights, operations=ShapesOnly())
-    step = Chunk(token_ids=TEXT[:13], start=0, block_table=[3], num_rows=1)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        running.decoder.forward_on_device(running.lay_out(step))
-
-
 def test_grids_depend_on_the_number_of_tokens_only(launches: dict[str, Launches]) -> None:
     from verifier.checkpoint.weight_types import Activation
     from verifier.gpu.kernels.mixture import mix

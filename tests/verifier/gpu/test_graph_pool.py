@@ -1,7 +1,6 @@
 """Which bucket a step goes to, and which buckets have a graph."""
 
 import contextlib
-import itertools
 import random
 from collections.abc import Iterator
 
@@ -15,7 +14,6 @@ from verifier.gpu.graph_pool import (
     CudaCapture,
     GraphLimits,
     GraphPool,
-    buckets_within,
 )
 
 
@@ -60,31 +58,6 @@ class Pool:
         return num_tokens
 
 
-def test_buckets_are_close_together() -> None:
-    assert BUCKETS[:17] == (*range(8, 129, 8), 160)
-    assert BUCKETS[-1] == 2048
-    assert max(b / a for a, b in itertools.pairwise(BUCKETS) if a >= 64) == 1.25
-    assert list(BUCKETS) == sorted(set(BUCKETS))
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (4, (4,)),
-        (8, (8,)),
-        (12, (8, 12)),
-        (64, (8, 16, 24, 32, 40, 48, 56, 64)),
-        (100, (*range(8, 97, 8), 100)),
-        (2048, BUCKETS),
-        (8192, BUCKETS),
-    ],
-)
-def test_the_largest_step_has_a_bucket_unless_it_is_beyond_all(
-    limit: int, expected: tuple[int, ...]
-) -> None:
-    assert buckets_within(BUCKETS, limit) == expected
-
-
 def test_a_bucket_that_does_not_fit_is_left_out_and_smaller_ones_are_captured() -> None:
     pool = Pool(2, 4, 8)
     compute = pool.graphs._compute
@@ -116,34 +89,6 @@ def test_a_prepared_bucket_is_captured_once_and_then_replayed() -> None:
     assert pool.capture.num_replays == 40
 
 
-def test_preparing_collects_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each graph: CUDA's calls do nothing here."""
-    collected: list[int] = []
-    monkeypatch.setattr("verifier.gpu.graph_pool.gc.collect", lambda: collected.append(1))
-    captures = stand_in_for_cuda(monkeypatch)
-    limits = GraphLimits(buckets=(1, 2, 4), max_bytes=1000, max_prepare_s=100.0)
-    capture = CudaCapture(torch.device("cuda", 0))
-    graphs = GraphPool(lambda num_tokens: num_tokens, capture=capture, limits=limits)
-    graphs.prepare()
-    assert graphs.captured == [1, 2, 4]
-    assert len(collected) == 1
-    assert len(captures) == 3
-
-
-def test_graphs_of_one_model_share_a_stream_that_no_other_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Torch drops a stream's workspaces with any of its graphs."""
-    captures = stand_in_for_cuda(monkeypatch)
-    one, other = (CudaCapture(torch.device("cuda", 0)) for _ in range(2))
-    for capture in (one, one, other):
-        capture(lambda: 1)
-    streams = [each["stream"] for each in captures]
-    assert streams[0] is streams[1]
-    assert streams[1] is not streams[2]
-    assert None not in streams
-
-
 def test_graphs_of_one_model_share_memory_and_each_counts_what_it_has_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,12 +114,6 @@ def test_memory_that_another_program_takes_meanwhile_is_none_of_the_graph(
     capture = CudaCapture(torch.device("cuda", 0))
     assert 500 <= capture(lambda: 1).num_bytes <= 500 + (64 << 20)
     assert capture(lambda: 1).num_bytes == 100, "another program gave memory back"
-
-
-def test_a_capture_lets_other_threads_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    captures = stand_in_for_cuda(monkeypatch)
-    CudaCapture(torch.device("cuda", 0))(lambda: 1)
-    assert captures[0]["capture_error_mode"] == "thread_local"
 
 
 def stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
@@ -208,34 +147,6 @@ def test_preparing_ends_before_the_time_is_over() -> None:
     assert pool.clock.now_s <= 10.0
 
 
-def test_preparing_ends_where_memory_does() -> None:
-    pool = Pool(*range(1, 9), max_bytes=30)
-    pool.capture.num_bytes = 10
-    pool.graphs.prepare()
-    assert pool.graphs.captured == [6, 7, 8]
-    assert pool.graphs.num_bytes == 30
-
-
-def test_a_bucket_that_is_used_often_gets_a_graph_later() -> None:
-    pool = Pool(2, 4)
-    pool.run(4, times=15)
-    assert pool.graphs.captured == []
-    pool.run(4, times=5)
-    assert pool.graphs.captured == [4]
-    assert pool.capture.num_replays == 4
-    assert len(pool.calls) == 20, "a step was computed twice, or not at all"
-
-
-def test_where_memory_is_full_no_graph_is_captured_or_given_up() -> None:
-    pool = Pool(1, 2, 4, max_bytes=20)
-    pool.capture.num_bytes = 10
-    pool.graphs.prepare([1, 2])
-    pool.run(4, times=1000)
-    assert pool.graphs.captured == [1, 2]
-    assert pool.graphs.bucket_of(4) == 4, "it runs without a graph"
-    assert pool.graphs.num_bytes == 20
-
-
 def test_after_a_failed_capture_there_is_no_other_and_graphs_are_kept() -> None:
     pool = Pool(2, 4, 8, 32)
     pool.graphs.prepare([8])
@@ -253,39 +164,6 @@ def test_after_a_failed_capture_there_is_no_other_and_graphs_are_kept() -> None:
     pool.run(32, times=100)
     assert pool.graphs.captured == [8]
     assert pool.capture.num_captures == 1
-
-
-def test_preparing_ends_at_a_failed_capture() -> None:
-    pool = Pool(2, 4, 8)
-    pool.capture.error = RuntimeError("out of memory")
-    pool.graphs.prepare()
-    assert pool.calls == [8]
-    assert pool.graphs.bucket_of(1) is None
-
-
-def test_a_capture_that_fails_by_another_error_is_not_survived() -> None:
-    pool = Pool(2)
-    pool.capture.error = KeyError("a fault")
-    with pytest.raises(KeyError):
-        pool.graphs.prepare()
-
-
-def test_without_memory_there_are_no_graphs() -> None:
-    pool = Pool(1, 2, max_bytes=0)
-    pool.capture.num_bytes = 1
-    pool.graphs.prepare()
-    pool.run(1, times=100)
-    assert pool.graphs.captured == []
-
-
-def test_a_step_that_raises_is_no_failed_capture() -> None:
-    def fail(num_tokens: int) -> int:
-        raise RuntimeError(f"{num_tokens} tokens")
-
-    limits = GraphLimits(buckets=(2,), max_bytes=10, max_prepare_s=1.0)
-    graphs = GraphPool(fail, capture=RecordingCapture(), limits=limits)
-    with pytest.raises(RuntimeError, match="2 tokens"):
-        graphs.run(2)
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))

@@ -4,7 +4,6 @@ In the interpreter (`test_in_the_interpreter.py`), and on a GPU (`tests/gpu/test
 """
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -43,14 +42,6 @@ def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int) -> None:
     assert num_accepted > 0
 
 
-def test_more_rows_than_are_computed_at_a_time() -> None:
-    draw = np.random.default_rng(5)
-    cases = [some_case(draw, 40, 4) for _ in range(30)]
-    assert len(rows_of(cases)) > 64
-    sampler = sampler_of(40, max_num_seqs=30)
-    assert_equal(verified_by_device(sampler, cases), verified_by_host(cases))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_logits_are_widened(dtype: torch.dtype) -> None:
     draw = np.random.default_rng(8)
@@ -59,23 +50,6 @@ def test_narrow_logits_are_widened(dtype: torch.dtype) -> None:
         case.logits = case.logits.to(dtype).float()
     device = verified_by_device(sampler_of(100), cases, dtype=dtype)
     assert_equal(device, verified_by_host(cases))
-
-
-def test_logits_may_be_part_of_a_wider_tensor() -> None:
-    draw = np.random.default_rng(9)
-    cases = [some_case(draw, 100, 4) for _ in range(6)]
-    host = verified_by_host(cases)
-    sampler = sampler_of(100)
-    slots = [
-        sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
-        for c in cases
-    ]
-    sampler.stage([staged_of(case, slot) for case, slot in zip(cases, slots, strict=True)])
-    rows = rows_of(cases)
-    wide = torch.full((len(rows) + 3, 131), math.nan, device=DEVICE)
-    wide[: len(rows), :100] = rows.to(DEVICE)
-    sampler.run(wide[:, :100])
-    assert_equal(sampler.result(), host)
 
 
 def test_a_sequence_without_a_slot_does_not_change_the_others() -> None:
@@ -96,13 +70,6 @@ def test_a_sequence_without_a_slot_does_not_change_the_others() -> None:
     np.testing.assert_array_equal(
         verdict.output_token_ids[others], expected.output_token_ids[others]
     )
-
-
-def test_a_step_without_sequences() -> None:
-    sampler = sampler_of(10)
-    sampler.stage([])
-    sampler.run(torch.empty(0, 10, device=DEVICE))
-    assert len(sampler.result().num_accepted_tokens) == 0
 
 
 def test_more_biases_or_stop_tokens_than_fit_are_refused() -> None:

@@ -95,16 +95,6 @@ def test_sequences_of_many_steps_that_come_and_go() -> None:
             case.output += [token_id for token_id in tokens if token_id >= 0]
 
 
-def test_misuse_of_slots() -> None:
-    sampler = DeviceSampler(device=DEVICE, vocab_size=8, max_num_seqs=1, max_num_drafts=1)
-    slot = sampler.open(PENALIZED, prompt_length=3)
-    with pytest.raises(IndexError):
-        sampler.open(PENALIZED, prompt_length=3)
-    sampler.close(slot)
-    with pytest.raises(AssertionError, match="not open"):
-        sampler.close(slot)
-
-
 class _Launches:
     """Stands in for a kernel; notes the grids and addresses that it is launched with."""
 

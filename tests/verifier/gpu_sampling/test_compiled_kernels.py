@@ -60,7 +60,7 @@ print(json.dumps(compiled))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_kernels_compile_and_fuse_nothing() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     targets = ["80 fp32", "90 bf16", "100 fp16"]

@@ -2,29 +2,25 @@
 
 import contextlib
 import gc
-import itertools
 import json
 import random
 import subprocess
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.volume import cases
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
-from verifier.structured import grammar_state, grammar_tokenizer, library_grammar, waiting_jobs
 from verifier.structured import grammars as module
+from verifier.structured import library_grammar, waiting_jobs
 from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammars
@@ -231,23 +227,6 @@ def test_a_token_is_allowed_as_its_mask_says(json_tokenizer: Path) -> None:
     grammars.close()
 
 
-def test_tokens_are_allowed_by_masks_where_these_are_there(grammars: Grammars) -> None:
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "ab*c")
-    a, b, c = (tokenizer.encode(each).ids[0] for each in "abc")
-    assert not state.allows([a, b]), "of several, only masks tell"
-    assert state.num_verifiable([a, b, b]) == 3
-    for token_ids in ([a], [a, b], [a, c], [a, b, b, b], [a, b, b, c]):
-        assert state.allows(token_ids)
-    for token_ids in ([b], [a, a], [a, b, b, a], [a, b, b, END]):
-        assert not state.allows(token_ids)
-    # Not the masks of these drafts.
-    assert not state.allows([a, b, c, c])
-    state.take_in([a], 0)
-    assert not state.allows([a])
-    assert state.allows([b])
-
-
 def test_a_sequence_without_drafts_has_one_matcher(grammars: Grammars) -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     a, b, _ = drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
@@ -261,40 +240,6 @@ def test_a_sequence_without_drafts_has_one_matcher(grammars: Grammars) -> None:
         alone.take_in(output, 0)
         other.take_in(output, 0)
         assert np.array_equal(alone.allowed([]), other.allowed([]))
-
-
-def test_a_step_with_drafts_costs_the_outputs_matcher_nothing(grammars: Grammars) -> None:
-    """What it computes counts against its limits, and drafts must not end an output."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
-    state.take_in(tokenizer.encode("x").ids, 0)
-    state._matcher = FailsOnce(state._matcher, "unsafe_compute_mask_ptr")  # type: ignore[assignment]
-    drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
-    assert state.num_possible(drafts) == state.num_verifiable(drafts) == 3
-    assert len(state.allowed(drafts)) == 4
-    state.take_in([*tokenizer.encode("x").ids, *drafts], 0)
-    with pytest.raises(OSError, match="a fault"):
-        state.allowed([])
-
-
-def test_a_short_text_that_must_come_is_not_written_as_tokens_to_allow_its_first(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To write it takes longer than all else of a step."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    text = '{"name": "total", "size": 12, "is set": true, "kind": "the total is 100"}'
-    state = state_of(grammars, GrammarKind.JSON_SCHEMA, SCHEMA)
-
-    def write(matcher: LLMatcher) -> list[int]:
-        raise AssertionError
-
-    monkeypatch.setattr(grammar_state, "_forced_by", write)
-    output: list[int] = []
-    for token_id in tokenizer.encode(f"[{text}, {text}]").ids:
-        state.take_in(output, 0)
-        state._masks = state._no_masks
-        assert state.allows([token_id])
-        output.append(token_id)
 
 
 def test_drafts_are_cut_before_the_first_that_is_forbidden(grammars: Grammars) -> None:
@@ -359,26 +304,6 @@ def test_a_wrong_grammar_is_refused_by_its_field(
     assert caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (GrammarKind.REGEX, "(?=a)b"),
-        (GrammarKind.JSON_SCHEMA, '{"pattern": "(?=a)b"}'),
-        (GrammarKind.LARK, 'start: %json {"pattern": "(?=a)b"}'),
-    ],
-)
-def test_a_refused_pattern_is_told_why_in_one_line(
-    grammars: Grammars, kind: GrammarKind, text: str
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        state_of(grammars, kind, text)
-    message = caught.value.message
-    assert "look-around" in message
-    assert "is not supported" in message
-    assert "\n" not in message
-    assert kind is GrammarKind.REGEX or not message.startswith("at ")
-
-
 def test_what_the_library_says_in_its_own_names_is_told_in_words(grammars: Grammars) -> None:
     for text, reason in (
         ("start: /[^\\s\\S]/", "it allows none of the model's tokens here"),
@@ -387,11 +312,6 @@ def test_what_the_library_says_in_its_own_names_is_told_in_words(grammars: Gramm
         with pytest.raises(InvalidRequestError) as caught:
             state_of(grammars, GrammarKind.LARK, text)
         assert caught.value.message == reason
-
-
-def test_a_schema_that_is_true_allows_any_json(grammars: Grammars) -> None:
-    for text in ("true", "{}"):
-        assert state_of(grammars, GrammarKind.JSON_SCHEMA, text) is not None
 
 
 HOSTILE = {
@@ -471,67 +391,6 @@ def test_a_chain_of_thousands_of_rules_is_no_end_of_the_process(
         state_of(grammars, kind, text).allowed([])
 
 
-def test_a_long_text_that_must_come_is_written_as_tokens_once(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not for each of its tokens: a step does not grow with it."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
-    num_written = num_filled = 0
-
-    def count_written(matcher: LLMatcher) -> list[int] | None:
-        nonlocal num_written
-        num_written += 1
-        return forced_by(matcher)
-
-    def count_filled(*arguments: Any) -> None:
-        nonlocal num_filled
-        num_filled += 1
-        fill_next_token_bitmask(*arguments)
-
-    forced_by = grammar_state._forced_by
-    monkeypatch.setattr(grammar_state, "_forced_by", count_written)
-    monkeypatch.setattr(grammar_state, "fill_next_token_bitmask", count_filled)
-    output = tokenizer.encode("x").ids
-    state.take_in(output, 0)
-    while drafts := state.forced(31):
-        assert state.num_verifiable(drafts) == len(drafts)
-        masks = state.allowed(drafts)
-        for mask, draft in zip(masks, drafts, strict=False):
-            assert tokens_of(mask) == {draft}
-        output += drafts
-        state.take_in(output, 0)
-    assert len(output) > 2000
-    assert tokenizer.decode(output[-200:]).endswith("the total isn't 42;")
-    # At its beginning, and at its end with and without drafts.
-    assert num_written <= 4
-    assert num_filled <= 2
-    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
-    num_written = num_filled = 0
-    state.take_in(output[:1], 0)
-    assert state.allows(output[1:2])
-    # Nor is it looked for again.
-    state._matcher = FailsOnce(state._matcher, "compute_ff_bytes")  # type: ignore[assignment]
-    for end in range(2, len(output) - 10):
-        state.take_in(output[:end], 0)
-        assert state.allows([output[end]])
-    assert num_written <= 2
-    assert num_filled == 0
-
-
-def test_the_law_of_a_long_text_is_the_same_wherever_an_output_goes_on(grammars: Grammars) -> None:
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    text = "x  isn't\n\n  they'll  say: 'a12345 b'   def f(x):\n    return  x's"
-    grammar = Grammar(GrammarKind.LARK, f'start: /[xy]/ {json.dumps(text)} "." /[0-9]/', "field")
-    first = tokenizer.encode("y").ids
-    state = grammars.compile(grammar, first).result(timeout=60)
-    run = state.forced(1000)
-    assert len(run) > 20
-    for cut in range(len(run)):
-        resumed = grammars.compile(grammar, [*first, *run[:cut]]).result(timeout=60)
-        assert tokens_of(resumed.allowed([])[0]) == {run[cut]}
-
-
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokenizer]:
     """A tokenizer that splits texts as Llama 3's and Qwen's, and writes `"'ts` as `" ' ts`, but
@@ -598,31 +457,6 @@ def test_a_client_may_resume_with_tokens_of_its_own_for_a_text(
     assert tokens_of(state.allowed([])[0]) == {ids["s"]}
 
 
-def test_masks_are_computed_once_for_a_step(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are wanted when drafts are chosen, when tokens are sampled, and for their logprobs."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
-    rows: list[int] = []
-
-    def count(matcher: LLMatcher, masks: Any, row: int) -> None:
-        rows.append(row)
-        fill_next_token_bitmask(matcher, masks, row)
-
-    monkeypatch.setattr(grammar_state, "fill_next_token_bitmask", count)
-    drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
-    assert state.num_verifiable(drafts) == 3
-    expected = state.allowed(drafts)
-    assert np.array_equal(state.allowed(drafts), expected)
-    # A step may verify fewer than it could.
-    assert np.array_equal(state.allowed(drafts[:1]), expected[:2])
-    assert rows == [0, 1, 2, 3]
-    state.take_in(drafts, 0)
-    state.allowed([])
-    assert rows == [0, 1, 2, 3, 0]
-
-
 def test_drafts_are_cut_where_the_grammar_is_too_complex_after_them(grammars: Grammars) -> None:
     """The output itself may never come to that place."""
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
@@ -666,27 +500,6 @@ def test_a_text_that_must_come_and_is_too_long_is_refused(
     assert caught.value.field == "field"
 
 
-def test_a_grammar_that_is_refused_leaves_no_matcher_to_the_collection_of_garbage(
-    grammars: Grammars,
-) -> None:
-    def states() -> list[GrammarState]:
-        return [each for each in gc.get_objects() if type(each) is GrammarState]
-
-    gc.collect()
-    gc.disable()
-    # Those that other tests have left.
-    before = states()
-    try:
-        refused = grammars.compile(Grammar(GrammarKind.REGEX, TOO_LONG))
-        assert isinstance(refused.exception(timeout=60), InvalidRequestError)
-        del refused
-        # The thread is done with it once it has compiled another one.
-        state = state_of(grammars, GrammarKind.REGEX, "a")
-        assert [each for each in states() if each not in before] == [state]
-    finally:
-        gc.enable()
-
-
 def test_drafts_into_a_text_that_is_too_long_cost_no_token(grammars: Grammars) -> None:
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     b, x = (tokenizer.encode(each).ids[0] for each in "bx")
@@ -706,70 +519,6 @@ def test_drafts_into_a_text_that_is_too_long_cost_no_token(grammars: Grammars) -
             ask()
 
 
-class FailsOnce:
-    """A matcher that raises when `name` is first called, before it does anything."""
-
-    def __init__(self, matcher: LLMatcher, name: str) -> None:
-        self._matcher = matcher
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name != self._name:
-            return getattr(self._matcher, name)
-        self._name = ""
-        return self._fail
-
-    def _fail(self, *_: object) -> None:
-        raise OSError("a fault")
-
-
-@pytest.mark.parametrize(
-    ("field", "name", "is_masked"),
-    [
-        ("_matcher", "consume_tokens", False),
-        ("_matcher", "compute_ff_bytes", False),
-        ("_matcher", "validate_tokens", False),
-        ("_draft_matcher", "consume_tokens", False),
-        ("_draft_matcher", "try_consume_tokens", True),
-        ("_draft_matcher", "unsafe_compute_mask_ptr", True),
-    ],
-)
-def test_a_matcher_that_raises_gives_no_mask_of_a_wrong_state(
-    grammars: Grammars, field: str, name: str, is_masked: bool
-) -> None:
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
-    state = state_of(grammars, GrammarKind.REGEX, "a(ab|b)*c")
-    state.allowed([])
-    setattr(state, field, FailsOnce(getattr(state, field), name))
-    state.take_in([7, a], 1)
-    asked: list[Callable[[], object]] = [
-        lambda: state.allowed([b, b]) if is_masked else state.allows([b]),
-        lambda: state.allowed([b, b]),
-        lambda: state.allows([b]),
-        lambda: state.num_verifiable([b]),
-        lambda: state.num_possible([b]),
-        lambda: state.forced(8),
-        lambda: state.error,
-    ]
-    for ask in (*asked, *asked):
-        with pytest.raises(OSError, match="a fault"):
-            ask()
-        assert not state.has_masks([])
-    # More output changes nothing.
-    state.take_in([7, a, b], 1)
-    with pytest.raises(OSError, match="a fault"):
-        state.allowed([])
-
-
-def test_an_id_that_is_no_token_raises_whenever_it_is_asked(grammars: Grammars) -> None:
-    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
-    state.take_in([-1], 0)
-    for _ in range(3):
-        with pytest.raises(OverflowError):
-            state.allowed([])
-
-
 def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
     for path, vocab_size in ((tmp_path / "none.json", VOCABULARY), (TOKENIZER, 100)):
         grammars = Grammars(path, vocab_size=vocab_size, end_token_ids=[END])
@@ -777,22 +526,6 @@ def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None
             state_of(grammars, GrammarKind.REGEX, "a")
         assert caught.value.field == "field"
         grammars.close()
-
-
-def test_a_tokenizer_that_the_library_panics_over_is_said_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Panic(BaseException):
-        """As the library's: no Exception."""
-
-    def panic(*args: object, **fields: object) -> LLTokenizer:
-        raise Panic
-
-    monkeypatch.setattr(grammar_tokenizer, "LLTokenizer", panic)
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
-    with pytest.raises(UnsupportedFieldError):
-        grammars.compile(Grammar(GrammarKind.REGEX, "a", "field")).result(timeout=20)
-    grammars.close()
 
 
 @contextlib.contextmanager
@@ -852,12 +585,6 @@ def test_no_more_is_compiled_than_may_be_in_use(monkeypatch: pytest.MonkeyPatch)
     states.append(waiting.pop(0).result(timeout=60))
     time.sleep(0.2)
     assert not waiting[0].running()
-    # A fault refers to the state that it was met in.
-    states[0]._matcher = FailsOnce(states[0]._matcher, "consume_tokens")  # type: ignore[assignment]
-    states[0].take_in([7], 0)
-    with pytest.raises(OSError, match="a fault"):
-        states[0].allowed([])
-    states[0].forget_fault()
     gc.disable()
     try:
         del states[0]
@@ -868,52 +595,6 @@ def test_no_more_is_compiled_than_may_be_in_use(monkeypatch: pytest.MonkeyPatch)
     finally:
         gc.enable()
     grammars.close()
-
-
-def test_states_of_low_priority_keep_no_higher_one_from_being_compiled() -> None:
-    """They may wait for long to run, behind sequences without a grammar."""
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], max_num_states=4)
-
-    def compile_with(priority: int) -> "Future[GrammarState]":
-        return grammars.compile(Grammar(GrammarKind.REGEX, "a"), priority=priority)
-
-    states = [compile_with(0).result(timeout=60) for _ in range(3)]
-    equal = compile_with(0)
-    # Now, as the thread may not have looked yet: a higher one goes before it in any case.
-    with grammars._changed:
-        assert not grammars._has_room()
-    states.append(compile_with(1).result(timeout=60))
-    higher = compile_with(2)
-    assert not any(each.done() for each in (equal, higher)), "all places are taken"
-    # The higher one is next, and leaves the last place to those above the lowest.
-    states.pop()
-    states.append(higher.result(timeout=60))
-    states.pop(0)
-    states.append(compile_with(1).result(timeout=60))
-    assert not equal.done()
-    del states[:2]
-    equal.result(timeout=60)
-    grammars.close()
-
-
-def test_a_tenant_leaves_places_to_wait_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_jobs, "MAX_WAITING", 10)
-    with held_thread(monkeypatch) as (grammars, _):
-        for _ in range(8):
-            grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="greedy")
-        with pytest.raises(OverloadedError):
-            grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="greedy")
-        grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant="another")
-
-
-def test_it_ends_while_grammars_wait_for_room() -> None:
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], max_num_states=1)
-    state = state_of(grammars, GrammarKind.REGEX, "a")
-    waiting = grammars.compile(Grammar(GrammarKind.REGEX, "b"))
-    grammars.close()
-    assert waiting.cancelled()
-    assert not grammars._thread.is_alive()
-    assert state.error is None
 
 
 def test_tenants_take_turns_and_higher_priorities_come_first(
@@ -939,15 +620,6 @@ def test_tenants_take_turns_and_higher_priorities_come_first(
     assert done == ["urgent", "a0", "b0", "c0", "a1", "b1", "a2", "a3", "low"]
 
 
-def test_turns_of_tenants_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_jobs, "MAX_WAITING", 2)
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
-    for tenant in "abcdea":
-        grammars.compile(Grammar(GrammarKind.REGEX, "a"), tenant=tenant).result(timeout=60)
-    assert list(grammars._jobs._turns._last) == ["e", "a"]
-    grammars.close()
-
-
 def test_a_grammar_that_waits_for_others_for_too_long_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -962,67 +634,6 @@ def test_a_grammar_that_waits_for_others_for_too_long_is_refused(
             assert caught.value.field == "late"
             assert caught.value.retry_after_ms
         grammars.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=60)
-
-
-class Output(list[int]):
-    """An output of which a test can see whether something still holds it."""
-
-
-def test_what_is_cancelled_while_it_waits_is_kept_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with held_thread(monkeypatch) as (grammars, end):
-        waits = Output([7])
-        kept = weakref.ref(waits)
-        cancelled = []
-        futures = []
-        for _ in range(5):
-            output = Output([7])
-            cancelled.append(weakref.ref(output))
-            futures.append(grammars.compile(Grammar(GrammarKind.REGEX, "a"), output))
-        first = grammars.compile(Grammar(GrammarKind.REGEX, "b"), waits)
-        last = grammars.compile(Grammar(GrammarKind.REGEX, "c"))
-        del output, waits
-        assert all(each.cancel() for each in futures)
-        assert [each() for each in cancelled] == [None] * 5
-        assert kept() == [7]
-        assert len(grammars._jobs) == 2
-        end.set()
-        # Those that still wait are compiled.
-        last.result(timeout=60)
-        with contextlib.suppress(InvalidRequestError):
-            first.result(timeout=60)
-
-
-def test_what_waits_when_the_process_ends_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LAST_COMPILE_S", 0.0)
-    with held_thread(monkeypatch) as (grammars, _):
-        waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
-        grammars.close()
-    assert not grammars._thread.is_alive()
-    assert all(each.cancelled() for each in waiting)
-
-
-def test_a_process_ends_while_a_grammar_compiles() -> None:
-    script = f"""
-import threading
-from pathlib import Path
-from verifier.structured import grammars as module
-from verifier.structured.grammar import Grammar
-from verifier.structured.grammars import Grammars
-from verifier.structured.library_grammar import GrammarKind
-module._LAST_COMPILE_S = 0.1
-began = threading.Event()
-def compile_for_ever(*_):
-    began.set()
-    threading.Event().wait()
-Grammars._compile = compile_for_ever
-grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token_ids=[{END}])
-grammars.compile(Grammar(GrammarKind.REGEX, "a"))
-assert began.wait(60)
-grammars.close()
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
@@ -1108,80 +719,3 @@ def test_it_reports_what_was_compiled_and_what_was_refused() -> None:
         grammars.compile(Grammar(GrammarKind.LARK, "start: (")).result(timeout=60)
     assert reported == [(GrammarKind.REGEX, True), (GrammarKind.LARK, False)]
     grammars.close()
-
-
-def test_the_librarys_copies_share_the_lexer_so_no_compiled_grammar_is_cached() -> None:
-    """Once this fails, copies are independent, and a cache of compiled grammars is sound."""
-    tokenizer = LLTokenizer(TOKENIZER.read_text(), n_vocab=VOCABULARY, eos_token=[END])
-    grammar = LLMatcher.grammar_from_regex("[a-z ]*a[a-z ]{14}")
-    limits = LLParserLimits(max_lexer_states=300, verbose_errors=False)
-
-    def compiled() -> LLMatcher:
-        return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-
-    def exhaust(matcher: LLMatcher) -> int:
-        """How many tokens it allows until it has too many states."""
-        draw = random.Random(4)
-        for count in itertools.count():
-            mask = np.zeros((1, VOCABULARY // 32), dtype=np.int32)
-            fill_next_token_bitmask(matcher, mask, 0)
-            if matcher.is_error():
-                return count
-            matcher.consume_token(draw.choice(sorted(tokens_of(mask) - {END})))
-        raise AssertionError("it never ends")
-
-    unused = compiled()
-    exhausted, other = unused.deep_copy(), unused.deep_copy()
-    alone = exhaust(compiled())
-    assert exhaust(exhausted) == alone > 5
-    assert exhaust(other) == exhaust(unused.deep_copy()) == 0
-    assert exhaust(compiled()) == alone, "what is compiled by itself is not concerned"
-
-
-def test_the_text_that_must_come_is_asked_for_once_in_a_step(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When drafts are chosen, and again for the masks: also where there is a choice."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
-    num_asked = 0
-
-    def count(matcher: LLMatcher) -> list[int] | None:
-        nonlocal num_asked
-        num_asked += 1
-        return forced_by(matcher)
-
-    forced_by = grammar_state._forced_by
-    monkeypatch.setattr(grammar_state, "_forced_by", count)
-    output: list[int] = []
-    for steps, letter in enumerate("abcd", start=1):
-        output += tokenizer.encode(letter).ids
-        state.take_in(output, 0)
-        assert state.forced(8) == []
-        assert len(tokens_of(state.allowed([])[0])) > 1
-        assert num_asked == steps
-
-
-def test_output_is_consumed_when_something_is_asked(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that taking it in costs the engine's thread nothing."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
-    state = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
-    state.take_in([7, a], 1)
-    assert not state.has_masks([])
-    assert state.forced(0) == []
-    assert state._num_taken == 0
-    state.take_in([7, a, b], 1)
-    assert "d" in {tokenizer.decode([each]) for each in tokens_of(state.allowed([])[0])}
-    assert state._num_taken == 2
-    assert state.has_masks([])
-    assert not state.has_masks([b])
-    # What does not follow the grammar is known when it is asked for.
-    wrong = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
-    wrong.take_in([b], 0)
-    assert wrong.error is not None
-    assert wrong.num_possible([a]) == 0
-    with pytest.raises(InvalidRequestError):
-        wrong.allowed([])

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from tokenizers import Tokenizer
 
-from servicekit.errors import code_number, field_violation
+from servicekit.errors import code_number
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.running_verifier import (
@@ -158,71 +158,6 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert 0 < last.num_accepted_tokens <= len(last.token_ids)
 
 
-async def test_only_a_sequence_with_drafts_gets_a_second_matcher(
-    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[GrammarState] = []
-    init = GrammarState.__init__
-
-    def keep(state: GrammarState, *matchers: Any, **fields: Any) -> None:
-        compiled.append(state)
-        init(state, *matchers, **fields)
-
-    monkeypatch.setattr(GrammarState, "__init__", keep)
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    outputs = []
-    for count in (0, 4):
-        fields = {"num_speculative_tokens": count}
-        await session.open(constrained(f"a{count}", {"regex": "the total of it[0-9]{2}"}, **fields))
-        outputs.append(await finish(session, f"a{count}"))
-    assert outputs[0] == outputs[1]
-    assert [state._draft_matcher is not None for state in compiled] == [False, True]
-
-
-async def test_a_draft_into_what_is_too_complex_costs_no_token(
-    start_verifier: StartVerifier,
-) -> None:
-    """Drafts are cut there; the sequence that does not follow them is not rejected."""
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    x = TOKENIZER.encode("x").ids[0]
-    fields: dict[str, Any] = {
-        "grammar": {"lark": 'start: part~90\npart: /[a-w]/ | "x" /(.*[ab].{50}c){2}/'},
-        # Keeps the output away from what is too complex.
-        "sampling": {"logit_bias": {x: -100.0}, "logprobs": 1},
-    }
-    await session.open(constrained("plain", **fields))
-    expected = await finish(session, "plain")
-    await session.open(constrained("drafted", draft_wait=pb.DRAFT_WAIT_ALWAYS, **fields))
-    draw = random.Random(8)
-    drafted: list[pb.Decided] = []
-    while not drafted or not drafted[-1].finish_reason:
-        drafted.append(await session.wait_decided("drafted", len(drafted) + 1))
-        drafts = [x, *TOKENIZER.encode("".join(draw.choices("abcd ", k=60))).ids]
-        await session.draft("drafted", len(PROMPT) + len(session.output("drafted")), drafts)
-    assert session.output("drafted") == expected
-    # At first they are verified, and rejected; in the end they are too complex.
-    assert max(each.num_draft_tokens for each in drafted) > 10
-    assert drafted[-1].num_draft_tokens == 0
-
-
-async def test_others_in_the_batch_notice_nothing(start_verifier: StartVerifier) -> None:
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    grammar, matches = GRAMMARS["json_schema"]
-    await session.open(make_open("alone"))
-    expected = await session.wait_finished("alone")
-    await session.open(
-        make_open("free"), constrained("a", grammar), make_open("other"), constrained("b", grammar)
-    )
-    assert await session.wait_finished("free") == expected
-    assert await session.wait_finished("other") == expected
-    outputs = [await finish(session, each) for each in "ab"]
-    assert outputs[0] == outputs[1]
-    assert matches(text_of(outputs[0]))
-
-
 async def test_a_resumed_output_goes_on(start_verifier: StartVerifier) -> None:
     running = await start_verifier(allow_structured_output=True)
     session = await running.greeted_session()
@@ -275,22 +210,6 @@ async def test_what_cannot_be_followed_is_refused_by_name(
     await session.wait_finished("other")
 
 
-async def test_a_close_may_overtake_the_grammar(start_verifier: StartVerifier) -> None:
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    opened = constrained("a", {"json_schema": json.dumps(SCHEMA | {"title": "new"})})
-    await session.send(
-        pb.Command(open=opened),
-        pb.Command(open=opened),
-        pb.Command(close=pb.Close(sequence_id="a")),
-    )
-    rejected = await session.wait_rejected()
-    assert (rejected.code, rejected.field) == (INVALID, "sequence_id"), "it is open already"
-    while not any(each.finish_reason for each in session.decided("a")):
-        await session.read()
-    assert session.decided("a")[-1].finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
-
-
 async def test_what_waits_for_its_grammar_counts_as_waiting(
     start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,47 +226,6 @@ async def test_what_waits_for_its_grammar_counts_as_waiting(
     compiled.set_exception(InvalidRequestError("wrong", field="regex"))
     await session.wait_rejected()
     assert (await running.load()).num_waiting == 0
-
-
-async def test_a_close_of_an_id_with_a_second_open_that_waits_for_its_grammar_ends_the_first(
-    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: Future())
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    await session.send(
-        # Without a hint it goes on for ever.
-        pb.Command(open=make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS)),
-        pb.Command(open=constrained("a", {"regex": "a"})),
-        pb.Command(close=pb.Close(sequence_id="a")),
-        pb.Command(open=make_open("after")),
-    )
-    await session.wait_finished("after")
-    load = await running.load()
-    assert load.num_running == load.num_waiting == 0
-
-
-async def test_an_id_that_was_closed_before_its_grammar_was_compiled_is_free(
-    start_verifier: StartVerifier,
-) -> None:
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    grammar, matches = GRAMMARS["regex"]
-    await session.send(
-        pb.Command(open=constrained("a", {"json_schema": json.dumps(SCHEMA)})),
-        pb.Command(close=pb.Close(sequence_id="a")),
-        pb.Command(open=constrained("a", grammar)),
-        pb.Command(update=pb.Update(sequence_id="a", drafting=False)),
-    )
-    while len([each for each in session.decided("a") if each.finish_reason]) < 2:
-        await session.read()
-    assert session.rejected() == []
-    cancelled, *_, last = session.decided("a")
-    assert cancelled.finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
-    assert cancelled.base_length == len(PROMPT)
-    assert not cancelled.token_ids
-    assert last.finish_reason == STOP
-    assert matches(text_of(session.output("a")))
 
 
 async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
@@ -392,38 +270,6 @@ async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
     assert not opened.sequence.drafting
     assert opened.sequence.drafted_by is not None
     assert opened.sequence.drafted_by.address == "127.0.0.1:2"
-
-
-async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wait(
-    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over all sessions; one alone may have more."""
-    compiled: list[Future[GrammarState]] = []
-
-    def hold(*_: object, **__: object) -> Future[GrammarState]:
-        compiled.append(Future())
-        return compiled[-1]
-
-    monkeypatch.setattr(Grammars, "compile", hold)
-    running = await start_verifier(allow_structured_output=True, max_waiting_tokens=100)
-    session, other = await running.greeted_session(), await running.greeted_session()
-    await session.open(constrained("a", {"regex": "a"}, token_ids=PROMPT[:1] * 101))
-    async with asyncio.timeout(PATIENCE_S):
-        while not compiled:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await other.open(constrained("b", {"regex": "a"}, token_ids=PROMPT[:1]))
-    rejected = await other.wait_rejected()
-    assert rejected.code == code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
-    assert rejected.field == f"{NAME}.regex", "there is room for others"
-    assert rejected.retry_after_ms
-    # Once nothing waits, there is room again.
-    await session.send(pb.Command(close=pb.Close(sequence_id="a")))
-    await session.wait_finished("a")
-    await other.open(constrained("b", {"regex": "a"}, token_ids=PROMPT[:1] * 60))
-    await other.open(constrained("c", {"regex": "a"}, token_ids=PROMPT[:1] * 40))
-    await other.open(constrained("d", {"regex": "a"}, token_ids=PROMPT[:1]))
-    assert (await other.wait_rejected(2)).sequence_id == "d"
-    assert len(compiled) == 3
 
 
 async def test_what_waits_to_run_waits_without_a_compiled_grammar(
@@ -487,20 +333,6 @@ async def test_a_session_that_ends_gives_up_the_grammars_that_wait(
             await asyncio.sleep(0.01)
 
 
-async def test_a_session_that_ends_leaves_no_grammar_behind(
-    start_verifier: StartVerifier,
-) -> None:
-    running: RunningVerifier = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    grammar = {"json_schema": json.dumps(SCHEMA | {"title": "another"})}
-    await session.open(*(constrained(str(index), grammar) for index in range(20)))
-    session.call.cancel()
-    async with asyncio.timeout(PATIENCE_S):
-        while running.verifier.servicer._sessions:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await running.idle()
-
-
 async def test_without_the_operators_leave_it_is_refused_by_name(
     start_verifier: StartVerifier,
 ) -> None:
@@ -523,37 +355,3 @@ async def test_a_drain_waits_for_grammars(start_verifier: StartVerifier) -> None
     ends = [event.decided.sequence_id for event in session.events if event.decided.finish_reason]
     refused = [event.rejected.sequence_id for event in session.events if event.HasField("rejected")]
     assert sorted(ends + refused, key=int) == [str(n) for n in range(20)]
-
-
-async def test_a_drain_does_not_end_before_a_grammar_that_takes_long(
-    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: Future[GrammarState] = Future()
-    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: compiled)
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    await session.open(constrained("a", {"regex": "a"}))
-    async with asyncio.timeout(PATIENCE_S):
-        await until_one_waits(running)
-        draining = asyncio.create_task(running.verifier.servicer.drain())
-        await asyncio.sleep(0.05)
-        assert not draining.done()
-        compiled.set_exception(InvalidRequestError("wrong", field="regex"))
-        await session.wait_rejected()
-        await draining
-
-
-async def test_scores_are_those_of_free_text(start_verifier: StartVerifier) -> None:
-    running = await start_verifier(allow_structured_output=True)
-    request = pb.ScoreRequest(
-        sequences=[pb.ScoreSequence(token_ids=PROMPT)],
-        sampling=sampling_pb2.SamplingParams(
-            structured_output=sampling_pb2.StructuredOutput(regex="a")
-        ),
-    )
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await running.stub.Score(request)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    violation = field_violation(caught.value)
-    assert violation is not None
-    assert violation[0] == NAME

@@ -167,16 +167,6 @@ def test_a_process_that_cannot_start_refuses_by_name(monkeypatch: pytest.MonkeyP
         assert caught.value.retry_after_ms
 
 
-def test_nothing_runs_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(processes_of(os.getpid()))
-    with opened(monkeypatch, Bounds(cpu_s=PATIENCE_S, elapsed_s=PATIENCE_S)) as grammars:
-        held = [grammars.compile(regex(each)) for each in ("spin", "sleep")]
-        while len(set(processes_of(os.getpid())) - before) < 2:
-            time.sleep(0.001)
-    assert set(processes_of(os.getpid())) <= before
-    assert all(each.cancelled() or each.exception() for each in held)
-
-
 @pytest.mark.parametrize("text", ["spin", "sleep", "a"])
 def test_nothing_runs_after_a_verifier_was_killed(text: str) -> None:
     script = f"""

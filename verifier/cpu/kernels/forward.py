@@ -61,7 +61,7 @@ def forward(
         _multiply_rows(linear, model, step, layer.qkv, model.normed, model.hidden_row, model.qkv,
                        model.qkv_row, mark)  # fmt: skip
         mark += MARK_BYTES
-        _turn_and_store(other, model, step, layer, mark)
+        _rotate_and_store(other, model, step, layer, mark)
         mark += MARK_BYTES
         _attend(other, model, step, layer, thread, mark)
         mark += MARK_BYTES
@@ -104,8 +104,8 @@ def _begin(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
                 model.embedding_scale,
             )  # fmt: skip
             for rotary in range(model.num_rotaries):
-                cos = model.turns + (rotary * step.num_tokens + t) * 2 * pairs_bytes
-                rows.turns(
+                cos = model.cos_sin + (rotary * step.num_tokens + t) * 2 * pairs_bytes
+                rows.cos_sin(
                     cos, cos + pairs_bytes, load_i64(step.positions + 8 * t),
                     model.inv_freq + rotary * pairs_bytes, model.num_pairs,
                     rows.load_f32(model.rotary_scaling + 4 * rotary),
@@ -203,8 +203,10 @@ def _update_hidden(
 
 
 @kernel
-def _turn_and_store(other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
-    """Norms and turns the heads of queries and keys; writes K/V to the cache."""
+def _rotate_and_store(
+    other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
+) -> None:
+    """Norms and rotates the heads of queries and keys; writes K/V to the cache."""
     num_items = _num_row_items(step)
     group = model.num_heads // model.num_kv_heads
     head_bytes = 4 * model.head_dim
@@ -215,7 +217,7 @@ def _turn_and_store(other: npt.NDArray[Any], model: Any, step: Any, layer: Any, 
         if item >= num_items:
             break
         for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
-            cos = model.turns + (layer.rotary * step.num_tokens + t) * 2 * pairs_bytes
+            cos = model.cos_sin + (layer.rotary * step.num_tokens + t) * 2 * pairs_bytes
             sin = cos + pairs_bytes
             own = model.qkv + t * model.qkv_row
             for head in range(model.num_heads):

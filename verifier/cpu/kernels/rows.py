@@ -128,7 +128,7 @@ def norm(out: int, x: int, weight: int, size: int, eps: Any) -> None:
 
 
 @kernel
-def turns(cos: int, sin: int, position: int, inv_freq: int, num_pairs: int, scaling: Any) -> None:
+def cos_sin(cos: int, sin: int, position: int, inv_freq: int, num_pairs: int, scaling: Any) -> None:
     """Cos and sin [num_pairs] of a rotary embedding at a position."""
     for i in range(num_pairs):
         # As transformers: the angle is rounded to float32.
@@ -139,7 +139,7 @@ def turns(cos: int, sin: int, position: int, inv_freq: int, num_pairs: int, scal
 
 @kernel
 def rotate(out: int, x: int, cos: int, sin: int, num_pairs: int, size: int) -> None:
-    """A head [size], its first `num_pairs` dimensions turned with the `num_pairs` that follow.
+    """A head [size], its first `num_pairs` dimensions rotated with the `num_pairs` that follow.
     `out` must not overlap `x`.
     """
     half = 4 * num_pairs

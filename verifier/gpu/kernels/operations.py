@@ -114,7 +114,7 @@ class TritonOperations:
     def rotate_and_store(
         self,
         qkv: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         *,
         eps: float,
@@ -130,7 +130,7 @@ class TritonOperations:
             rotate_and_store_kernel[(num_tokens, all_heads)](
                 qkv,
                 rotated,
-                turns,
+                cos_sin,
                 head_norms,
                 slot_mapping,
                 keys,
@@ -140,7 +140,7 @@ class TritonOperations:
                 all_heads - 2 * num_kv_heads,
                 num_kv_heads,
                 head_dim,
-                turns.shape[2],
+                cos_sin.shape[2],
                 HAS_NORMS=head_norms is not None,
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,

@@ -9,8 +9,8 @@ from verifier.gpu.kernels.overlapping_kernels import wait_for_kernel_before
 @triton.jit
 def rotate_and_store_kernel(
     qkv,  # [T, heads, head_dim]: query heads, key heads, value heads
-    rotated,  # as qkv, written; another memory, since programs read what they turn twice
-    turns,  # [T, 2, num_pairs] float32: cosines, sines
+    rotated,  # as qkv, written; another memory, since programs read what they rotate twice
+    cos_sin,  # [T, 2, num_pairs] float32: cosines, sines
     head_norms,  # [2, head_dim] float32, if HAS_NORMS
     slot_mapping,  # [T] int64; rows with a slot under zero are not stored
     keys,  # [num_slots, num_kv_heads, head_dim], written
@@ -33,18 +33,18 @@ def rotate_and_store_kernel(
     start = (token * (num_heads + 2 * num_kv_heads) + head) * head_dim
     own = tl.load(qkv + start + at, mask=inside, other=0.0).to(tl.float32)
     if head < num_heads + num_kv_heads:
-        turns_at = at < 2 * num_pairs
+        is_rotated = at < 2 * num_pairs
         is_first = at < num_pairs
         partner_at = tl.where(is_first, at + num_pairs, at - num_pairs)
-        partner = tl.load(qkv + start + partner_at, mask=turns_at, other=0.0).to(tl.float32)
+        partner = tl.load(qkv + start + partner_at, mask=is_rotated, other=0.0).to(tl.float32)
         if HAS_NORMS:
             weight = head_norms + (head >= num_heads).to(tl.int32) * head_dim
             factor = tl.rsqrt(tl.sum(own * own, axis=0) / head_dim + eps)
             own = own * factor * tl.load(weight + at, mask=inside, other=0.0)
-            partner = partner * factor * tl.load(weight + partner_at, mask=turns_at, other=0.0)
-        turn = turns + token * 2 * num_pairs + tl.where(is_first, at, at - num_pairs)
-        cos = tl.load(turn, mask=turns_at, other=1.0)
-        sin = tl.load(turn + num_pairs, mask=turns_at, other=0.0)
+            partner = partner * factor * tl.load(weight + partner_at, mask=is_rotated, other=0.0)
+        pair = cos_sin + token * 2 * num_pairs + tl.where(is_first, at, at - num_pairs)
+        cos = tl.load(pair, mask=is_rotated, other=1.0)
+        sin = tl.load(pair + num_pairs, mask=is_rotated, other=0.0)
         own = own * cos + tl.where(is_first, -partner, partner) * sin
     result = own.to(rotated.dtype.element_ty)
     if head >= num_heads:

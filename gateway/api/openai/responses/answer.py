@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from gateway.api.openai.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.responses.schema import FunctionChoice, ResponsesRequest
-from gateway.api.openai.usage import UsageTotal
+from gateway.api.openai.writing.answers import MAX_ANSWER_BYTES, Part, ToolCallDelta
+from gateway.api.openai.writing.usage import UsageTotal
 from tandem.values import FinishReason, SamplingParams
 
 _STATUS = {

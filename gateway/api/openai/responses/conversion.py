@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.reading import message_schema, schema
 from gateway.api.openai.responses.schema import (
     FunctionChoice,
     FunctionTool,
@@ -81,7 +81,7 @@ def renamed(error: ApiError) -> ApiError:
     )
 
 
-def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
+def _messages(parsed: ResponsesRequest) -> list[message_schema.Message]:
     given: list[dict[str, Any]] = []
     if parsed.instructions is not None:
         given.append({"role": "system", "content": parsed.instructions})
@@ -118,22 +118,24 @@ def _messages(parsed: ResponsesRequest) -> list[schema.Message]:
                     given.append({"role": "assistant"})
                 takes = "calls"
                 given[-1].setdefault("tool_calls", []).append(_call(item))
-    return [schema.Message.model_construct(**each) for each in given]
+    return [message_schema.Message.model_construct(**each) for each in given]
 
 
-def _call(item: InputCall) -> schema.EarlierToolCall:
-    return schema.EarlierToolCall.model_construct(
+def _call(item: InputCall) -> message_schema.EarlierToolCall:
+    return message_schema.EarlierToolCall.model_construct(
         id=item.call_id,
         type="function",
-        function=schema.EarlierFunction.model_construct(name=item.name, arguments=item.arguments),
+        function=message_schema.EarlierFunction.model_construct(
+            name=item.name, arguments=item.arguments
+        ),
     )
 
 
-def _text(content: str | Sequence[InputText | schema.RefusalPart]) -> str:
+def _text(content: str | Sequence[InputText | message_schema.RefusalPart]) -> str:
     return content if isinstance(content, str) else "\n".join([part.text for part in content])
 
 
-def _tool(tool: FunctionTool) -> schema.Tool:
+def _tool(tool: FunctionTool) -> message_schema.Tool:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -141,14 +143,14 @@ def _tool(tool: FunctionTool) -> schema.Tool:
         function["parameters"] = tool.parameters
     if tool.output_schema is not None:
         function["output_schema"] = tool.output_schema
-    return schema.Tool.model_construct(type="function", function=function)
+    return message_schema.Tool.model_construct(type="function", function=function)
 
 
 def _tool_choice(choice: str | FunctionChoice | None) -> Any:
     if not isinstance(choice, FunctionChoice):
         return choice
-    return schema.NamedToolChoice.model_construct(
-        type="function", function=schema.NamedFunction.model_construct(name=choice.name)
+    return message_schema.NamedToolChoice.model_construct(
+        type="function", function=message_schema.NamedFunction.model_construct(name=choice.name)
     )
 
 

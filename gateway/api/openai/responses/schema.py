@@ -1,7 +1,7 @@
 """The form of requests for `/v1/responses`.
 
-As in `gateway/api/openai/schema.py`, a field that is marked `UNSUPPORTED` accepts only the value
-that asks for nothing.
+As in `reading/schema.py`, a field that is marked `UNSUPPORTED` accepts only the value that asks for
+nothing.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,25 +10,29 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway.api.openai.schema import (
-    MAX_LOGPROBS,
-    MAX_MESSAGES,
+from gateway.api.openai.reading.forms import (
+    UNSUPPORTED,
+    NotRead,
+    RequestPart,
+    of_kind,
+    one_of,
+    text_or_list,
+)
+from gateway.api.openai.reading.message_schema import (
     MAX_PARTS,
     MAX_TOOLS,
-    UNSUPPORTED,
+    RefusalPart,
+    part_kind,
+    text_or_named,
+)
+from gateway.api.openai.reading.schema import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
     CommonRequest,
     JsonObjectFormat,
     JsonSchema,
-    NotRead,
     ReasoningEffort,
-    RefusalPart,
-    RequestPart,
     TextFormat,
-    of_kind,
-    one_of,
-    part_kind,
-    text_or_list,
-    text_or_named,
 )
 from tandem.declared import MAX_UINT32
 

@@ -1,0 +1,49 @@
+"""The parts of an output, and what is told apart in it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.text.output.tool_call_form import ToolCallForm
+from gateway.text.output.tool_call_reader import CallDelta
+from gateway.text.reasoning import Reasoning
+
+
+class ReasoningText(NamedTuple):
+    """Some of a model's reasoning."""
+
+    text: str
+
+
+#: A text is of the answer.
+Piece = str | ReasoningText | CallDelta
+
+
+class Read(NamedTuple):
+    """What became final with a token's text.
+
+    Attributes:
+        pieces: in the output's order.
+        num_reasoning_tokens: tokens, this one among them or not, that it has become known to be
+            of reasoning.
+        begins_in_call: whether the token came within a call.
+    """
+
+    pieces: Sequence[Piece]
+    num_reasoning_tokens: int = 0
+    begins_in_call: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is told apart in an output; by default, nothing.
+
+    Attributes:
+        reasoning: where the prompt leaves the model's reasoning.
+        form: in which calls are written; None: they stay text.
+        tool_names: of the tools that may be called; empty: calls stay text.
+    """
+
+    reasoning: Reasoning = Reasoning.NONE
+    form: ToolCallForm | None = None
+    tool_names: frozenset[str] = frozenset()

@@ -1,0 +1,37 @@
+"""Tool calls in a text of which nothing else is told apart: no reasoning, no stop strings.
+
+For programs that read calls in texts of their own; requests are read by `output_reader.py`.
+"""
+
+from collections.abc import Collection
+
+from gateway.text.output.output_reader import OutputReader
+from gateway.text.output.parts import Reading
+from gateway.text.output.stop_strings import StopStrings
+from gateway.text.output.tool_call_form import ToolCallForm, form_of_template
+
+__all__ = ["HermesParser", "Llama3Parser", "ToolCallForm", "ToolCallParser", "form_of_template"]
+
+
+class ToolCallParser(OutputReader):
+    """Finds the calls of one text."""
+
+    def __init__(self, form: ToolCallForm, names: Collection[str]) -> None:
+        """Args:
+        names: of the tools that may be called.
+        """
+        super().__init__(Reading(form=form, tool_names=frozenset(names)), StopStrings())
+
+
+class HermesParser(ToolCallParser):
+    """Calls between tags; an object or a list of them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(ToolCallForm.HERMES, names)
+
+
+class Llama3Parser(ToolCallParser):
+    """A text that begins with calls, divided by semicolons."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(ToolCallForm.LLAMA3_JSON, names)

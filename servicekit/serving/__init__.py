@@ -1,0 +1,1 @@
+"""A server process: its ports, health, signals, drain and end."""

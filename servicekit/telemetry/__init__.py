@@ -1,0 +1,1 @@
+"""Metrics for Prometheus, and spans of OpenTelemetry where it is on."""

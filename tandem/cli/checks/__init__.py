@@ -1,0 +1,1 @@
+"""What `tandem doctor` looks at, on this machine and at a gateway."""

@@ -1,0 +1,1 @@
+"""How calls reach a server: channels that follow certificates, and what follows a failure."""
