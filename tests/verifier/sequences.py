@@ -22,6 +22,7 @@ def make_sequence(num_prompt_tokens: int = 4, *, num_output_tokens: int = 8, **f
         "token_ids": token_ids,
         "prompt_length": len(token_ids),
         "max_length": len(token_ids) + num_output_tokens,
+        "max_new_tokens": num_output_tokens,
         "sampling": Sampling(),
         "stop_token_ids": frozenset(),
         "draft_wait": DraftWait.NEVER,

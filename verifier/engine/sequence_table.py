@@ -32,6 +32,7 @@ from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import OpenSequence, Sequence
 
+_REQUESTED = tuple(each.name for each in dataclasses.fields(OpenSequence))
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
 # Times as much room in the queue for what goes on as for what is new: a client has read the
@@ -112,29 +113,16 @@ class SequenceTable:
         except RequestError as error:
             self.refuse(command, error)
             return
+        requested = {name: getattr(opened, name) for name in _REQUESTED}
         sequence = Sequence(
-            sequence_id=opened.sequence_id,
+            **(requested | {"token_ids": list(opened.token_ids)}),
             session_id=command.session_id,
-            token_ids=list(opened.token_ids),
-            prompt_length=opened.prompt_length,
             max_length=self._max_length(opened),
-            sampling=opened.sampling,
-            stop_token_ids=opened.stop_token_ids,
-            draft_wait=opened.draft_wait,
-            drafting=opened.drafting,
-            num_speculative_tokens=opened.num_speculative_tokens,
-            cache_salt=opened.cache_salt,
-            tenant_weight=opened.tenant_weight,
-            priority=opened.priority,
-            tokens_per_match=opened.tokens_per_match,
-            scoring=opened.scoring,
-            grammar=opened.grammar,
-            rows_to_score=opened.rows_to_score,
+            rows_to_score=opened.requested_rows,
             hint_log=HintLog() if opened.trace else None,
             hint_record=self._useless_hints.begin(),
         )
         if opened.drafted_by is not None:
-            sequence.drafted_by = opened.drafted_by
             self._drafters.move(sequence, opened.drafted_by)
         self._scheduler.add(sequence)
         self._sequences[command.session_id, opened.sequence_id] = sequence

@@ -47,7 +47,7 @@ class Scoring:
     keeps_hidden_states: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OpenSequence:
     """A validated request to start a sequence. `verifier.proto`'s Open documents the fields."""
 
@@ -64,11 +64,13 @@ class OpenSequence:
     cache_salt: str = ""
     # Of those with this salt, a tenant's, when tenants take turns.
     tenant_weight: int = 1
+    # Higher first; within one priority tenants take turns, each in order of arrival.
     priority: int = 0
+    # Limits the drafts of a hint per token of its match; 0: no such limit.
     tokens_per_match: int = 0
     # Whether an event describes every step of the sequence.
     trace: bool = False
-    # None: drafts come from the session.
+    # Who drafts, by which matching policy. None: drafts come from the session.
     drafted_by: DraftedBy | None = None
     # None: the sequence is continued.
     scoring: Scoring | None = None
@@ -81,7 +83,7 @@ class OpenSequence:
         return self.scoring is None and len(self.token_ids) > self.prompt_length
 
     @property
-    def rows_to_score(self) -> range:
+    def requested_rows(self) -> range:
         """Positions of the tokens whose rows are scored. Logprobs of the first output token are
         not among them: they come with that token.
         """
@@ -94,39 +96,23 @@ class OpenSequence:
 
 # Compared by identity: two sequences with equal values are still two.
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
-    """Owned by the engine thread.
+class Sequence(OpenSequence):
+    """One that was opened. Owned by the engine thread.
 
     Invariants: `token_ids` never holds an unverified draft; K/V of the first
     `num_computed_tokens` tokens is valid; a running sequence's `block_table` covers them, a
     waiting one's is empty.
     """
 
-    sequence_id: str
     session_id: int
-    token_ids: list[int]
-    prompt_length: int
     # The length at which generation ends, by max_new_tokens or the model's limit.
     max_length: int
-    sampling: Sampling
-    stop_token_ids: frozenset[int]
-    draft_wait: DraftWait
-    drafting: bool
-    num_speculative_tokens: int
-    # Sequences share cached blocks only with equal salts.
-    cache_salt: str = ""
-    tenant_weight: int = 1
-    # Limits the drafts of a hint per token of its match; 0: no such limit.
-    tokens_per_match: int = 0
-    # Higher first; within one priority tenants take turns, each in order of arrival (the
-    # scheduler's count).
-    priority: int = 0
+    # The scheduler's count.
     arrival: int = 0
     # The turn by which it last began to run, counted by changes of the tenant.
     turn: int = 0
     is_running: bool = False
     is_preempted: bool = False
-    scoring: Scoring | None = None
     # Positions whose logprobs are not yet reported. Reported ones leave the range, so that a
     # sequence that is preempted and recomputed reports none twice.
     rows_to_score: range = range(0)
@@ -145,13 +131,10 @@ class Sequence:
     num_entered_blocks: int = 0
     # The hint length last requested. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
-    # Who drafts, by which matching policy; and that drafter, unless it takes no tokens of this
-    # sequence.
-    drafted_by: DraftedBy | None = None
+    # The drafter of `drafted_by`, unless it takes no tokens of this sequence.
     drafter: AnswersHints | None = None
     # The drafter that took no more tokens of it; "": none has.
     refused_by: str = ""
-    grammar: GrammarState | None = None
     # Made when the first token is sampled, if logits are adjusted.
     adjustments: Adjustments | None = None
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
