@@ -27,6 +27,7 @@ from gateway.peers.outbox import Outbox
 from gateway.peers.verifier_load import VerifierLoad
 from servicekit.channels.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
+from tandem.declared import FieldError
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 # Closed sequences whose last event is awaited: the verifier answers each Close, so there are few.
@@ -258,15 +259,15 @@ class VerifierLink:
         num_opens = 0
         while num_opens < _MAX_OPENS and (command := self._outbox.next_open) is not None:
             if self._encoded_open is None or self._encoded_open[0] is not command:
-                self._encoded_open = command, wire.open_to_proto(command)
+                try:
+                    self._encoded_open = command, wire.open_to_proto(command)
+                except FieldError as error:
+                    self._refuse(command, InvalidRequestError(error.reason, field=error.field))
+                    continue
             message = self._encoded_open[1]
             open_bytes = message.ByteSize()
             if open_bytes > MAX_OPEN_BYTES:
-                self._outbox.remove_open(command)
-                del self.load.prompts[command.sequence_id]
-                self._listener.on_unsendable(
-                    self, command.sequence_id, _too_large(message, open_bytes)
-                )
+                self._refuse(command, _too_large(message, open_bytes))
                 continue
             num_bytes += open_bytes + 2 * FIELD_BYTES
             if request is None:
@@ -279,6 +280,12 @@ class VerifierLink:
         if self._outbox.next_open is None:
             self._encoded_open = None
         return request
+
+    def _refuse(self, command: OpenCommand, error: InvalidRequestError) -> None:
+        """The Open cannot be sent: its sequence ends, and no other."""
+        self._outbox.remove_open(command)
+        del self.load.prompts[command.sequence_id]
+        self._listener.on_unsendable(self, command.sequence_id, error)
 
     def on_unreachable(self, reason: str) -> None:
         """PeerHandler."""

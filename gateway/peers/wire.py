@@ -106,7 +106,11 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
 
 
 def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
-    """Starts a sequence."""
+    """Starts a sequence.
+
+    Raises:
+        FieldError: a value cannot be written.
+    """
     request = command.request
     message = verifier_pb2.Open(
         sequence_id=command.sequence_id,
@@ -127,7 +131,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         trace=request.trace,
         trace_parent=request.trace_parent,
     )
-    set_message(message.sampling, command.sampling)
+    set_message(message.sampling, command.sampling, path="sampling.")
     message.sampling.seed = command.seed
     if request.wants_drafts:
         # It may get a drafter later, if there is none now.

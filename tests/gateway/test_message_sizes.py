@@ -1,5 +1,6 @@
 """No request makes a message to a verifier larger than its limit."""
 
+import dataclasses
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.peers.verifier_link import VerifierLink
 from servicekit.logs import Logger
 from tandem.v1 import verifier_pb2
-from tandem.values import Keep, NgramParams, SamplingParams
+from tandem.values import Keep, NgramParams, SamplingParams, StructuredOutput
 from tests.gateway.factories import make_open
 
 MAX_ID = (1 << 32) - 1
@@ -120,6 +121,20 @@ async def test_messages_to_a_verifier_are_sized_by_their_bytes(link: VerifierLin
     assert len(sequences_of(messages, "update")) == 4000
     assert len(sequences_of(messages, "close")) == 4000
     assert len(messages) < 100, "small ones share a message"
+
+
+async def test_an_open_that_cannot_be_written_ends_alone(link: VerifierLink) -> None:
+    """Its request should have been refused before."""
+    good = opening(0)
+    unwritable = dataclasses.replace(good.sampling, structured_output=StructuredOutput())
+    link.open(dataclasses.replace(opening(1), sampling=unwritable))
+    link.open(good)
+    assert sequences_of(messages_of(link), "open") == [good.sequence_id]
+    listener = link._listener
+    assert isinstance(listener, RefusalListener)
+    assert [(key, error.field) for key, error in listener.refused.items()] == [
+        (sequence_id(1), "sampling.structured_output")
+    ]
 
 
 @pytest.mark.parametrize(
