@@ -47,7 +47,8 @@ class Scoring:
     keeps_hidden_states: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+# Compared by identity: two sequences with equal values are still two.
+@dataclass(slots=True, kw_only=True, eq=False)
 class OpenSequence:
     """A validated request to start a sequence. `verifier.proto`'s Open documents the fields."""
 
@@ -94,7 +95,6 @@ class OpenSequence:
         return range(self.prompt_length - 1) if has_rows else range(0)
 
 
-# Compared by identity: two sequences with equal values are still two.
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence(OpenSequence):
     """One that was opened. Owned by the engine thread.
