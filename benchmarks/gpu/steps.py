@@ -24,7 +24,7 @@ VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
 KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
 LONG_DRAFTS = 31
-_LONG_BLOCK_SIZE = 16
+_SMALLEST_BLOCK = 16
 # Of a step: block tables of sequences of other lengths have other ids.
 _MOST_SEQUENCES = 1000
 
@@ -94,8 +94,7 @@ async def measure_long(bench: Bench) -> AsyncIterator[Measure]:
     _, loaded = bench.loaded(
         shape,
         max_model_len=size.long_model_len,
-        block_size=_LONG_BLOCK_SIZE,
-        num_kv_blocks=size.long_model_len // _LONG_BLOCK_SIZE,
+        num_kv_blocks=size.long_model_len // _SMALLEST_BLOCK,
     )
     served = loaded.served
     for batch, num_drafts in batches.items():
