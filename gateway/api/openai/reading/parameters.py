@@ -43,7 +43,7 @@ def fields_of(kind: type[Any], limits: MessageLimits) -> dict[str, Any]:
     return {
         each.http_name: (
             _type(each, limits) | None,
-            Field(default=None, description=_description(each)),
+            Field(default=None, description="Extension: " * each.is_extension + each.help),
         )
         for each in declared(kind)
         if each.http_name
@@ -59,10 +59,6 @@ def values_of(kind: type[Any], parsed: pydantic.BaseModel | None) -> dict[str, A
             within_range = _WITHIN_RANGE.get(each.name)
             values[each.name] = value if within_range is None else within_range(value)
     return values
-
-
-def _description(parameter: Parameter) -> str:
-    return f"Extension: {parameter.help}" if parameter.is_extension else parameter.help
 
 
 def _type(parameter: Parameter, limits: MessageLimits) -> Any:
