@@ -42,7 +42,7 @@ from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend, scratch_bytes
 from verifier.cpu.kernels.products import multiply
 from verifier.cpu.kernels.tiles import TABLE_PADDING
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.weights import DecoderWeights
 
 PRODUCTS = ((256, 1536), (768, 256), (1024, 4096), (2048, 6144))

@@ -24,7 +24,7 @@ from verifier.checkpoint.model_config import DTYPES
 from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.kernels.forward import forward
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.records import LAYER, MODEL, STEP
 from verifier.drafters import wire as drafters
 from verifier.drafts.depth_policy import DepthPolicy

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.text.output.output_reader import OutputReader
 from gateway.text.output.parts import Read
 from gateway.text.output.tool_call_reader import CallDelta
-from gateway.text.output.tool_calls import (
+from gateway.text.tool_calls import (
     HermesParser,
     Llama3Parser,
     ToolCallForm,

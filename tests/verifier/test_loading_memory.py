@@ -62,7 +62,7 @@ import torch
 from tests.verifier.test_loading_memory import SecondOfTwo
 from verifier.config import VerifierConfig
 from verifier.checkpoint.description import describe_decoder
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.gpu import loading
 from verifier.transformers_model.checkpoint import load_checkpoint
 from verifier.model.model_part import load_part

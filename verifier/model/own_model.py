@@ -21,7 +21,7 @@ from verifier.checkpoint.refusals import NotServedError
 from verifier.checkpoint.weight_types import WeightType
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.numerics_digest import numerics_digest
 from verifier.cpu.processor import TILES, unsupported_reason
 from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes

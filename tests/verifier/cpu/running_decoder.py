@@ -16,7 +16,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.weight_types import FloatArray
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.weights import DecoderWeights
 
 Array = npt.NDArray[Any]

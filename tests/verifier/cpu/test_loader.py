@@ -28,7 +28,7 @@ from tests.verifier.cpu.running_decoder import load
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.weight_types import WeightType
-from verifier.cpu.loading import load_weights
+from verifier.cpu.loading.loader import load_weights
 from verifier.transformers_model.checkpoint import load_checkpoint
 from verifier.transformers_model.fp8_weights import quantise_linear_layers
 
