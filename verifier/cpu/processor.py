@@ -35,7 +35,7 @@ class Tiles:
 # 32 registers of 16 floats.
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2))
 # 16 registers of 8 floats.
-AVX2 = Tiles("avx2", (4, 2, 2, 1, 1, 1))
+AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1))
 # 32 registers of 4 floats. By reading only: it has not run.
 NEON = Tiles("neon", (4, 2, 2, 1, 1, 1))
 

@@ -15,8 +15,10 @@ from verifier.cpu.processor import TILES
 
 _MAX_ROWS = TILES.max_rows
 _NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS + 1))
-# Inputs that a block of rows and of weights has in the caches while several tiles use them.
+# Of many tiles, the inputs are cut into pieces, so that a piece of rows and weights stays in the
+# caches while all tiles use it. Few tiles fit as they are, and uncut weights are read ahead.
 _DEPTH_AT_ONCE = 256
+_MAX_UNCUT_TILES = 8
 
 
 @kernel
@@ -49,7 +51,7 @@ def multiply(
     num_larger = num_rows - least * num_tiles
     most = least + (1 if num_larger else 0)
     width = _NUM_BLOCKS[most]
-    at_once = depth if num_tiles == 1 else _DEPTH_AT_ONCE
+    at_once = depth if num_tiles <= _MAX_UNCUT_TILES else _DEPTH_AT_ONCE
     k = 0
     while k < depth:
         inputs = min(at_once, depth - k)
