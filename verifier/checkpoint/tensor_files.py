@@ -284,12 +284,22 @@ def _stored(name: str, entry: Any, path: Path, *, data_start: int) -> StoredTens
 
 
 def pieces(
-    files: TensorFiles, tensor: StoredTensor, first_row: int, num_rows: int
+    files: TensorFiles,
+    tensor: StoredTensor,
+    first_row: int,
+    num_rows: int,
+    *,
+    as_stored: bool = False,
 ) -> Iterator[tuple[int, BitsArray]]:
-    """Rows of a tensor [N, K] in pieces [rows, K], each with its offset, a multiple of 16."""
+    """Rows of a tensor [N, K] in pieces, each with its offset, a multiple of 16.
+
+    Args:
+        as_stored: whether rows are bytes as in the file [n, bytes of a row], not values [n, K].
+    """
     row_bytes = max(1, (tensor.end - tensor.start) // max(1, tensor.shape[0]))
     step = max(1, _PIECE_BYTES // row_bytes // LANES) * LANES
     for start in range(0, num_rows, step):
         count = min(step, num_rows - start)
-        yield start, files.rows(tensor, first_row + start, count)
+        read = files.stored_rows if as_stored else files.rows
+        yield start, read(tensor, first_row + start, count)
         files.forget(tensor, first_row + start, count)

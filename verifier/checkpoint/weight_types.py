@@ -24,6 +24,8 @@ class WeightType(enum.Enum):
     BFLOAT16 = np.uint16
     FLOAT16 = np.int16
     FP8 = np.uint8  # e4m3fn
+    # Each weight in its own type of `group_formats`, or float32.
+    GROUPS = np.int8
 
 
 class Activation(enum.IntEnum):

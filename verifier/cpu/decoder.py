@@ -14,6 +14,8 @@ from verifier.batch.host_step import SampledOnHost
 from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
 from verifier.cpu.kernels.attention import scratch_bytes
 from verifier.cpu.kernels.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
+from verifier.cpu.kernels.group_tiles import NUMBERS, PLAIN, rounded_row_bytes
+from verifier.cpu.kernels.products import PART_BYTES
 from verifier.cpu.kernels.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
 from verifier.cpu.kernels.tiles import FP8_FACTOR
 from verifier.cpu.layout_checks import Limits, describe_step
@@ -176,9 +178,13 @@ class CpuDecoder(SampledOnHost):
         model["num_layers"] = len(layers)
         model["largest_kv"] = LARGEST_KV[weights.other_type]
         model["activation"] = weights.activation
-        embeddings = weights.head.blocks if weights.embeddings is None else weights.embeddings
-        model["embeddings"] = self._address(embeddings)
-        model["embeddings_are_packed"] = weights.embeddings is None
+        embeddings = weights.head if weights.embeddings is None else weights.embeddings
+        model["embeddings_are_packed"] = isinstance(embeddings, Matrix)
+        model["embeddings"] = (
+            self._matrix(embeddings)["weights"]
+            if isinstance(embeddings, Matrix)
+            else self._address(embeddings)
+        )
         model["final_norm"] = self._address(weights.final_norm)
         model["head"] = self._matrix(weights.head)
         model["num_rotaries"], model["num_pairs"] = len(weights.rotaries), num_pairs
@@ -188,14 +194,14 @@ class CpuDecoder(SampledOnHost):
         if experts is not None:
             num_choices = max_num_tokens * experts.num_per_token
             num_inner_rows = num_choices
-            model["num_experts"] = len(experts.gate_up.blocks)
+            model["num_experts"] = experts.num_experts
             model["num_experts_per_token"] = experts.num_per_token
             model["normalises_experts"] = experts.normalises
             model["routing"] = self._buffer(max_num_tokens, experts.router.num_blocks * LANES)
             model["routing_row"] = _stride(experts.router.num_blocks * LANES) * 4
             model["chosen"] = self._buffer(num_choices, 4)
             model["chosen_weights"] = self._buffer(num_choices, 1)
-            model["expert_starts"] = self._buffer(len(experts.gate_up.blocks) + 1, 2)
+            model["expert_starts"] = self._buffer(experts.num_experts + 1, 2)
             model["expert_rows"] = self._buffer(num_choices, weights.hidden_size)
             model["expert_updates"] = self._buffer(num_choices, weights.hidden_size)
         qkv_size = (weights.num_heads + 2 * weights.num_kv_heads) * weights.head_dim
@@ -214,6 +220,10 @@ class CpuDecoder(SampledOnHost):
         ):
             model[name] = self._buffer(num_rows, size)
             model[f"{name}_row"] = _stride(size) * 4
+        if weights.linear_type is WeightType.GROUPS:
+            floats = _stride(rounded_row_bytes(_deepest(weights)) // 4)
+            model["rounded"] = self._address(np.zeros((num_inner_rows, floats), np.float32))
+            model["rounded_row"] = 4 * floats
         model["queries"] = self._buffer(max_num_tokens, attended_size)
         model["cos_sin"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
         group = weights.num_heads // weights.num_kv_heads
@@ -233,7 +243,10 @@ class CpuDecoder(SampledOnHost):
             scales = matrix.scales
             if scales is not None and self._weights.linear_type is WeightType.FP8:
                 scales = scales * np.float32(FP8_FACTOR)
-            record["weights"] = self._address(matrix.blocks)
+            in_groups = self._weights.linear_type is WeightType.GROUPS
+            weights = _parts_table(matrix) if in_groups else matrix.blocks
+            self._kept += [part.blocks for part in matrix.parts]
+            record["weights"], record["num_parts"] = self._address(weights), len(matrix.parts)
             record["depth"], record["num_blocks"] = matrix.depth, matrix.num_blocks
             record["scales"] = self._address(scales)
             record["bias"] = self._address(matrix.bias)
@@ -252,8 +265,32 @@ class CpuDecoder(SampledOnHost):
         return self._address(np.zeros((num_rows, _stride(size)), dtype=np.float32))
 
 
+def _deepest(weights: DecoderWeights) -> int:
+    """Inputs of the deepest product."""
+    depths = [weights.hidden_size, weights.num_heads * weights.head_dim]
+    for layer in weights.layers:
+        source: Any = layer if layer.experts is None else layer.experts
+        depths.append(source.down.depth)
+    return max(depths)
+
+
 def _gate_ups(layer: Any) -> list[Matrix]:
     return [m for m in (layer.gate_up, layer.experts and layer.experts.gate_up) if m is not None]
+
+
+def _parts_table(matrix: Matrix) -> npt.NDArray[np.int64]:
+    """A table of parts as `kernels.products` reads it, of experts one after another."""
+    ends = np.cumsum([part.num_blocks for part in matrix.parts])
+    num_experts = len(matrix.parts[0].blocks) if matrix.parts[0].blocks.ndim == 4 else 1
+    table = np.empty((num_experts, len(matrix.parts), 4), dtype=np.int64)
+    for i, (part, end) in enumerate(zip(matrix.parts, ends, strict=True)):
+        assert part.blocks.flags.c_contiguous
+        form = PLAIN if part.form is None else NUMBERS[part.form]
+        table[:, i] = end, form, part.blocks.ctypes.data, part.blocks.strides[-3]
+        if num_experts > 1:
+            table[:, i, 2] += np.arange(num_experts) * part.blocks.strides[0]
+    assert table.strides[1] == PART_BYTES
+    return table
 
 
 def _stride(size: int) -> int:

@@ -17,10 +17,12 @@ class Tiles:
     Attributes:
         blocks: `blocks[r - 1]`: how many blocks of 16 outputs a tile of r rows has: so many that
             all sums stay in registers, and that enough chains hide the latency of an addition.
+        max_group_rows: rows of a tile of weights in groups.
     """
 
     name: str
     blocks: tuple[int, ...]
+    max_group_rows: int
 
     @property
     def max_rows(self) -> int:
@@ -33,11 +35,11 @@ class Tiles:
 # Kernels take constants from here.
 
 # 32 registers of 16 floats.
-AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2))
+AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2), 8)
 # 16 registers of 8 floats.
-AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1))
+AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 4)
 # 32 registers of 4 floats. By reading only: it has not run.
-NEON = Tiles("neon", (4, 2, 2, 1, 1, 1))
+NEON = Tiles("neon", (4, 2, 2, 1, 1, 1), 4)
 
 
 def unsupported_reason() -> str | None:

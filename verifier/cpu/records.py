@@ -8,7 +8,9 @@ import numpy as np
 
 MATRIX = np.dtype(
     [
-        ("weights", np.int64),  # [N / 16, depth, 16]; of experts one after another
+        # [N / 16, depth, 16]; in groups a table of parts (`products`). Of experts all in a row.
+        ("weights", np.int64),
+        ("num_parts", np.int64),
         ("depth", np.int64),
         ("num_blocks", np.int64),
         ("scales", np.int64),  # [N / 16 * 16], or 0
@@ -74,6 +76,8 @@ MODEL = np.dtype(
         ("gate_up_row", np.int64),
         ("gated", np.int64),
         ("gated_row", np.int64),
+        ("rounded", np.int64),  # inputs of products in groups (`group_tiles`), by token or place
+        ("rounded_row", np.int64),
         ("cos_sin", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
         ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows
         ("scratch", np.int64),  # of each thread

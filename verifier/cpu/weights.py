@@ -2,7 +2,7 @@
 
 A product's weight [N, K] (N outputs, K inputs, as torch's linear layers have it) is packed as
 [ceil(N / 16), K, 16]: a block of 16 outputs lies side by side for each input. Outputs past N have
-weights of zero.
+weights of zero. Weights in groups are packed as `kernels.group_tiles` says.
 
 Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary.
 """
@@ -13,13 +13,30 @@ from verifier.checkpoint.weight_types import Activation, BitsArray, FloatArray, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some outputs of a packed weight, a multiple of 16."""
+
+    # [ceil(N / 16), K, 16], or in groups [ceil(N / 16), records, bytes of a record]; of experts one
+    # more dimension, [E, ...].
+    blocks: BitsArray
+    # A key of `group_formats.FORMATS`; None: not in groups.
+    form: str | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.blocks.shape[-3])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
     """One packed weight, or the packed weights of several experts."""
 
-    # [ceil(N / 16), K, 16]; of experts: [E, ceil(N / 16), K, 16].
-    blocks: BitsArray
+    # One, unless the model's linear weights are in groups.
+    parts: list[Part]
     # N, without padding.
     num_outputs: int
+    # K.
+    depth: int
     # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, for FP8.
     scales: FloatArray | None = None
     # [ceil(N / 16) * 16]
@@ -27,17 +44,20 @@ class Matrix:
 
     @property
     def num_blocks(self) -> int:
-        return int(self.blocks.shape[-3])
+        return sum(part.num_blocks for part in self.parts)
 
     @property
-    def depth(self) -> int:
-        """K."""
-        return int(self.blocks.shape[-2])
+    def blocks(self) -> BitsArray:
+        """Of a weight of one part."""
+        (part,) = self.parts
+        return part.blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of an MLP."""
+
+    num_experts: int
 
     # [E, H]: logits of the experts.
     router: Matrix
@@ -95,10 +115,11 @@ class DecoderWeights:
     rotaries: list[Rotary]
     layers: list[Layer]
     final_norm: FloatArray  # [H]
-    # [V, H], not packed, of `other_type`; None: the head's weights are the embeddings.
-    embeddings: BitsArray | None
+    # [V, H]: not packed, of `other_type`; in groups packed. None: the head's weights are them.
+    embeddings: BitsArray | Matrix | None
     head: Matrix
     # The type of the layers' linear weights, experts included.
     linear_type: WeightType
-    # The type of the head, the embeddings, the router, and K/V; never FP8.
+    # The type of K/V, and unless weights are in groups of the head, the embeddings and the router;
+    # never FP8.
     other_type: WeightType

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64
 from verifier.cpu.kernels import rows, vectors
-from verifier.cpu.kernels.products import finish, multiply
+from verifier.cpu.kernels.products import PART_BYTES, finish, multiply, round_rows
 from verifier.cpu.kernels.threads import MARK_BYTES, arrive, take
+from verifier.cpu.kernels.tiles import in_groups
 
 
 @kernel
@@ -31,7 +32,10 @@ def mix_experts(
         t = take(mark)
         if t >= num_tokens:
             break
-        _route(other, model, layer, t)
+        if in_groups(linear):
+            _route(linear, model, layer, t)
+        else:
+            _route(other, model, layer, t)
     arrive(mark, model.num_threads)
     mark += MARK_BYTES
 
@@ -62,9 +66,8 @@ def mix_experts(
         matrix = layer.gate_up
         weights, scales = _of_expert(linear, matrix, expert)
         to = model.gate_up + first * model.gate_up_row
-        multiply(linear, model.expert_rows + first * model.hidden_row, model.hidden_row,
-                 end - first, weights, matrix.depth, 0, matrix.num_blocks, to,
-                 model.gate_up_row)  # fmt: skip
+        _multiply_rows(linear, model, model.expert_rows, model.hidden_row, first, end, weights,
+                       matrix, to, model.gate_up_row)  # fmt: skip
         if scales:
             finish(to, model.gate_up_row, end - first, 0, matrix.num_blocks, scales, 0)
         for row in range(first, end):
@@ -74,8 +77,8 @@ def mix_experts(
         matrix = layer.down
         weights, scales = _of_expert(linear, matrix, expert)
         to = model.expert_updates + first * model.hidden_row
-        multiply(linear, model.gated + first * model.gated_row, model.gated_row, end - first,
-                 weights, matrix.depth, 0, matrix.num_blocks, to, model.hidden_row)  # fmt: skip
+        _multiply_rows(linear, model, model.gated, model.gated_row, first, end, weights, matrix,
+                       to, model.hidden_row)  # fmt: skip
         if scales:
             finish(to, model.hidden_row, end - first, 0, matrix.num_blocks, scales, 0)
     arrive(mark, model.num_threads)
@@ -91,11 +94,11 @@ def mix_experts(
 
 
 @kernel
-def _route(other: npt.NDArray[Any], model: Any, layer: Any, t: int) -> None:
+def _route(marker: npt.NDArray[Any], model: Any, layer: Any, t: int) -> None:
     """Chooses the token's experts: the likeliest ones, the first of equals."""
     own = model.routing + t * model.routing_row
     matrix = layer.router
-    multiply(other, model.normed + t * model.hidden_row, model.hidden_row, 1, matrix.weights,
+    multiply(marker, model.normed + t * model.hidden_row, model.hidden_row, 0, 0, 1, matrix.weights,
              matrix.depth, 0, matrix.num_blocks, own, model.routing_row)  # fmt: skip
     if matrix.bias:
         finish(own, model.routing_row, 1, 0, matrix.num_blocks, 0, matrix.bias)
@@ -164,8 +167,24 @@ def _rows_of(model: Any, expert: int) -> tuple[int, int]:
 def _of_expert(linear: npt.NDArray[Any], matrix: Any, expert: int) -> tuple[int, int]:
     """Addresses of the expert's weights and scales."""
     size = matrix.num_blocks * matrix.depth * 16 * linear.itemsize
+    if in_groups(linear):
+        size = matrix.num_parts * PART_BYTES
     scales = matrix.scales + expert * matrix.num_blocks * 64 if matrix.scales else 0
     return matrix.weights + expert * size, scales
+
+
+@kernel
+def _multiply_rows(
+    linear: npt.NDArray[Any], model: Any, x: int, x_row: int, first: int, end: int, weights: int,
+    matrix: Any, out: int, out_row: int,
+) -> None:  # fmt: skip
+    """Products of the rows at places from `first` to before `end`."""
+    x += first * x_row
+    rounded = model.rounded + first * model.rounded_row
+    if in_groups(linear):
+        round_rows(x, x_row, end - first, matrix.depth, rounded, model.rounded_row)
+    multiply(linear, x, x_row, rounded, model.rounded_row, end - first, weights, matrix.depth, 0,
+             matrix.num_blocks, out, out_row)  # fmt: skip
 
 
 @kernel

@@ -18,8 +18,16 @@ from servicekit.kernels.memory import load_i64, store_i64, store_u8
 from verifier.cpu.kernels import rows
 from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend
 from verifier.cpu.kernels.experts import mix_experts
-from verifier.cpu.kernels.products import accumulate, cap, finish, multiply
+from verifier.cpu.kernels.products import (
+    accumulate,
+    cap,
+    embed_parts,
+    finish,
+    multiply,
+    round_rows,
+)
 from verifier.cpu.kernels.threads import MARK_BYTES, arrive, arrive_last, take
+from verifier.cpu.kernels.tiles import in_groups
 
 Records = npt.NDArray[Any]
 
@@ -27,9 +35,9 @@ _ROWS_PER_ITEM = 4
 # Columns of an item are a multiple of the widest tile's.
 _MIN_BLOCKS_PER_ITEM = 8
 _ITEMS_PER_THREAD = 4
-NUM_PHASES_PER_LAYER = 14
+NUM_PHASES_PER_LAYER = 18
 """At most; each has a mark."""
-NUM_OTHER_PHASES = 4
+NUM_OTHER_PHASES = 5
 
 
 @kernel
@@ -51,13 +59,15 @@ def forward(
     """
     model, step = models[0], steps[0]
     mark = model.marks
-    _begin(other, model, step, mark)
+    _begin(linear, other, model, step, mark)
     mark += MARK_BYTES
     for number in range(model.num_layers):
         layer = layers[number]
         previous_norm = layers[number - 1].mlp_output_norm if number else 0
         _norm_rows(model, step, layer.input_norm, previous_norm, mark)
         mark += MARK_BYTES
+        mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
+                           layer.qkv.depth, mark)  # fmt: skip
         _multiply_rows(linear, model, step, layer.qkv, model.normed, model.hidden_row, model.qkv,
                        model.qkv_row, mark)  # fmt: skip
         mark += MARK_BYTES
@@ -65,6 +75,8 @@ def forward(
         mark += MARK_BYTES
         _attend(other, model, step, layer, thread, mark)
         mark += MARK_BYTES
+        mark = _round_rows(linear, model, step.num_tokens, model.attended, model.attended_row,
+                           layer.output.depth, mark)  # fmt: skip
         _update_hidden(linear, model, step, layer.output, model.attended, model.attended_row,
                        layer.attention_output_norm == 0, mark)  # fmt: skip
         mark += MARK_BYTES
@@ -73,19 +85,30 @@ def forward(
         if layer.router.num_blocks:
             mark = mix_experts(linear, other, model, step, layer, mark)
         else:
+            mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
+                               layer.gate_up.depth, mark)  # fmt: skip
             _gate(linear, model, step, layer, mark)
             mark += MARK_BYTES
+            mark = _round_rows(linear, model, step.num_tokens, model.gated, model.gated_row,
+                               layer.down.depth, mark)  # fmt: skip
             _update_hidden(linear, model, step, layer.down, model.gated, model.gated_row,
                            layer.mlp_output_norm == 0, mark)  # fmt: skip
             mark += MARK_BYTES
     _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
     mark += MARK_BYTES
-    _logits(other, model, step, mark)
+    mark = _round_rows(linear, model, step.num_rows, step.last_hidden, model.hidden_row,
+                       model.hidden_size, mark)  # fmt: skip
+    if in_groups(linear):
+        _logits(linear, model, step, mark)
+    else:
+        _logits(other, model, step, mark)
     arrive_last(mark, model.num_threads, thread)
 
 
 @kernel
-def _begin(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
+def _begin(
+    linear: npt.NDArray[Any], other: npt.NDArray[Any], model: Any, step: Any, mark: int
+) -> None:
     """Embeddings and rotary embedding's angles of all tokens; the tasks of attention."""
     num_items = _num_row_items(step)
     pairs_bytes = 4 * model.num_pairs
@@ -98,11 +121,13 @@ def _begin(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
             break
         for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
             store_u8(step.is_finite + t, np.uint8(1))
-            rows.embed(
-                other, model.hidden + t * model.hidden_row, model.embeddings,
-                model.embeddings_are_packed, load_i64(step.token_ids + 8 * t), model.hidden_size,
-                model.embedding_scale,
-            )  # fmt: skip
+            embedding, token = model.hidden + t * model.hidden_row, load_i64(step.token_ids + 8 * t)
+            if in_groups(linear):
+                embed_parts(embedding, model.embeddings, token, model.hidden_size,
+                            model.embedding_scale)  # fmt: skip
+            else:
+                rows.embed(other, embedding, model.embeddings, model.embeddings_are_packed, token,
+                           model.hidden_size, model.embedding_scale)  # fmt: skip
             for rotary in range(model.num_rotaries):
                 cos = model.cos_sin + (rotary * step.num_tokens + t) * 2 * pairs_bytes
                 rows.cos_sin(
@@ -161,6 +186,24 @@ def _add_update(model: Any, offset: int, update_norm: int) -> None:
 
 
 @kernel
+def _round_rows(
+    linear: npt.NDArray[Any], model: Any, num_rows: int, x: int, x_row: int, depth: int, mark: int
+) -> int:
+    """The inputs of a product in groups. Returns the mark after those used."""
+    if not in_groups(linear):
+        return mark
+    while True:
+        first = take(mark) * _ROWS_PER_ITEM
+        if first >= num_rows:
+            break
+        count = min(_ROWS_PER_ITEM, num_rows - first)
+        round_rows(x + first * x_row, x_row, count, depth,
+                   model.rounded + first * model.rounded_row, model.rounded_row)  # fmt: skip
+    arrive(mark, model.num_threads)
+    return mark + MARK_BYTES
+
+
+@kernel
 def _multiply_rows(
     marker: npt.NDArray[Any], model: Any, step: Any, matrix: Any, x: int, x_row: int, out: int,
     out_row: int, mark: int,
@@ -172,8 +215,8 @@ def _multiply_rows(
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(marker, x, x_row, step.num_tokens, matrix.weights, matrix.depth, first, end, out,
-                 out_row)  # fmt: skip
+        multiply(marker, x, x_row, model.rounded, model.rounded_row, step.num_tokens,
+                 matrix.weights, matrix.depth, first, end, out, out_row)  # fmt: skip
         if matrix.scales or matrix.bias:
             finish(out, out_row, step.num_tokens, first, end, matrix.scales, matrix.bias)
     arrive(mark, model.num_threads)
@@ -191,8 +234,9 @@ def _update_hidden(
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(marker, x, x_row, step.num_tokens, matrix.weights, matrix.depth, first, end,
-                 model.update, model.hidden_row)  # fmt: skip
+        multiply(marker, x, x_row, model.rounded, model.rounded_row, step.num_tokens,
+                 matrix.weights, matrix.depth, first, end, model.update,
+                 model.hidden_row)  # fmt: skip
         if matrix.scales or matrix.bias:
             finish(model.update, model.hidden_row, step.num_tokens, first, end, matrix.scales,
                    matrix.bias)  # fmt: skip
@@ -298,8 +342,9 @@ def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
         end = min(first + per_item, half)
         for begin in (first, half + first):
             to = begin + end - first
-            multiply(linear, model.normed, model.hidden_row, step.num_tokens, matrix.weights,
-                     matrix.depth, begin, to, model.gate_up, model.gate_up_row)  # fmt: skip
+            multiply(linear, model.normed, model.hidden_row, model.rounded, model.rounded_row,
+                     step.num_tokens, matrix.weights, matrix.depth, begin, to, model.gate_up,
+                     model.gate_up_row)  # fmt: skip
             if matrix.scales or matrix.bias:
                 finish(model.gate_up, model.gate_up_row, step.num_tokens, begin, to,
                        matrix.scales, matrix.bias)  # fmt: skip
@@ -332,7 +377,7 @@ def _norm_last(model: Any, step: Any, update_norm: int, mark: int) -> None:
 
 
 @kernel
-def _logits(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
+def _logits(marker: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
     matrix = model.head
     per_item = _blocks_per_item(model, matrix.num_blocks)
     while True:
@@ -340,8 +385,9 @@ def _logits(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(other, step.last_hidden, model.hidden_row, step.num_rows, matrix.weights,
-                 matrix.depth, first, end, step.logits, step.logits_row)  # fmt: skip
+        multiply(marker, step.last_hidden, model.hidden_row, model.rounded, model.rounded_row,
+                 step.num_rows, matrix.weights, matrix.depth, first, end, step.logits,
+                 step.logits_row)  # fmt: skip
         if matrix.bias:
             finish(step.logits, step.logits_row, step.num_rows, first, end, 0, matrix.bias)
         if model.logits_softcap > 0:

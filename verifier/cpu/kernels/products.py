@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64
 from verifier.cpu.kernels import vectors
-from verifier.cpu.kernels.tiles import narrow_tile, wide_tile
+from verifier.cpu.kernels.group_tiles import PLAIN, group_tile, group_values, round_row
+from verifier.cpu.kernels.rows import embed
+from verifier.cpu.kernels.tiles import in_groups, narrow_tile, wide_tile
 from verifier.cpu.processor import TILES
 
 _MAX_ROWS = TILES.max_rows
@@ -19,6 +22,12 @@ _NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS +
 # caches while all tiles use it. Few tiles fit as they are, and uncut weights are read ahead.
 _DEPTH_AT_ONCE = 256
 _MAX_UNCUT_TILES = 8
+_MAX_GROUP_ROWS = TILES.max_group_rows
+_FLOATS = np.empty(0, dtype=np.float32)
+PART_BYTES = 32
+"""Of an entry of a table of parts, int64: the block after the part's last one; its number of
+`group_tiles.NUMBERS`, or `PLAIN`; the address of its first block; bytes of a block.
+"""
 
 
 @kernel
@@ -26,6 +35,8 @@ def multiply(
     marker: npt.NDArray[Any],
     x: int,
     x_row: int,
+    rounded: int,
+    rounded_row: int,
     num_rows: int,
     weights: int,
     depth: int,
@@ -38,9 +49,63 @@ def multiply(
 
     Args:
         marker: its type is that of the weights, see `tiles`.
-        weights: address of [N / 16, depth, 16].
+        rounded: the rows as weights in groups take them.
+        weights: address of [N / 16, depth, 16], or of the table of parts.
         out: address of the first row's output 0.
     """
+    if not in_groups(marker):
+        _multiply(marker, x, x_row, num_rows, weights, depth, first_block, end_block, out, out_row)
+        return
+    block, part, part_start = first_block, weights, 0
+    while block < end_block:
+        part_end = load_i64(part)
+        stop = min(part_end, end_block)
+        if block < stop:
+            form, address, block_bytes = (
+                load_i64(part + 8),
+                load_i64(part + 16),
+                load_i64(part + 24),
+            )
+            address -= part_start * block_bytes
+            if form == PLAIN:
+                _multiply(_FLOATS, x, x_row, num_rows, address, depth, block, stop, out, out_row)
+            else:
+                _multiply_groups(form, rounded, rounded_row, num_rows, address, block_bytes, depth,
+                                 block, stop, out, out_row)  # fmt: skip
+            block = stop
+        part_start = part_end
+        part += PART_BYTES
+
+
+@kernel
+def _multiply_groups(
+    form: int, x: int, x_row: int, num_rows: int, weights: int, block_bytes: int, depth: int,
+    first_block: int, end_block: int, out: int, out_row: int,
+) -> None:  # fmt: skip
+    num_tiles = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
+    for block in range(first_block, end_block):
+        row = 0
+        for tile in range(num_tiles):
+            # Rows are spread evenly.
+            rows = (num_rows - row) // (num_tiles - tile)
+            group_tile(form, rows, x + row * x_row, x_row, weights + block * block_bytes, depth,
+                       out + row * out_row + 64 * block, out_row)  # fmt: skip
+            row += rows
+
+
+@kernel
+def _multiply(
+    marker: npt.NDArray[Any],
+    x: int,
+    x_row: int,
+    num_rows: int,
+    weights: int,
+    depth: int,
+    first_block: int,
+    end_block: int,
+    out: int,
+    out_row: int,
+) -> None:
     if num_rows == 0:
         return
     weight_bytes = 16 * marker.itemsize
@@ -76,6 +141,24 @@ def multiply(
                 row += rows
             block += num_blocks
         k += inputs
+
+
+@kernel
+def round_rows(x: int, x_row: int, num_rows: int, depth: int, out: int, out_row: int) -> None:
+    """Rows as weights in groups take them."""
+    for row in range(num_rows):
+        round_row(x + row * x_row, depth, out + row * out_row)
+
+
+@kernel
+def embed_parts(out: int, parts: int, token: int, size: int, scale: Any) -> None:
+    """The token's embedding times `scale`, from a table of one part."""
+    form, address, block_bytes = load_i64(parts + 8), load_i64(parts + 16), load_i64(parts + 24)
+    block, lane = address + token // 16 * block_bytes, token % 16
+    if form == PLAIN:
+        embed(_FLOATS, out, address, 1, token, size, scale)
+    else:
+        group_values(form, block, lane, size, np.float32(scale), out)
 
 
 @kernel

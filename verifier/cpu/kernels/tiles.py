@@ -43,7 +43,18 @@ TABLE_PADDING = max(*TILES.blocks, _VALUES_AHEAD)
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
 
-_BITS = {types.float32: 32, types.uint16: 16, types.int16: 16, types.uint8: 8}
+# Those of int8 are never computed: they stand for weights in groups.
+_BITS = {types.float32: 32, types.uint16: 16, types.int16: 16, types.uint8: 8, types.int8: 8}
+
+
+@intrinsic
+def in_groups(typing_context: Any, marker: Any) -> Any:
+    """Whether the marker's type is that of weights in groups; known as the kernel is compiled."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(1), marker.dtype == types.int8)
+
+    return types.boolean(marker), code
 
 
 def bytes_of(kind: Any) -> int:
@@ -76,8 +87,8 @@ def widened(builder: Any, kind: Any, address: Any) -> Any:
     return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    """Requests a cache line without waiting for it. It need not exist."""
+def request(builder: Any, address: Any) -> None:
+    """Prefetches: requests a cache line without waiting for it. It need not exist."""
     byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
     function = builder.module.declare_intrinsic("llvm.prefetch", [byte], fnty=kind)
@@ -162,7 +173,7 @@ class _Tile:
             # Once for each cache line, where the loop is unrolled.
             if u * LANES * size % _CACHE_LINE == 0:
                 for block in requested:
-                    _prefetch(b, self.at(block, (w_offset, 1), (offset, 1)))
+                    request(b, self.at(block, (w_offset, 1), (offset, 1)))
             weights = [
                 widened(b, self.kind, self.at(block, (w_offset, 1), (offset, 1)))
                 for block in blocks
@@ -182,16 +193,16 @@ class _Tile:
         return current
 
 
-def _switch(
+def switch(
     builder: Any, num_rows: Any, cases: SequenceOf[int], emit: Callable[[int], None]
 ) -> None:
     """Emits `emit(rows)` for each possible number of rows, and jumps to the right one."""
     end = builder.function.append_basic_block("end")
     other = builder.function.append_basic_block("other")
-    switch = builder.switch(num_rows, other)
+    jump = builder.switch(num_rows, other)
     for rows in cases:
         block = builder.function.append_basic_block(f"rows_{rows}")
-        switch.add_case(ir.Constant(INT64, rows), block)
+        jump.add_case(ir.Constant(INT64, rows), block)
         builder.position_at_end(block)
         emit(rows)
         builder.branch(end)
@@ -241,7 +252,7 @@ def _product_tile(is_wide: bool) -> Any:
                 sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, requested)
                 tile.store(sums, out_rows)
 
-            _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
+            switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
             return context.get_dummy_value()
 
         return types.void(marker, *[types.int64] * 9), code
@@ -281,7 +292,7 @@ def _score_tile(is_wide: bool) -> Any:
                 sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, requested)
                 tile.store(sums, tile.rows_at(out, out_row))
 
-            _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
+            switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
             return context.get_dummy_value()
 
         return types.void(marker, *[types.int64] * 9), code
@@ -346,7 +357,7 @@ def _value_tile(is_wide: bool) -> Any:
                 b.position_at_end(done)
                 tile.store(sums, out_rows)
 
-            _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
+            switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
             return context.get_dummy_value()
 
         return types.void(marker, *[types.int64] * 9), code

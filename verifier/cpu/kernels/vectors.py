@@ -50,12 +50,14 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def declared(builder: Any, name: str, num_arguments: int) -> Any:
-    """LLVM's intrinsic function `name` from `num_arguments` vectors to a vector."""
+def declared(
+    builder: Any, name: str, num_arguments: int, argument: Any = FLOATS, result: Any = FLOATS
+) -> Any:
+    """LLVM's intrinsic function `name` from `num_arguments` values of a type to one of another."""
     known = builder.module.globals.get(name)
     if known is not None:
         return known
-    return ir.Function(builder.module, ir.FunctionType(FLOATS, [FLOATS] * num_arguments), name)
+    return ir.Function(builder.module, ir.FunctionType(result, [argument] * num_arguments), name)
 
 
 def fused(builder: Any, x: Any, y: Any, z: Any) -> Any:
@@ -162,19 +164,20 @@ def fill(typing_context: Any, value: Any) -> Any:
     return VECTOR(types.float32), code
 
 
+def reduced(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combines a vector's lanes in pairs: 0 and 1, 2 and 3, ..."""
+    lanes = [builder.extract_element(vector, ir.Constant(INT32, i)) for i in range(LANES)]
+    while len(lanes) > 1:
+        lanes = [combine(x, y) for x, y in zip(lanes[::2], lanes[1::2], strict=True)]
+    return lanes[0]
+
+
 def _reduction(combine: Callable[..., Any]) -> Any:
-    """A function from a vector to a float32 that combines lanes in pairs: 0 and 1, 2 and 3, ..."""
+    """A function from a vector to a float32."""
 
     def typed(typing_context: Any, x: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            lanes = [
-                builder.extract_element(arguments[0], ir.Constant(INT32, i)) for i in range(LANES)
-            ]
-            while len(lanes) > 1:
-                lanes = [
-                    combine(builder, x, y) for x, y in zip(lanes[::2], lanes[1::2], strict=True)
-                ]
-            return lanes[0]
+            return reduced(builder, arguments[0], lambda x, y: combine(builder, x, y))
 
         return types.float32(VECTOR), code
 

@@ -3,10 +3,12 @@
 weights = load_weights(describe_decoder(folder), dtype="auto", quantization="none")
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
+import numpy.typing as npt
 
 from verifier.checkpoint.description import (
     EMBEDDINGS,
@@ -16,11 +18,15 @@ from verifier.checkpoint.description import (
     reopened,
 )
 from verifier.checkpoint.families import ExpertNames
+from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
-from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.refusals import NotServedError
+from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
+from verifier.cpu.group_packing import num_records, pack_groups
+from verifier.cpu.kernels.group_tiles import record_bytes
 from verifier.cpu.packing import converted, pack_rows, widened
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
 
 # Bytes; a vector of 16 weights then never lies across two cache lines.
 _ALIGNMENT = 64
@@ -42,9 +48,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     with reopened(described) as files:
         files.log_rounding(other_type)
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
-        embeddings = None
-        if not config.ties_embeddings:
-            embeddings = loader.plain(EMBEDDINGS)
+        embeddings = None if config.ties_embeddings else loader.embeddings()
         return DecoderWeights(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
@@ -152,38 +156,34 @@ class _Loader:
             depth: K if it is more than the weights have; the rest is zero.
             weight_type: as it is stored; None: as linear layers are.
         """
-        weight_type = weight_type or self._linear_type
-        first = find_tensor(self._files, names[0] + ".weight")
         num_outputs = sizes[0] if len(sizes) == 1 else sum(map(_rounded, sizes))
-        num_blocks = _rounded(num_outputs) // LANES
-        matrix = _empty((num_blocks, depth or first.shape[1], LANES), num_outputs, weight_type)
-        bias = np.zeros(num_blocks * LANES, dtype=np.float32) if has_bias else None
+        depth = depth or find_tensor(self._files, names[0] + ".weight").shape[1]
+        matrix = self._empty(names, sizes, depth, num_outputs=num_outputs, weight_type=weight_type)
         self._fill(matrix, names, sizes)
+        bias = None
+        if has_bias:
+            bias = np.zeros(matrix.num_blocks * LANES, dtype=np.float32)
         for start, (name, first_row), size in zip(
             _starts(sizes), _places(names, sizes), sizes, strict=True
         ):
             if bias is not None:
                 values = self.values(name + ".bias")
                 bias[start : start + size] = values[first_row : first_row + size]
-        return Matrix(
-            blocks=matrix.blocks, num_outputs=matrix.num_outputs, scales=matrix.scales, bias=bias
-        )
+        return dataclasses.replace(matrix, bias=bias)
 
     def _experts(self, prefix: str, names: ExpertNames) -> Experts:
         config = self._config
         count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
-        gate_up = _empty(
-            (count, 2 * _rounded(size) // LANES, hidden, LANES),
-            2 * _rounded(size),
-            self._linear_type,
+        of_each = [
+            [prefix + name.format(expert=expert) for name in (names.gate, names.up, names.down)]
+            for expert in range(count)
+        ]
+        gate, up, out = of_each[0]
+        gate_up = self._empty(
+            [gate, up], [size, size], hidden, num_outputs=2 * _rounded(size), num_experts=count
         )
-        down = _empty(
-            (count, _rounded(hidden) // LANES, _rounded(size), LANES), hidden, self._linear_type
-        )
-        for expert in range(count):
-            gate, up, out = (
-                prefix + name.format(expert=expert) for name in (names.gate, names.up, names.down)
-            )
+        down = self._empty([out], [hidden], _rounded(size), num_outputs=hidden, num_experts=count)
+        for expert, (gate, up, out) in enumerate(of_each):
             self._fill(_one_of(gate_up, expert), [gate, up], [size, size])
             self._fill(_one_of(down, expert), [out], [hidden])
         return Experts(
@@ -192,17 +192,61 @@ class _Loader:
             ),
             gate_up=gate_up,
             down=down,
+            num_experts=count,
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
         )
 
+    def embeddings(self) -> BitsArray | Matrix:
+        """Those that are not the head's."""
+        if self._linear_type is WeightType.GROUPS:
+            name = EMBEDDINGS.removesuffix(".weight")
+            return self.matrix([name], [self._config.vocab_size], has_bias=False)
+        return self.plain(EMBEDDINGS)
+
+    def _empty(
+        self,
+        names: SequenceOf[str],
+        sizes: SequenceOf[int],
+        depth: int,
+        *,
+        num_outputs: int,
+        num_experts: int | None = None,
+        weight_type: WeightType | None = None,
+    ) -> Matrix:
+        """A matrix of zeros for weights that `_fill` packs, its arguments as in `matrix`."""
+        weight_type = weight_type or self._linear_type
+        experts = () if num_experts is None else (num_experts,)
+        if self._linear_type is not WeightType.GROUPS:
+            num_blocks = _rounded(num_outputs) // LANES
+            blocks = _zeros((*experts, num_blocks, depth, LANES), weight_type.value)
+            scales = None
+            if weight_type is WeightType.FP8:
+                scales = np.zeros((*experts, num_blocks * LANES), dtype=np.float32)
+            parts = [Part(blocks=blocks)]
+            return Matrix(parts=parts, num_outputs=num_outputs, depth=depth, scales=scales)
+        parts = []
+        for (name, _), size in zip(_places(names, sizes), sizes, strict=True):
+            form = group_form(find_tensor(self._files, name + ".weight"))
+            shape: tuple[int, ...] = (depth, LANES)
+            if form is not None:
+                shape = num_records(form, depth), record_bytes(FORMATS[form])
+            dtype = np.float32 if form is None else np.uint8
+            blocks = _zeros((*experts, _rounded(size) // LANES, *shape), dtype)
+            parts.append(Part(blocks=blocks, form=form))
+        return Matrix(parts=parts, num_outputs=num_outputs, depth=depth)
+
     def _fill(self, matrix: Matrix, names: SequenceOf[str], sizes: SequenceOf[int]) -> None:
-        for start, (name, first_row), size in zip(
-            _starts(sizes), _places(names, sizes), sizes, strict=True
+        for index, (start, (name, first_row), size) in enumerate(
+            zip(_starts(sizes), _places(names, sizes), sizes, strict=True)
         ):
+            tensor = find_tensor(self._files, name + ".weight")
+            if self._linear_type is WeightType.GROUPS:
+                self._fill_part(matrix.parts[index], tensor, first_row, size)
+                continue
             pack_rows(
                 self._files,
-                find_tensor(self._files, name + ".weight"),
+                tensor,
                 first_row,
                 size,
                 weight_type=WeightType(matrix.blocks.dtype.type),
@@ -210,6 +254,25 @@ class _Loader:
                 scales=None if matrix.scales is None else matrix.scales[start:],
                 rounded_to=self._other_type,
             )
+
+    def _fill_part(self, part: Part, tensor: StoredTensor, first_row: int, num_rows: int) -> None:
+        if group_form(tensor) != part.form:
+            raise NotServedError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
+        if part.form is None:
+            pack_rows(
+                self._files,
+                tensor,
+                first_row,
+                num_rows,
+                weight_type=WeightType.FLOAT32,
+                blocks=part.blocks,
+                scales=None,
+                rounded_to=WeightType.FLOAT32,
+            )
+            return
+        for start, rows in pieces(self._files, tensor, first_row, num_rows, as_stored=True):
+            end = start + _rounded(len(rows))
+            pack_groups(part.form, rows, part.blocks[start // LANES : end // LANES])
 
     def norm(self, name: str) -> FloatArray:
         offset = np.float32(self._config.family.norm_offset)
@@ -230,22 +293,24 @@ class _Loader:
         return result
 
 
-def _empty(shape: tuple[int, ...], num_outputs: int, weight_type: WeightType) -> Matrix:
-    """A matrix of zeros; its pages take no memory until they are written."""
-    scales = None
-    if weight_type is WeightType.FP8:
-        scales = np.zeros((*shape[:-3], shape[-3] * LANES), dtype=np.float32)
-    num_bytes = math.prod(shape) * np.dtype(weight_type.value).itemsize
+def group_form(tensor: StoredTensor) -> str | None:
+    """The type of weights in groups, a key of `FORMATS`; None: they are not."""
+    return tensor.dtype if tensor.dtype in FORMATS else None
+
+
+def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> BitsArray:
+    """Aligned zeros; their pages take no memory until they are written."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    blocks = memory[start : start + num_bytes].view(weight_type.value).reshape(shape)
-    return Matrix(blocks=blocks, num_outputs=num_outputs, scales=scales)
+    result: BitsArray = memory[start : start + num_bytes].view(dtype).reshape(shape)
+    return result
 
 
 def _one_of(experts: Matrix, expert: int) -> Matrix:
-    return Matrix(
-        blocks=experts.blocks[expert],
-        num_outputs=experts.num_outputs,
+    return dataclasses.replace(
+        experts,
+        parts=[Part(blocks=part.blocks[expert], form=part.form) for part in experts.parts],
         scales=None if experts.scales is None else experts.scales[expert],
     )
 

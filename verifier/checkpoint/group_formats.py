@@ -1,0 +1,151 @@
+"""Weights that are stored in groups of inputs, as GGUF files hold them.
+
+A weight is scale * (code - zero) or scale * code + minimum, where a group of 32 inputs shares scale
+and minimum (of Q6_K: 16). In the formats with a K, 8 groups share two float16 factors, of which
+scales and minima are small multiples. Layouts: https://github.com/ggml-org/ggml, `ggml-common.h`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+GROUP = 32
+"""Inputs of a group."""
+SUPER_GROUPS = 8
+"""Groups of a format with a K that share factors."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFormat:
+    """One of GGUF's types of weights.
+
+    Attributes:
+        bits: of a code.
+        zero: the code of a weight of zero, where there are no minima.
+        has_minimum: whether groups have minima.
+        is_super: whether scales are multiples of factors that 8 groups share.
+        halves: how many scales a group has.
+    """
+
+    bits: int
+    zero: int = 0
+    has_minimum: bool = False
+    is_super: bool = False
+    halves: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Inputs of a block of the file."""
+        return GROUP * SUPER_GROUPS if self.is_super else GROUP
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the file."""
+        factors = 2 * (1 + self.has_minimum)
+        scales = 0
+        if self.is_super:
+            scales = 12 if self.has_minimum else SUPER_GROUPS * self.halves
+        return factors + scales + self.depth * self.bits // 8
+
+
+FORMATS: Mapping[str, GroupFormat] = {
+    "Q4_0": GroupFormat(bits=4, zero=8),
+    "Q4_1": GroupFormat(bits=4, has_minimum=True),
+    "Q5_0": GroupFormat(bits=5, zero=16),
+    "Q5_1": GroupFormat(bits=5, has_minimum=True),
+    "Q8_0": GroupFormat(bits=8),
+    "Q4_K": GroupFormat(bits=4, has_minimum=True, is_super=True),
+    "Q5_K": GroupFormat(bits=5, has_minimum=True, is_super=True),
+    "Q6_K": GroupFormat(bits=6, zero=32, is_super=True, halves=2),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRows:
+    """Rows [n, K] of a weight, taken apart. G = K / 32 groups, B = K / `depth` blocks."""
+
+    # [n, K]; of Q8_0 the bits of an int8.
+    codes: Bytes
+    # [n, B]: scales; of a format with a K what they are multiples of.
+    factors: npt.NDArray[np.float16]
+    # [n, B] likewise, or None.
+    minima: npt.NDArray[np.float16] | None
+    # [n, G * halves] of a format with a K; of Q6_K the bits of an int8.
+    scales: Bytes | None
+    # [n, G] of a format with a K and minima; weights are scale * code - minimum there.
+    minimum_scales: Bytes | None
+
+
+def take_apart(name: str, rows: Bytes) -> GroupedRows:
+    """Rows [n, bytes of a row] of a type, a key of `FORMATS`."""
+    form = FORMATS[name]
+    blocks = rows.reshape(len(rows), -1, form.block_bytes)
+    if form.is_super:
+        return _super(form, blocks)
+    end = 2 * (1 + form.has_minimum)
+    factors = _halves(blocks[..., :2])
+    minima = _halves(blocks[..., 2:4]) if form.has_minimum else None
+    if form.bits == 8:
+        codes = blocks[..., end:]
+    else:
+        low = blocks[..., -GROUP // 2 :]
+        codes = np.concatenate((low & 15, low >> 4), axis=-1)
+        if form.bits == 5:
+            codes |= np.unpackbits(blocks[..., end : end + 4], axis=-1, bitorder="little") << 4
+    return GroupedRows(
+        codes=np.ascontiguousarray(codes).reshape(len(rows), -1),
+        factors=factors,
+        minima=minima,
+        scales=None,
+        minimum_scales=None,
+    )
+
+
+def _super(form: GroupFormat, blocks: Bytes) -> GroupedRows:
+    num_rows, num_blocks = blocks.shape[:2]
+    shape = (num_rows, num_blocks, SUPER_GROUPS, GROUP)
+    if not form.has_minimum:
+        # Q6_K: low halves, two more bits, scales, factor.
+        low, high = blocks[..., :128], blocks[..., 128:192]
+        low = low.reshape(num_rows, num_blocks, 2, 2, GROUP)
+        high = high.reshape(num_rows, num_blocks, 2, 1, GROUP)
+        codes = np.empty((num_rows, num_blocks, 2, 4, GROUP), dtype=np.uint8)
+        codes[..., :2, :] = low & 15
+        codes[..., 2:, :] = low >> 4
+        codes |= (high >> (2 * np.arange(4, dtype=np.uint8))[:, None] & 3) << 4
+        return GroupedRows(
+            codes=codes.reshape(num_rows, -1),
+            factors=_halves(blocks[..., 208:]),
+            minima=None,
+            scales=blocks[..., 192:208].reshape(num_rows, -1),
+            minimum_scales=None,
+        )
+    packed = blocks[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=-1)
+    minimum_scales = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=-1)
+    low = blocks[..., -128:].reshape(num_rows, num_blocks, 4, 1, GROUP)
+    codes = np.empty((num_rows, num_blocks, 4, 2, GROUP), dtype=np.uint8)
+    codes[..., :1, :] = low & 15
+    codes[..., 1:, :] = low >> 4
+    codes = codes.reshape(shape)
+    if form.bits == 5:
+        high = blocks[..., 16:48].reshape(num_rows, num_blocks, 1, GROUP)
+        codes |= (high >> np.arange(SUPER_GROUPS, dtype=np.uint8)[:, None] & 1) << 4
+    return GroupedRows(
+        codes=codes.reshape(num_rows, -1),
+        factors=_halves(blocks[..., :2]),
+        minima=_halves(blocks[..., 2:4]),
+        scales=scales.reshape(num_rows, -1),
+        minimum_scales=minimum_scales.reshape(num_rows, -1),
+    )
+
+
+def _halves(values: Bytes) -> npt.NDArray[np.float16]:
+    """Float16s [n, B] of bytes [n, B, 2]."""
+    halves: npt.NDArray[np.float16] = np.ascontiguousarray(values).view("<f2")[..., 0]
+    return halves

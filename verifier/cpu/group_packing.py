@@ -1,0 +1,80 @@
+"""Packs weights in groups into blocks as `kernels.group_tiles` reads them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.kernels.jit import kernel
+from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, Bytes, take_apart
+from verifier.checkpoint.weight_types import LANES
+from verifier.cpu.kernels.group_tiles import group_bytes, head_bytes, record_bytes
+
+
+def num_records(name: str, depth: int) -> int:
+    """Records of a block of weights of a type, of `depth` inputs."""
+    return depth // FORMATS[name].depth
+
+
+def pack_groups(name: str, rows: Bytes, blocks: Bytes) -> None:
+    """Packs rows of a type, a key of `FORMATS`.
+
+    Args:
+        rows: [n, bytes of a row], as in the file.
+        blocks: [ceil(n / 16), records, bytes of a record], zero.
+    """
+    form = FORMATS[name]
+    num_rows = len(rows)
+    parts = take_apart(name, rows)
+    heads = blocks[..., : head_bytes(form)]
+    factors = [parts.factors] + ([] if parts.minima is None else [parts.minima])
+    start = 0
+    for factor in factors:
+        _put(heads[..., start : start + 2 * LANES], factor.view(np.uint16)[..., None])
+        start += 2 * LANES
+    if parts.scales is not None:
+        scales = parts.scales.reshape(num_rows, -1, SUPER_GROUPS, form.halves)
+        if parts.minimum_scales is not None:
+            minima = parts.minimum_scales.reshape(num_rows, -1, SUPER_GROUPS, 1)
+            scales = np.concatenate((scales, minima), axis=-1)
+        _put(heads[..., start:], scales.reshape(num_rows, scales.shape[1], -1))
+    _pack_codes(
+        parts.codes, blocks, head_bytes(form), group_bytes(form), form.depth // GROUP, form.bits
+    )
+    assert blocks.shape[-1] == record_bytes(form)
+
+
+def _put(place: Bytes, values: npt.NDArray[np.integer]) -> None:
+    """Values [n, records, numbers] of a record's outputs, to [n / 16, records, numbers, 16]."""
+    num_rows, num_records_, num_values = values.shape
+    padded = np.zeros((len(place) * LANES, num_records_, num_values), dtype=values.dtype)
+    padded[:num_rows] = values
+    lanes_last = padded.reshape(len(place), LANES, num_records_, num_values).transpose(0, 2, 3, 1)
+    place[...] = (
+        np.ascontiguousarray(lanes_last).reshape(len(place), num_records_, -1).view(np.uint8)
+    )
+
+
+@kernel
+def _pack_codes(
+    codes: Bytes, blocks: Bytes, head: int, per_group: int, groups_per_record: int, bits: int
+) -> None:
+    num_rows, depth = codes.shape
+    extra = bits - 4
+    for row in range(num_rows):
+        lane = row % 16
+        for group in range(depth // 32):
+            record = blocks[row // 16, group // groups_per_record]
+            start = head + group % groups_per_record * per_group
+            for i in range(32):
+                code = codes[row, 32 * group + i]
+                step, pair = i // 2, i % 2
+                if bits == 8:
+                    record[start + 32 * step + 2 * lane + pair] = code
+                    continue
+                # Four codes share an int16 of a vector of 32.
+                place = start + 64 * (step // 4) + 4 * lane + 2 * pair + step % 4 // 2
+                record[place] |= (code & 15) << (4 * (step % 2))
+                if extra:
+                    per_vector = 16 // extra
+                    bit = extra * (step % per_vector)
+                    place = start + 64 * (4 + step // per_vector) + 4 * lane + 2 * pair + bit // 8
+                    record[place] |= (code >> 4) << (bit % 8)
