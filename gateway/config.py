@@ -12,6 +12,7 @@ from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.drafting_policy import TANDEM
 from servicekit.address import parse_address
 from servicekit.config import NO_FLAG, ChannelOptions, ServerOptions
+from servicekit.gguf.folder import model_folder
 
 SERVICE = "gateway"
 
@@ -63,9 +64,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     addresses. Without any, nothing is drafted."""
 
     tokenizer: list[Path] = []
-    """Folders of models, for their tokenizer.json and chat template: each serves the models whose
-    verifiers report the same tokenizer. Requests and responses of other models hold token ids
-    only. The only folder also serves models whose verifiers report none."""
+    """Folders of models, for their tokenizer.json and chat template, or GGUF files: each serves the
+    models whose verifiers report the same tokenizer. Requests and responses of other models hold
+    token ids only. The only one also serves models whose verifiers report none."""
 
     tool_call_parser: Literal["auto", "none", "hermes", "hermes_list", "llama3_json"] = "auto"
     """How models write tool calls: `hermes`, JSON in <tool_call> tags; `hermes_list`, a list there;
@@ -143,6 +144,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         if value is None:
             return []
         return [value] if isinstance(value, str | Path) else value
+
+    @pydantic.field_validator("tokenizer")
+    @classmethod
+    def _stand_for_files(cls, value: list[Path]) -> list[Path]:
+        return [model_folder(each) for each in value]
 
     @pydantic.field_validator("http_listen")
     @classmethod

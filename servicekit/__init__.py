@@ -9,6 +9,7 @@ Knows nothing of what the services do: it could be its own project.
                     hold now; `peer_stream` keeps one stream open; `discovery` finds replicas by DNS
     telemetry/      the Prometheus endpoint and fast histograms for it; spans where they are on
     kernels/        compiles and caches numeric kernels; needs numba, so not every service has it
+    gguf/           a GGUF file as the folder of documents that models are read from
     message_limits  limits that .proto files state, enforced; unknown_fields finds what they lack
     probe           a command that asks a server for its health
     config          flags, environment and YAML into one validated model; yaml_file reads

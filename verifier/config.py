@@ -9,6 +9,7 @@ import pydantic
 from servicekit.address import parse_address
 from servicekit.config import NO_FLAG, ChannelOptions, ServerOptions
 from servicekit.cores import available_cores
+from servicekit.gguf.folder import model_folder
 
 SERVICE = "verifier"
 
@@ -36,7 +37,7 @@ class VerifierConfig(
     """How long a drafter that no sequence needs stays connected, in seconds."""
 
     model: Path
-    """Checkpoint folder: config.json and safetensors."""
+    """Checkpoint folder, with config.json and safetensors; or a GGUF file."""
 
     model_id: str | None = None
     """Name that clients ask for; the folder's name if empty."""
@@ -124,6 +125,11 @@ class VerifierConfig(
     stall_timeout_s: Annotated[float, NO_FLAG] = 30.0
     """Longest duration of one step, or of having sequences without finishing a step, before
     liveness probes fail, in seconds."""
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _stands_for_a_file(cls, value: Path) -> Path:
+        return model_folder(value)
 
     @pydantic.field_validator("drafters")
     @classmethod

@@ -37,7 +37,9 @@ def command(
     *,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="folder of a model (default: the bundled one)"),
+        typer.Option(
+            metavar="PATH", help="folder of a model, or a GGUF file (default: the bundled one)"
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="for gRPC, that tandem up shall use")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tandem.cli.model_path import is_gguf
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.processes.supervisor import Policy, Report, StartError, Supervisor
 from tandem.cli.processes.topology import Device, Dtype, Ports, Topology
@@ -47,7 +48,8 @@ def command(
     model: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="folder of a model with its tokenizer (default: the bundled one)"
+            metavar="PATH",
+            help="folder of a model with its tokenizer, or a GGUF file (default: the bundled one)",
         ),
     ] = None,
     device: Annotated[
@@ -107,7 +109,8 @@ def command(
         )
         return 2
     folder = model or BUNDLED_MODEL
-    if missing := [name for name in _MODEL_FILES if not _has_file(folder, name)]:
+    missing = [name for name in _MODEL_FILES if not _has_file(folder, name)]
+    if missing and not is_gguf(folder):
         if model is None:
             report(
                 "up",

@@ -11,9 +11,11 @@ import numpy as np
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.folder_checks import check_files
+from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import DTYPES, ModelConfig, read_model_config
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
-from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
+from verifier.checkpoint.stored_tensor import StoredTensor
+from verifier.checkpoint.tensor_files import TensorFiles, pieces
 from verifier.checkpoint.weight_types import WeightType
 
 logger = get_logger(__name__)
@@ -30,12 +32,14 @@ class DecoderDescription:
     """A checkpoint that the decoder computes.
 
     Attributes:
-        own_type: the type of the checkpoint's weights.
+        own_type: the type of the checkpoint's weights; of those in groups, of K/V.
+        in_groups: whether weights are stored in groups.
     """
 
     folder: Path
     config: ModelConfig
     own_type: WeightType
+    in_groups: bool
 
     def other_type(self, dtype: str) -> WeightType:
         """The type for `--dtype`: "auto" is the checkpoint's own."""
@@ -43,6 +47,8 @@ class DecoderDescription:
 
     def linear_type(self, dtype: str, quantization: str) -> WeightType:
         """The type of the layers' linear weights, for `--quantization` too."""
+        if self.in_groups and quantization == "none":
+            return WeightType.GROUPS
         return WeightType.FP8 if quantization == "fp8" else self.other_type(dtype)
 
 
@@ -73,9 +79,10 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         if unknown:
             raise NotServedError(f"the checkpoint holds {unknown[0]}, which has no known use")
         own_type = config.dtype or find_tensor(files, EMBEDDINGS).type
+        in_groups = any(tensor.dtype in FORMATS for tensor in files.tensors.values())
         if config.ties_embeddings and not _has_tied_head(files):
             raise NotServedError(f"{HEAD} differs from the embeddings that it is tied to")
-    return DecoderDescription(folder=folder, config=config, own_type=own_type)
+    return DecoderDescription(folder=folder, config=config, own_type=own_type, in_groups=in_groups)
 
 
 def reopened(described: DecoderDescription) -> TensorFiles:

@@ -17,7 +17,9 @@ def digest_of(folder: Path) -> str:
     digest = hashlib.sha256()
     # The index says which shard's weights count, where several have them.
     names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
-    files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
+    files = sorted(
+        [*folder.glob("*.safetensors"), *folder.glob("*.gguf"), *(folder / n for n in names)]
+    )
     for path in files:
         if path.exists():
             digest.update(f"{path.name} {_digest_of_file(path)}\n".encode())

@@ -17,6 +17,7 @@ SUPER_GROUPS = 8
 """Groups of a format with a K that share factors."""
 
 Bytes = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,31 @@ def take_apart(name: str, rows: Bytes) -> GroupedRows:
         scales=None,
         minimum_scales=None,
     )
+
+
+def values_of(name: str, rows: Bytes) -> FloatArray:
+    """The float32 values [n, K] of rows as `take_apart` gets them."""
+    form, parts = FORMATS[name], take_apart(name, rows)
+    codes = parts.codes.view(np.int8) if form.bits == 8 else parts.codes
+    num_scales = codes.shape[1] // GROUP * form.halves
+    values = codes.reshape(len(rows), num_scales, -1).astype(np.float32) - np.float32(form.zero)
+    # Each product is exact; only the last sum or product rounds.
+    values *= _multiplied(parts.factors, parts.scales, form, num_scales)
+    if parts.minima is not None:
+        minima = _multiplied(parts.minima, parts.minimum_scales, form, num_scales)
+        values += minima if parts.minimum_scales is None else -minima
+    return values.reshape(len(rows), -1)
+
+
+def _multiplied(
+    factors: npt.NDArray[np.float16], scales: Bytes | None, form: GroupFormat, num_scales: int
+) -> FloatArray:
+    """The scales of groups, [n, scales, 1]."""
+    result = factors.astype(np.float32)
+    if scales is not None:
+        numbers = scales.view(np.int8) if form.halves == 2 else scales
+        result = np.repeat(result, num_scales // result.shape[1], axis=1) * numbers
+    return result[..., None]
 
 
 def _super(form: GroupFormat, blocks: Bytes) -> GroupedRows:

@@ -1,4 +1,4 @@
-"""Reads tensors from safetensors files, mapped into memory.
+"""Reads tensors from safetensors files, or from a GGUF file, mapped into memory.
 
 Format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, little endian; the
 header, a JSON object of name → {dtype, shape, data_offsets}; then the tensors' bytes, one after the
@@ -10,16 +10,18 @@ import json
 import math
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from servicekit.gguf.header import GgufError, read_header
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
+from verifier.checkpoint.gguf_names import stored_as
+from verifier.checkpoint.group_formats import FORMATS, Bytes, values_of
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.stored_tensor import WEIGHT_TYPES, StoredTensor
 from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
 
 _SINGLE = "model.safetensors"
@@ -36,36 +38,11 @@ _ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-_WEIGHT_TYPES = {
-    "F32": WeightType.FLOAT32,
-    "BF16": WeightType.BFLOAT16,
-    "F16": WeightType.FLOAT16,
-}
-_FLOAT_TYPES = ("F64", *_WEIGHT_TYPES)
+_FLOAT_TYPES = ("F64", *WEIGHT_TYPES)
 _PAGE = mmap.PAGESIZE
 _PIECE_BYTES = 8 << 20
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a mapped file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    # Where its bytes are in the file.
-    start: int
-    end: int
-    file: Path
-
-    @property
-    def type(self) -> WeightType:
-        """Raises: NotServedError: it is none of float32, bfloat16 and float16."""
-        if self.dtype not in _WEIGHT_TYPES:
-            raise NotServedError(f"{self.name} is stored as {self.dtype}")
-        return _WEIGHT_TYPES[self.dtype]
 
 
 class TensorFiles:
@@ -90,6 +67,9 @@ class TensorFiles:
                 self.tensors = self._open(folder / _SINGLE)
             elif (folder / _INDEX).exists():
                 self._open_sharded(folder)
+            elif files := sorted(folder.glob("*.gguf")):
+                for path in files:
+                    self.tensors |= self._open_gguf(path)
             else:
                 raise NotServedError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
         except BaseException:
@@ -113,7 +93,7 @@ class TensorFiles:
         # float32 holds every value of the others.
         exact = [
             name
-            for name, weight_type in _WEIGHT_TYPES.items()
+            for name, weight_type in WEIGHT_TYPES.items()
             if dtype in (WeightType.FLOAT32, weight_type)
         ]
         stored = {tensor.dtype for tensor in self.tensors.values()}
@@ -121,20 +101,28 @@ class TensorFiles:
             logger.info("weights_rounded", stored=", ".join(rounded), dtype=dtype.name.lower())
 
     def rows(self, tensor: StoredTensor, first: int, count: int) -> BitsArray:
-        """A copy-free view of rows [first, first + count) of a tensor [rows, columns].
+        """The values of rows [first, first + count) of a tensor [rows, columns].
 
-        It must not outlive the files: `close` would fail. Read-only.
+        A view of the file where that is possible: it must not outlive the files, whose `close`
+        would fail. Read-only.
         """
-        columns = math.prod(tensor.shape[1:])
-        item = np.dtype(tensor.type.value)
-        view: npt.NDArray[Any] = np.frombuffer(
-            self._maps[tensor.file],
-            dtype=item,
-            count=count * columns,
-            offset=tensor.start + first * columns * item.itemsize,
-        )
+        stored = self.stored_rows(tensor, first, count)
+        if tensor.dtype in FORMATS:
+            return values_of(tensor.dtype, stored)
         # Files may be laid out at any byte.
-        return np.require(view, requirements="A").reshape(count, columns)
+        return np.require(stored.view(tensor.type.value), requirements="A")
+
+    def stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
+        """As `rows`, as bytes [count, bytes of a row]."""
+        row_bytes = (tensor.end - tensor.start) // tensor.shape[0]
+        rows: Bytes = np.frombuffer(self._bytes(tensor), dtype=np.uint8).reshape(-1, row_bytes)
+        if not tensor.num_paired_heads:
+            return rows[first : first + count]
+        half = tensor.shape[0] // tensor.num_paired_heads // 2
+        head, place = np.divmod(np.arange(first, first + count), 2 * half)
+        second, index = np.divmod(place, half)
+        unpaired: Bytes = rows[2 * (head * half + index) + second]
+        return unpaired
 
     def forget(self, tensor: StoredTensor, first: int, count: int) -> None:
         """Lets these rows' pages leave this process's memory: they were read once, for good."""
@@ -189,10 +177,17 @@ class TensorFiles:
                 f"{index.name} says it is: take the wrong one out, or save the model again"
             )
 
+    def _open_gguf(self, path: Path) -> dict[str, StoredTensor]:
+        self._map(path)
+        try:
+            return stored_as(read_header(path))
+        except GgufError as error:
+            raise CheckpointError(str(error)) from error
+
     def _bytes(self, tensor: StoredTensor) -> memoryview:
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.end]
 
-    def _open(self, path: Path) -> dict[str, StoredTensor]:
+    def _map(self, path: Path) -> mmap.mmap:
         try:
             with path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -205,6 +200,10 @@ class TensorFiles:
             # ValueError: an empty file.
             raise CheckpointError(f"{path}: {error}") from error
         self._maps[path] = mapped
+        return mapped
+
+    def _open(self, path: Path) -> dict[str, StoredTensor]:
+        mapped = self._map(path)
         if len(mapped) < 8:
             raise CheckpointError(f"{path}: is too short for a header")
         if mapped[: len(_GIT_LFS_POINTER)] == _GIT_LFS_POINTER:

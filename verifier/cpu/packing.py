@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
+from verifier.checkpoint.stored_tensor import StoredTensor
+from verifier.checkpoint.tensor_files import TensorFiles, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
 
 # FP8 is e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448.

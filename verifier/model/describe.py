@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from servicekit.cores import available_cores
+from servicekit.gguf.folder import model_folder
+from servicekit.gguf.header import GgufError
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
@@ -48,8 +50,8 @@ def describe(folder: Path) -> dict[str, Any]:
     """The object, whatever is in the folder."""
     model, error = None, None
     try:
-        model = _describe_model(folder)
-    except CheckpointError as refusal:
+        model = _describe_model(model_folder(folder))
+    except (CheckpointError, GgufError) as refusal:
         error = str(refusal)
     has_driver = has_gpu_driver()
     return {
@@ -71,7 +73,8 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not sound, or neither decoder serves it.
     """
-    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = (*folder.glob("*.safetensors"), *folder.glob("*.gguf"))
+    weights_bytes = sum(file.stat().st_size for file in files)
     try:
         described = describe_decoder(folder)
     except NotServedError as refusal:

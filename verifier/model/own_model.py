@@ -117,7 +117,9 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         model_digest=model_digest,
         numerics_digest=numerics_digest(weights),
         architecture=shape.architecture,
-        dtype=dtype_name(dtype, config.quantization),
+        dtype=dtype_name(
+            dtype, "gguf" if weights.linear_type is WeightType.GROUPS else config.quantization
+        ),
         device="cpu",
         attention_backend="own",
         max_model_len=max_model_len,

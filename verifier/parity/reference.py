@@ -24,6 +24,8 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.tensor_files import TensorFiles
+from verifier.cpu.packing import widened
 from verifier.parity.comparison import WINDOW_TOKENS, probe_text
 from verifier.parity.quantised_values import computed_in
 from verifier.parity.transformers_check import shortened_windows
@@ -139,6 +141,49 @@ class _RoundingCache(DynamicCache):
         return super().update(keys, values, *arguments, **options)
 
 
+# The plainest code, and the only one that knows softcaps; and grouped products refuse rows that are
+# no multiple of 16 bytes.
+_PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
+
+def _of_folder(
+    folder: Path, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of weights that are missing."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=read_config(folder),
+        dtype=dtype,
+        device_map={"": device},
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **_PLAIN,
+    )
+    return loaded[0], sorted(loaded[1]["missing_keys"])
+
+
+def _of_gguf(
+    folder: Path, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, list[str]]:
+    """As `_of_folder`, with the values that a GGUF file's weights stand for."""
+    config = read_config(folder)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, **_PLAIN)
+    with TensorFiles(folder) as files:
+        state = {
+            name: torch.from_numpy(
+                np.array(widened(files.rows(tensor, 0, tensor.shape[0]), tensor.type))
+            ).reshape(tensor.shape)
+            for name, tensor in files.tensors.items()
+        }
+    missing = set(model.load_state_dict(state, strict=False).missing_keys)
+    if config.tie_word_embeddings:
+        model.tie_weights()
+        missing.discard("lm_head.weight")
+    return model.to(device), sorted(missing)
+
+
 class _Model:
     """transformers' model, and the probe's text.
 
@@ -150,22 +195,10 @@ class _Model:
         self, folder: Path, *, dtype: torch.dtype, quantization: str, device: torch.device
     ) -> None:
         transformers.logging.disable_progress_bar()
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=read_config(folder),
-            dtype=dtype,
-            # The plainest code, and the only one that knows softcaps.
-            attn_implementation="eager",
-            # Grouped products refuse rows that are no multiple of 16 bytes.
-            experts_implementation="eager",
-            device_map={"": device},
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        model: PreTrainedModel = loaded[0].eval().requires_grad_(False)
-        if missing := sorted(loaded[1]["missing_keys"]):
+        is_gguf = any(folder.glob("*.gguf"))
+        model, missing = (_of_gguf if is_gguf else _of_folder)(folder, dtype, device)
+        model = model.eval().requires_grad_(False)
+        if missing:
             raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")
         text = probe_text(
             vocab_size=int(model.config.vocab_size),

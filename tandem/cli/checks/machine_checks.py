@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.checks.check import Check, fail, ok, sampling_check, warn
+from tandem.cli.model_path import is_gguf
 from tandem.cli.up import INSTALL_ALL, missing_services
 from tandem.free_ports import check_port
 
@@ -79,6 +80,9 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Check:
 
 def model_files(folder: Path) -> Iterator[Check]:
     """The files that a model folder must have, and whether they are readable."""
+    if is_gguf(folder):
+        yield ok("model", f"{folder}, as a GGUF file")
+        return
     if not folder.is_dir():
         yield fail("model", f"{folder} is no folder", "name a model's folder with --model")
         return

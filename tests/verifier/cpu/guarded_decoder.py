@@ -25,7 +25,7 @@ from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import Array, RunningDecoder, load, some_tokens
 from tests.volume import cases
 from verifier.checkpoint.weight_types import Rotary
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
 
 MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
 PATTERN = 0xA5
@@ -107,7 +107,7 @@ def guarded(guards: Guards, value: Any) -> Any:
         return guards.copy(value)
     if isinstance(value, list):
         return [guarded(guards, each) for each in value]
-    if isinstance(value, DecoderWeights | Layer | Matrix | Experts | Rotary):
+    if isinstance(value, DecoderWeights | Layer | Matrix | Part | Experts | Rotary):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return type(value)(**{name: guarded(guards, each) for name, each in fields.items()})
     return value
@@ -120,7 +120,8 @@ def all_choose_the_same(weights: DecoderWeights) -> DecoderWeights:
         experts = layer.experts
         if experts is not None:
             router = experts.router
-            router = dataclasses.replace(router, blocks=np.zeros_like(router.blocks))
+            parts = [Part(blocks=np.zeros_like(router.blocks))]
+            router = dataclasses.replace(router, parts=parts)
             experts = dataclasses.replace(experts, router=router)
         layers.append(dataclasses.replace(layer, experts=experts))
     return dataclasses.replace(weights, layers=layers)

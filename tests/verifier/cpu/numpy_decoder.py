@@ -3,6 +3,7 @@
 In float64, one sequence, no cache: as short as the definition of each operation allows.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from verifier.checkpoint.weight_types import Activation, WeightType
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix
+from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +30,7 @@ def all_logits(
             them. They must be this one's but for the rounding, and are attended to instead.
     """
     embeddings = unpacked(weights.head, weights.other_type)
-    if weights.embeddings is not None:
+    if isinstance(weights.embeddings, np.ndarray):
         embeddings = values(weights.embeddings, weights.other_type)
     hidden = embeddings[token_ids] * weights.embedding_scale
     for number, layer in enumerate(weights.layers):
@@ -174,6 +175,5 @@ def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
 
 def _one_of(matrix: Matrix, expert: int) -> Matrix:
     scales = None if matrix.scales is None else matrix.scales[expert]
-    return Matrix(
-        blocks=matrix.blocks[expert], num_outputs=matrix.num_outputs, scales=scales, bias=None
-    )
+    parts = [Part(blocks=matrix.blocks[expert])]
+    return dataclasses.replace(matrix, parts=parts, scales=scales)

@@ -14,7 +14,7 @@ POISON = 50
 
 def poisoned(weights: DecoderWeights, value: float) -> DecoderWeights:
     """The weights with one number of one token's embedding replaced."""
-    assert weights.embeddings is not None
+    assert isinstance(weights.embeddings, np.ndarray)
     embeddings = weights.embeddings.copy()
     embeddings[POISON, 3] = value
     return dataclasses.replace(weights, embeddings=embeddings)

@@ -197,7 +197,7 @@ def _place(builder: Any, form: GroupFormat, block: Any, group: Any) -> tuple[Any
 def _loop(
     builder: Any, count: Any, initial: list[Any], emit: Callable[..., list[Any]]
 ) -> list[Any]:
-    """Emits `emit(i, values)` for i from 0 to before `count`, at least 1. Returns the last values."""
+    """Emits `emit(i, values)` for each i below `count`, at least 1. Returns the last values."""
     b = builder
     entry = b.block
     loop, done = (b.function.append_basic_block(name) for name in ("groups", "all_groups"))

@@ -21,7 +21,8 @@ from verifier.checkpoint.families import ExpertNames
 from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.refusals import NotServedError
-from verifier.checkpoint.tensor_files import StoredTensor, TensorFiles, pieces
+from verifier.checkpoint.stored_tensor import StoredTensor
+from verifier.checkpoint.tensor_files import TensorFiles, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
@@ -69,7 +70,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
                 [EMBEDDINGS.removesuffix(".weight") if embeddings is None else "lm_head"],
                 [config.vocab_size],
                 has_bias=False,
-                weight_type=other_type,
+                weight_type=None if linear_type is WeightType.GROUPS else other_type,
             ),
             linear_type=linear_type,
             other_type=other_type,
@@ -202,7 +203,7 @@ class _Loader:
         if self._linear_type is WeightType.GROUPS:
             name = EMBEDDINGS.removesuffix(".weight")
             return self.matrix([name], [self._config.vocab_size], has_bias=False)
-        return self.plain(EMBEDDINGS)
+        return self.plain(EMBEDDINGS, self._other_type)
 
     def _empty(
         self,
@@ -279,17 +280,18 @@ class _Loader:
         return self.values(name + ".weight") + offset
 
     def values(self, name: str) -> FloatArray:
-        """A tensor's values [n], rounded to the type of the model."""
-        bits = self.plain(name)
-        return np.array(widened(bits, self._other_type), dtype=np.float32).reshape(-1)
+        """A tensor's values [n], rounded to the type of the model unless weights are in groups."""
+        in_groups = self._linear_type is WeightType.GROUPS
+        kind = WeightType.FLOAT32 if in_groups else self._other_type
+        return np.array(widened(self.plain(name, kind), kind), dtype=np.float32).reshape(-1)
 
-    def plain(self, name: str) -> BitsArray:
-        """A copy of a tensor [n] or [n, K], not packed, in the type of the model."""
+    def plain(self, name: str, kind: WeightType) -> BitsArray:
+        """A copy of a tensor [n] or [n, K], not packed, as a type."""
         tensor = find_tensor(self._files, name)
-        result: BitsArray = np.empty(tensor.shape, dtype=self._other_type.value)
+        result: BitsArray = np.empty(tensor.shape, dtype=kind.value)
         rows = result.reshape(tensor.shape[0], -1)
         for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
-            rows[start : start + len(piece)] = converted(piece, tensor.type, self._other_type)
+            rows[start : start + len(piece)] = converted(piece, tensor.type, kind)
         return result
 
 

@@ -1,0 +1,101 @@
+"""Small GGUF files, written by the `gguf` package."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
+# Every byte has a character of the byte-level alphabet; some merges; an end token.
+_ALPHABET = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _ALPHABET]
+BYTES = [chr(c) for c in _ALPHABET] + [chr(256 + i) for i in range(len(_OTHERS))]
+MERGES = ["t h", "th e", "Ġ the", "i n"]
+TOKENS = [*BYTES, *(merge.replace(" ", "") for merge in MERGES), "<|end|>", "<|tool|>"]
+END, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
+VOCABULARY = len(TOKENS)
+_SCALES = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+
+
+def some_rows(name: str, shape: tuple[int, int], draw: np.random.Generator) -> npt.NDArray[Any]:
+    """Rows of a type as in a file: quantised if the package can, else bytes with small scales."""
+    kind = gguf.GGMLQuantizationType[name]
+    values = draw.normal(0, 0.08, shape).astype(np.float32)
+    if name not in _SCALES:
+        return np.asarray(gguf.quantize(values, kind))
+    depth, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = draw.integers(0, 256, (shape[0], shape[1] // depth, size), dtype=np.uint8)
+    for at in _SCALES[name]:
+        scales = draw.normal(0, 2e-4, (*blocks.shape[:2], 1)).astype(np.float16)
+        blocks[..., at : at + 2] = scales.view(np.uint8).reshape(*blocks.shape[:2], 2)
+    return blocks.reshape(shape[0], -1)
+
+
+def write_model(
+    path: Path,
+    types: Mapping[str, str] | str,
+    *,
+    architecture: str = "llama",
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """A model with random weights.
+
+    Args:
+        types: of weights, by a part of the tensor's name; or of all of them.
+        metadata: further keys, of whole numbers and strings.
+    """
+    draw = np.random.default_rng(5)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(512)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_merges(MERGES)
+    writer.add_token_types([1] * (VOCABULARY - 2) + [3, 4])
+    writer.add_eos_token_id(END)
+    for key, value in (metadata or {}).items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+
+    def add(name: str, shape: tuple[int, ...]) -> None:
+        if len(shape) == 1:
+            values = draw.normal(1 if "norm" in name else 0, 0.1, shape).astype(np.float32)
+            writer.add_tensor(name, values)
+            return
+        kind = types if isinstance(types, str) else _chosen(types, name)
+        rows = some_rows(kind, (shape[0], shape[1]), draw)
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    kv = HIDDEN // HEADS * KV_HEADS
+    add("token_embd.weight", (VOCABULARY, HIDDEN))
+    for layer in range(LAYERS):
+        prefix = f"blk.{layer}."
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"{prefix}{name}.weight", (HIDDEN,))
+        for name, size in (("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)):
+            add(f"{prefix}{name}.weight", (size, HIDDEN))
+            if architecture == "qwen2":
+                add(f"{prefix}{name}.bias", (size,))
+        add(f"{prefix}attn_output.weight", (HIDDEN, HIDDEN))
+        for name in ("ffn_gate", "ffn_up"):
+            add(f"{prefix}{name}.weight", (INNER, HIDDEN))
+        add(f"{prefix}ffn_down.weight", (HIDDEN, INNER))
+    add("output_norm.weight", (HIDDEN,))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _chosen(types: Mapping[str, str], name: str) -> str:
+    return next((kind for part, kind in types.items() if part in name), types[""])

@@ -1,0 +1,172 @@
+"""Weights in groups: values, products, and a model's logits, by `gguf`, numpy and transformers."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from servicekit.gguf.folder import model_folder
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import address_of
+from tests.servicekit.gguf_files import VOCABULARY, some_rows, write_model
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.group_formats import FORMATS, values_of
+from verifier.checkpoint.tensor_files import TensorFiles
+from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.group_packing import num_records, pack_groups
+from verifier.cpu.kernels.group_tiles import (
+    NUMBERS,
+    group_tile,
+    group_values,
+    record_bytes,
+    round_row,
+    rounded_row_bytes,
+)
+from verifier.cpu.loading.loader import load_weights
+from verifier.cpu.processor import TILES
+from verifier.parity.comparison import paged_logits
+from verifier.parity.reference import reference
+
+Array = npt.NDArray[np.float32]
+OUTPUTS, DEPTH = 40, 512
+MIXED = {
+    "token_embd": "Q8_0",
+    "attn_v": "Q6_K",
+    "attn_q": "Q5_0",
+    "attn_k": "Q5_1",
+    "attn_output": "F16",
+    "ffn_down": "Q4_K",
+    "ffn_up": "Q5_K",
+    "": "Q4_0",
+}
+
+
+@kernel
+def _round(x: int, depth: int, out: int) -> None:
+    round_row(x, depth, out)
+
+
+@kernel
+def _multiply(
+    form: int, num_rows: int, x: int, x_row: int, w: int, block_bytes: int, num_blocks: int,
+    depth: int, out: int, out_row: int,
+) -> None:  # fmt: skip
+    for block in range(num_blocks):
+        group_tile(form, num_rows, x, x_row, w + block * block_bytes, depth, out + 64 * block,
+                   out_row)  # fmt: skip
+
+
+@kernel
+def _values(form: int, w: int, lane: int, depth: int, out: int) -> None:
+    group_values(form, w, lane, depth, np.float32(1.0), out)
+
+
+def _rounded(x: Array) -> npt.NDArray[np.uint8]:
+    result = np.zeros((len(x), rounded_row_bytes(x.shape[1])), dtype=np.uint8)
+    for row, own in zip(x, result, strict=True):
+        _round(address_of(np.ascontiguousarray(row)), len(row), address_of(own))
+    return result
+
+
+def _scaled(rounded: npt.NDArray[np.uint8], depth: int) -> npt.NDArray[np.float64]:
+    """What rounded rows stand for."""
+    codes = rounded[:, : 2 * depth].copy().view(np.int16).reshape(len(rounded), -1, 32)
+    scales = rounded[:, 2 * depth :].copy().view(np.float32).reshape(len(rounded), -1, 2)
+    values: npt.NDArray[np.float64] = codes.astype(np.float64) * scales[..., :1]
+    return values.reshape(len(rounded), -1)
+
+
+def _packed(name: str, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    shape = -(-len(rows) // 16), num_records(name, DEPTH), record_bytes(FORMATS[name])
+    blocks = np.zeros(shape, dtype=np.uint8)
+    pack_groups(name, rows, blocks)
+    return blocks
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_bit_equal_to_the_gguf_packages(name: str) -> None:
+    rows = some_rows(name, (OUTPUTS, DEPTH), np.random.default_rng(1))
+    expected = gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
+    np.testing.assert_array_equal(values_of(name, rows).view(np.int32), expected.view(np.int32))
+    blocks = _packed(name, rows)
+    for output in (0, 15, 16, OUTPUTS - 1):
+        own = np.zeros(DEPTH, dtype=np.float32)
+        block = address_of(blocks) + output // 16 * blocks.strides[0]
+        _values(NUMBERS[name], block, output % 16, DEPTH, address_of(own))
+        np.testing.assert_array_equal(own.view(np.int32), expected[output].view(np.int32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_the_values_sums_and_do_not_depend_on_the_other_rows(name: str) -> None:
+    draw = np.random.default_rng(2)
+    rows = some_rows(name, (OUTPUTS, DEPTH), draw)
+    x = draw.standard_normal((TILES.max_group_rows, DEPTH)).astype(np.float32)
+    x[:, 7] *= 300
+    rounded, blocks = _rounded(x), _packed(name, rows)
+    values = values_of(name, rows).astype(np.float64)
+
+    def products(first: int, count: int) -> Array:
+        out = np.full((count, 48), 7, dtype=np.float32)
+        _multiply(NUMBERS[name], count, address_of(rounded) + first * rounded.strides[0],
+                  rounded.strides[0], address_of(blocks), blocks.strides[0], len(blocks), DEPTH,
+                  address_of(out), out.strides[0])  # fmt: skip
+        return out
+
+    together = products(0, len(x))
+    exact = _scaled(rounded, DEPTH) @ values.T
+    np.testing.assert_allclose(
+        together[:, :OUTPUTS], exact, rtol=0, atol=2e-6 * float(np.abs(exact).max())
+    )
+    assert not together[:, OUTPUTS:].any()
+    for count in range(1, len(x)):
+        np.testing.assert_array_equal(products(1, count), together[1 : count + 1])
+
+
+def test_rows_are_rounded_to_16_bits_and_keep_what_is_not_finite() -> None:
+    x = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+    x[1, :32], x[2, 3], x[3, 40], x[4, :32] = 0, np.nan, -np.inf, 1e-38
+    scaled = _scaled(_rounded(x), 64)
+    for row in (0, 1, 4):
+        largest = np.abs(x[row]).reshape(2, 32).max(axis=1).repeat(32)
+        assert (np.abs(scaled[row] - x[row]) <= largest / 32767 * 0.51 + 1e-37).all()
+    assert np.isnan(scaled[2, :32]).all()
+    assert np.isfinite(scaled[2, 32:]).all()
+    assert np.isnan(scaled[3, 32:]).all()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_model(tmp_path_factory.mktemp("gguf") / "mixed.gguf", MIXED)
+    return model_folder(path)
+
+
+def test_logits_are_transformers_by_its_own_reading_of_the_file(folder: Path) -> None:
+    """Its reading turns the llama family's paired rows of Q and K back by itself."""
+    described = describe_decoder(folder)
+    weights = load_weights(described, dtype="float32", quantization="none")
+    text = [(7 * i) % VOCABULARY for i in range(40)]
+    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
+    whole = paged_logits(decoder, text, [], block_size=16)
+    for cuts in ([1], [17, 31], [39]):
+        others = paged_logits(decoder, text, cuts, block_size=16)
+        np.testing.assert_array_equal(others, whole)
+    decoder.close()
+    # Types of weights that transformers reads, with the same name for the file.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="mixed.gguf", dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        exact = model(torch.tensor([text])).logits[0].numpy()
+    np.testing.assert_allclose(whole, exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
+
+
+def test_the_check_at_load_computes_the_same_model(folder: Path) -> None:
+    exact, _ = reference(folder, dtype=torch.float32, quantization="none", rounds_kv=False)
+    with TensorFiles(folder) as files:
+        paired = files.tensors["model.layers.0.self_attn.q_proj.weight"].num_paired_heads
+    assert paired == 4
+    assert torch.isfinite(exact).all()

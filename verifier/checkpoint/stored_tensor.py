@@ -1,0 +1,42 @@
+"""A tensor's place in a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from verifier.checkpoint.group_formats import FORMATS
+from verifier.checkpoint.refusals import NotServedError
+from verifier.checkpoint.weight_types import WeightType
+
+WEIGHT_TYPES = {
+    "F32": WeightType.FLOAT32,
+    "BF16": WeightType.BFLOAT16,
+    "F16": WeightType.FLOAT16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a mapped file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    # Where its bytes are in the file.
+    start: int
+    end: int
+    file: Path
+    # Of how many heads, the rows' halves lie in pairs; 0: in the order that transformers has.
+    num_paired_heads: int = 0
+
+    @property
+    def type(self) -> WeightType:
+        """Of its values, in groups float32.
+
+        Raises:
+            NotServedError: it is none of float32, bfloat16 and float16.
+        """
+        if self.dtype in FORMATS:
+            return WeightType.FLOAT32
+        if self.dtype not in WEIGHT_TYPES:
+            raise NotServedError(f"{self.name} is stored as {self.dtype}")
+        return WEIGHT_TYPES[self.dtype]
