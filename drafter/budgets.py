@@ -7,7 +7,7 @@ SLICE_S = 0.001
 """How long one batch may keep the event loop before others get a turn."""
 
 ROWS_PER_CALL = 512
-"""Rows that one kernel call appends or answers: up to half a millisecond."""
+"""Rows that one kernel call answers: up to half a millisecond."""
 
 NGRAMS_PER_ANSWER = 8_192
 """N-grams that one call enters for rows that are waited for: about 0.3 ms."""
@@ -29,9 +29,9 @@ MIN_UNINDEXED = 32
 costs little more than to index those of one. So far below `MAX_UNINDEXED` that the next steps'
 tokens fit too."""
 
-MAX_APPENDED_UNINDEXED = 256
-"""Longest unindexed tail to which a kernel appends, and longest that the indexer indexes between
-any two turns of the event loop; texts with longer ones come after all others."""
+MAX_SHORT_TAIL = 256
+"""Longest unindexed tail that the indexer indexes between any two turns of the event loop; texts
+with longer ones come after all others."""
 
 MAX_AWAITED_NGRAMS = 16_384
 """A text with more unindexed n-grams is not waited for: its proposal says that it is still being

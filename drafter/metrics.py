@@ -9,7 +9,7 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from drafter.batch.scan import (
+from drafter.batch.answer import (
     APPENDED,
     DRAFT,
     INDEXING,
@@ -122,7 +122,7 @@ class DrafterMetrics:
         self._events[event].inc()
 
     def observe_batch(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
-        """Counts the answers of one batch by their outcomes, see `scan.OPEN`."""
+        """Counts the answers of one batch by their outcomes, see `answer.OPEN`."""
         # One lock per outcome, not per sequence.
         for outcome, counter in self._proposals.items():
             if num_by_outcome[outcome] > 0:

@@ -124,11 +124,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._check_serving()
         wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
-        batch = Batch(self._store, lease=None)
-        batch.scan(request.SerializeToString())
+        batch = Batch(request, lease=None)
         response = await self.engine.answer(batch)
         self.engine.finish(batch)
-        return drafter_pb2.ProposeResponse.FromString(response)
+        return response
 
     async def ProposeStream(  # type: ignore[override]  # bytes, and it writes its responses itself
         self, request_iterator: AsyncIterator[bytes], context: _StreamContext
@@ -142,7 +141,6 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """
         self._check_serving()
         lease = self._store.start_stream()
-        batch = Batch(self._store, lease)
         has_warned = False
         async with self.streams.open() as stream:
             try:
@@ -153,16 +151,20 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     stream.go_on()
                     if not isinstance(payload, bytes):  # the client has ended the stream
                         break
-                    batch.scan(payload)
-                    if batch.releases:
-                        has_warned |= self._check_streamed(batch.releases, has_warned=has_warned)
+                    request = drafter_pb2.ProposeRequest.FromString(payload)
+                    batch = Batch(request, lease)
+                    releases = request.releases
+                    if releases:
+                        has_warned |= self._check_streamed(releases, has_warned=has_warned)
                     response = await self.engine.answer(batch)
                     stream.begin_write()
                     try:
-                        await context.write(response)
+                        await context.write(response.SerializeToString())
                     finally:
                         self.engine.finish(batch)
                     stream.go_on()
+                    # A stream may be idle for hours, and a batch holds its texts in memory.
+                    del batch
             except wire.DecodeError as error:
                 raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
             finally:

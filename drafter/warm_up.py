@@ -47,10 +47,9 @@ async def _answer_batches() -> None:
         on_batch=lambda num_by_outcome, duration_s: None,
         on_failure=_fail,
     )
-    batch = Batch(store, lease=None)
 
     async def send(request: pb.ProposeRequest) -> None:
-        batch.scan(request.SerializeToString())
+        batch = Batch(request, lease=None)
         await engine.answer(batch)
         engine.finish(batch)
         if engine.indexer.task is not None:

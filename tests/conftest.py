@@ -31,7 +31,6 @@ SLOW = (
     "deploy/test_kustomizations.py",
     "drafter/test_event_loop.py",
     "drafter/test_growing_texts.py",
-    "drafter/test_kernel_rows.py",
     "drafter/test_process.py",
     "drafter/test_snapshot.py",
     "drills",

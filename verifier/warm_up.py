@@ -26,7 +26,6 @@ from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.kernels.forward import forward
 from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.records import LAYER, MODEL, STEP
-from verifier.drafters import wire as drafters
 from verifier.drafts.depth_policy import DepthPolicy
 from verifier.sampling import warm_up as sampling
 
@@ -55,7 +54,6 @@ def warm_up_engine() -> None:
     on the event loop.
     """
     sampling.warm_up()
-    drafters.warm_up()
     DepthPolicy(max_rows=8, max_depth=1, row_tile=8)
 
 

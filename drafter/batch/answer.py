@@ -1,35 +1,37 @@
 """Answers the open rows of a batch in one kernel call.
 
-Owns the order of sources (the sequence's own text, then its pool) and which rows a call leaves
-open. How a draft is found is known to `drafter.ngram` and `drafter.pool_index`.
+Owns the columns of a row, the order of sources (the sequence's own text, then its pool), and which
+rows a call leaves open. How a draft is found is known to `drafter.ngram` and `drafter.pool_index`.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch.scan import (
-    DRAFT,
-    DRAFT_LENGTH,
-    DRAFT_ROOM,
-    DRAFT_START,
-    LENGTH_LIMIT,
-    MATCH_LENGTH,
-    NO_MATCH,
-    OPEN,
-    OUTCOME,
-    POOL_DRAFT,
-    SCAN,
-    TEXT,
-    TEXT_LENGTH,
-    WHY_OPEN,
-)
-from drafter.history.id_table import HEADER
 from drafter.ngram.index import DONE
 from drafter.ngram.propose import propose_all
 from drafter.pool_index.arena import Arena
 from drafter.pool_index.link import has_old_link
 from drafter.pool_index.propose import propose_from_pools
 from servicekit.kernels.jit import kernel
+
+(
+    TEXT,  # address of its text's header
+    TEXT_LENGTH,  # the known tokens that the draft continues
+    LENGTH_LIMIT,  # the delta's max_length
+    DRAFT_ROOM,  # how long the draft may be
+    DRAFT_START,  # where in the batch's drafts it goes
+    SCAN,  # address of the progress of a long scan; 0: there is none
+    OUTCOME,
+    DRAFT_LENGTH,
+    MATCH_LENGTH,
+    WHY_OPEN,  # see `answer_rows`
+) = range(10)
+"""Columns of a row."""
+NUM_COLUMNS = 10
+
+OPEN, APPENDED, NO_MATCH, INDEXING, DRAFT, POOL_DRAFT, OUT_OF_SYNC, INVALID = range(8)
+"""Outcomes of a row: not answered yet; and as `Status` and `Source` of the contract say."""
+NUM_OUTCOMES = 8
 
 MUST_LINK = -1
 """Status of a row whose text must be linked to its pool anew, beside those of `ngram/index.py`."""
@@ -111,34 +113,21 @@ def answer_rows(
 
 @kernel
 def index_texts(
-    records: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
+    headers: npt.NDArray[np.int64],
     hash_base: np.uint64,
     budget: int,
     statuses: npt.NDArray[np.int64],
 ) -> None:
-    """Enters unindexed tokens of the texts at some slots, as far as the budget goes.
+    """Enters unindexed tokens of texts, as far as the budget goes.
 
     Args:
-        records: of the sequence table, see `id_table.py`.
-        slots: their present texts are indexed, [num_slots].
+        headers: addresses of the texts, each once, [num_texts].
         hash_base: of the n-grams' hashes.
         budget: how many n-grams may be entered.
-        statuses: takes what became of each, see `propose_all`; an empty slot is done, [num_slots].
+        statuses: takes what became of each, see `propose_all`, [num_texts].
     """
-    headers, no_room, slot_of, lengths, draft_lengths, match_lengths, found = np.zeros(
-        (7, len(slots)), dtype=np.int64
-    )
-    num_texts = 0
-    for s in range(len(slots)):
-        statuses[s] = DONE
-        if records[slots[s], HEADER] != 0:
-            headers[num_texts] = records[slots[s], HEADER]
-            slot_of[num_texts] = s
-            num_texts += 1
+    no_room, lengths, draft_lengths, match_lengths = np.zeros((4, len(headers)), dtype=np.int64)
     propose_all(
-        headers[:num_texts], no_room, hash_base, budget, 0, no_room,
-        np.empty(0, dtype=np.uint32), no_room, lengths, draft_lengths, match_lengths, found,
+        headers, no_room, hash_base, budget, 0, no_room, np.empty(0, dtype=np.uint32), no_room,
+        lengths, draft_lengths, match_lengths, statuses,
     )  # fmt: skip
-    for t in range(num_texts):
-        statuses[slot_of[t]] = found[t]

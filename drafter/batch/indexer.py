@@ -16,6 +16,7 @@ from drafter.batch.answer import index_texts
 from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
     GROWTH_S,
+    MAX_SHORT_TAIL,
     MIN_UNINDEXED,
     NGRAMS_PER_LONG_STEP,
     NGRAMS_PER_STEP,
@@ -30,7 +31,7 @@ _TEXTS_PER_STEP = NGRAMS_PER_STEP // MIN_UNINDEXED
 
 
 class Indexer:
-    """Owned by the event loop. The backlog holds slots; the text that is in a slot by then counts.
+    """Owned by the event loop. Histories that are stored no longer leave the backlog.
 
     Attributes:
         task: runs while there is a backlog; None: there was none yet.
@@ -56,8 +57,8 @@ class Indexer:
         self._slices = slices
         self._on_failure = on_failure
         # In the order in which they came; dicts as sets.
-        self._short_tails: dict[int, None] = {}
-        self._long_tails: dict[int, None] = {}
+        self._short_tails: dict[History, None] = {}
+        self._long_tails: dict[History, None] = {}
         self._is_closed = False
 
     @property
@@ -65,15 +66,13 @@ class Indexer:
         """Whether there is a backlog."""
         return bool(self._short_tails or self._long_tails)
 
-    def add(self, *, short_tails: Iterable[int], long_tails: Iterable[int]) -> None:
-        """Adds to the backlog, and starts the task; returns at once.
-
-        Args:
-            short_tails: slots of texts with short unindexed tails.
-            long_tails: slots of texts with long ones.
-        """
-        self._short_tails.update(dict.fromkeys(short_tails))
-        self._long_tails.update(dict.fromkeys(long_tails))
+    def add(self, histories: Iterable[History]) -> None:
+        """Adds those with unindexed tails to the backlog, and starts the task; returns at once."""
+        for history in histories:
+            num_unindexed = history.num_unindexed
+            if num_unindexed >= MIN_UNINDEXED:
+                is_short = num_unindexed <= MAX_SHORT_TAIL
+                (self._short_tails if is_short else self._long_tails)[history] = None
         if self.has_work and not self._is_closed and (self.task is None or self.task.done()):
             self.task = asyncio.create_task(self._work())
 
@@ -97,39 +96,38 @@ class Indexer:
                 self._index(self._long_tails, 1, NGRAMS_PER_LONG_STEP)
                 self._slices.end_bulk_slice()
 
-    def _index(self, tails: dict[int, None], num_texts: int, num_ngrams: int) -> None:
+    def _index(self, tails: dict[History, None], num_texts: int, num_ngrams: int) -> None:
         """Enters n-grams of the first texts; texts that are up to date leave the backlog.
 
         A sequence that cannot be indexed is forgotten; the others are indexed.
         """
-        slots = np.array(list(itertools.islice(tails, num_texts)), dtype=np.int64)
-        statuses = np.empty(len(slots), dtype=np.int64)
+        histories = []
+        for history in list(itertools.islice(tails, num_texts)):
+            if history.is_stored:
+                histories.append(history)
+            else:
+                del tails[history]
+        if not histories:
+            return
+        headers = np.array([history.address for history in histories], dtype=np.int64)
+        statuses = np.empty(len(histories), dtype=np.int64)
         try:
-            index_texts(self._store.table.records, slots, HASH_BASE, num_ngrams, statuses)
+            index_texts(headers, HASH_BASE, num_ngrams, statuses)
         except Exception:
             # Our own fault, or no memory left. One text per call finds the one that fails.
-            if len(slots) > 1:
+            if len(histories) > 1:
                 self._index(tails, 1, num_ngrams)
             else:
-                self._forget(int(slots[0]))
-                del tails[int(slots[0])]
+                self._on_failure(histories[0])
+                del tails[histories[0]]
             return
         end_s = time.perf_counter() + GROWTH_S
-        for slot, status in zip(slots.tolist(), statuses.tolist(), strict=True):
+        for history, status in zip(histories, statuses.tolist(), strict=True):
             if status == DONE:
-                del tails[slot]
-            elif status >= MUST_GROW and time.perf_counter() < end_s:
-                history = self._store.by_slot[slot]
-                if history is None:
-                    # Another's growth evicted it; the next step finds the slot empty, or used anew.
-                    continue
+                del tails[history]
+            elif status >= MUST_GROW and history.is_stored and time.perf_counter() < end_s:
                 try:
                     self._store.grow_table(history, status - MUST_GROW)
                 except Exception:
                     # Our own fault, or no memory left: the index may be damaged.
-                    self._forget(slot)
-
-    def _forget(self, slot: int) -> None:
-        history = self._store.by_slot[slot]
-        if history is not None:
-            self._on_failure(history)
+                    self._on_failure(history)

@@ -1,4 +1,4 @@
-"""The wire's messages as the drafter's own types, where kernels do not read them.
+"""The wire's messages as the drafter's own types.
 
 Owns what a well-formed request is, and which fields this server does not offer (those are refused
 by name). `drafter.proto` says how much a request may hold. A batch is refused as a whole if it has
@@ -14,10 +14,8 @@ import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError as DecodeError
 
-from drafter.batch.scan import OUT_OF_SYNC
 from drafter.errors import MalformedBatchError
 from drafter.history.history import SequenceDelta
-from drafter.history.id_table import MAX_ID_BYTES
 from drafter.ngram.params import (
     DEFAULT_PARAMS,
     DEFAULT_TOKENS_PER_MATCH,
@@ -39,6 +37,7 @@ _RELEASE_LIMITS = MessageLimits(drafter_pb2.Release.DESCRIPTOR, limits_pb2)
 MAX_MESSAGE_BYTES = _BATCH_LIMITS.max_message_bytes
 MAX_SEQUENCES_PER_BATCH = _BATCH_LIMITS.max_items("sequences")
 MAX_RELEASES_PER_BATCH = _BATCH_LIMITS.max_items("releases")
+MAX_ID_BYTES = _DELTA_LIMITS.max_bytes("sequence_id")
 MAX_TOKENS_PER_DELTA = _DELTA_LIMITS.max_items("token_ids")
 
 MAX_TOKEN_BYTES = 5
@@ -70,22 +69,8 @@ check_counts = _BATCH_LIMITS.check_counts
 """Raises MessageLimitError if a batch's releases, or its deltas, are too many."""
 
 
-def normalize(payload: bytes) -> bytes:
-    """Returns a ProposeRequest as protobuf writes it, without unknown fields.
-
-    Raises:
-        DecodeError: it is none.
-        MessageLimitError: it holds too many deltas or releases.
-        MalformedBatchError: a sequence is there twice or has no proper id.
-    """
-    request = drafter_pb2.ProposeRequest.FromString(payload)
-    check_propose_request(request)
-    request.DiscardUnknownFields()
-    return request.SerializeToString()
-
-
-def check_propose_request(request: drafter_pb2.ProposeRequest) -> None:
-    """Returns if the batch as a whole may be applied.
+def checked_sequence_ids(request: drafter_pb2.ProposeRequest) -> list[str]:
+    """Returns the ids of the deltas in order, if the batch as a whole may be applied.
 
     So may its releases, except those that `named_releases` leaves out.
 
@@ -98,6 +83,7 @@ def check_propose_request(request: drafter_pb2.ProposeRequest) -> None:
     _check_ids(sequence_ids, "sequences")
     if len(set(sequence_ids)) < len(sequence_ids):
         _raise_duplicate(sequence_ids)
+    return sequence_ids
 
 
 def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
@@ -144,13 +130,21 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
             not offered.
     """
     base_length = message.base_length
-    if len(message.token_ids) > MAX_TOKENS_PER_DELTA:
-        raise InvalidDeltaError(
-            "token_ids",
-            f"{len(message.token_ids)} items are over the limit of {MAX_TOKENS_PER_DELTA}",
-        )
     # Slicing a repeated field makes a list at once, which numpy takes faster than an iterator.
-    token_ids = np.array(message.token_ids[:], dtype=np.uint32)
+    numbers = message.token_ids[:]
+    if len(numbers) > MAX_TOKENS_PER_DELTA:
+        raise InvalidDeltaError(
+            "token_ids", f"{len(numbers)} items are over the limit of {MAX_TOKENS_PER_DELTA}"
+        )
+    token_ids = np.array(numbers, dtype=np.uint32)
+    if base_length > 0:
+        return SequenceDelta(
+            sequence_id=message.sequence_id,
+            base_length=base_length,
+            token_ids=token_ids,
+            max_draft_tokens=message.max_draft_tokens,
+            max_length=message.max_length,
+        )
     return SequenceDelta(
         sequence_id=message.sequence_id,
         base_length=base_length,
@@ -158,7 +152,7 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
         prompt_length=message.prompt_length,
         max_draft_tokens=message.max_draft_tokens,
         max_length=message.max_length,
-        params=_params_from_proto(message.params) if base_length == 0 else DEFAULT_PARAMS,
+        params=_params_from_proto(message.params),
         trace_parent=message.trace_parent if is_trace_parent(message.trace_parent) else "",
     )
 
@@ -167,25 +161,6 @@ def max_draft_tokens(num_sequences: int) -> int:
     """Returns how long each draft of a batch may be so that no response passes the size limit."""
     per_proposal_bytes = MAX_MESSAGE_BYTES // max(num_sequences, 1)
     return (per_proposal_bytes - _PROPOSAL_OVERHEAD_BYTES) // MAX_TOKEN_BYTES
-
-
-def refusal(sequence_id: str, outcome: int, known_length: int, message: str) -> bytes:
-    """Returns the proposal of a refused delta, as a field of the response.
-
-    Args:
-        sequence_id: the delta's.
-        outcome: `OUT_OF_SYNC` or `INVALID`, see `scan.OPEN`.
-        known_length: from where the client must send again.
-        message: names the invalid field.
-    """
-    response = drafter_pb2.ProposeResponse()
-    status = drafter_pb2.STATUS_INVALID
-    if outcome == OUT_OF_SYNC:
-        status = drafter_pb2.STATUS_OUT_OF_SYNC
-    response.proposals.add(
-        sequence_id=sequence_id, status=status, known_length=known_length, message=message
-    )
-    return response.SerializeToString()
 
 
 def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
@@ -223,13 +198,10 @@ def _is_id(sequence_id: str) -> bool:
 
 def _check_ids(sequence_ids: list[str], field: str) -> None:
     for i, sequence_id in enumerate(sequence_ids):
-        if not sequence_id:
-            raise MalformedBatchError(f"{field}[{i}].sequence_id", "it is empty")
-        if len(sequence_id.encode()) > MAX_ID_BYTES:
-            raise MalformedBatchError(
-                f"{field}[{i}].sequence_id",
-                f"{len(sequence_id.encode())} bytes are over {MAX_ID_BYTES}",
-            )
+        num_bytes = len(sequence_id.encode())
+        if not 0 < num_bytes <= MAX_ID_BYTES:
+            reason = f"{num_bytes} bytes are over {MAX_ID_BYTES}" if num_bytes else "it is empty"
+            raise MalformedBatchError(f"{field}[{i}].sequence_id", reason)
 
 
 def _raise_duplicate(sequence_ids: list[str]) -> None:

@@ -3,7 +3,7 @@
 Does not know why tokens are appended or refused, nor that there are other sequences (`store.py`).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,7 @@ from drafter.ngram.text import IndexedText
 from drafter.pool_index.link import NEVER, link_to_pool, set_pool_use
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceDelta:
+class SequenceDelta(NamedTuple):
     """New tokens of one sequence, and how long its draft may be."""
 
     sequence_id: str
@@ -39,11 +38,11 @@ class History(IndexedText):
     Attributes:
         sequence_id: of the sequence.
         prompt_length: how many of its tokens are prompt, once the prompt has arrived whole.
-        slot: its place in the store's table; set by the store.
+        last_used_s: when it was last appended to; set by the store.
         is_stored: whether the store still holds it; set by the store.
     """
 
-    __slots__ = ("is_stored", "prompt_length", "sequence_id", "slot")
+    __slots__ = ("is_stored", "last_used_s", "prompt_length", "sequence_id")
 
     def __init__(
         self, *, params: NgramParams, prompt_length: int, max_tokens: int, sequence_id: str = ""
@@ -51,7 +50,7 @@ class History(IndexedText):
         super().__init__(params=params, max_tokens=max_tokens)
         self.sequence_id = sequence_id
         self.prompt_length = prompt_length
-        self.slot = -1
+        self.last_used_s = 0.0
         self.is_stored = False
         if params.pool_id:
             link_to_pool(self.address, NEVER, 0)

@@ -14,7 +14,7 @@ Positions (`base_length`) make deltas idempotent. With K known tokens and a delt
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,8 +85,7 @@ class HistoryStore:
 
     Attributes:
         limits: the bounds.
-        table: the sequences as kernels see them; kernels append tokens that fit the buffers.
-        by_slot: the histories by their slots in the table; None: the slot is free.
+        by_id: the histories by their sequences' ids, the least recently used first.
     """
 
     def __init__(
@@ -106,8 +105,7 @@ class HistoryStore:
             on_removal=self._removed,
             on_eviction=on_eviction,
         )
-        self.table = self._stored.table
-        self.by_slot = self._stored.by_slot
+        self.by_id: Mapping[str, History] = self._stored.by_id
         # Of the sequences that came on a stream, by their ids.
         self._leases: dict[str, StreamLease] = {}
         self._ended_leases: deque[StreamLease] = deque()
@@ -120,10 +118,6 @@ class HistoryStore:
     def history_bytes(self) -> int:
         """Memory of all histories."""
         return self._stored.num_bytes
-
-    def now_s(self) -> float:
-        """The time by the store's clock."""
-        return self._clock()
 
     def start_stream(self) -> StreamLease:
         """Returns the lease to pass to `append` with the deltas of a stream."""
@@ -263,7 +257,7 @@ class HistoryStore:
             self._watcher.removed(history)
 
     def _is_idle(self, history: History, now_s: float) -> bool:
-        return now_s - self._stored.last_used_s(history) >= self.limits.idle_ttl_s
+        return now_s - history.last_used_s >= self.limits.idle_ttl_s
 
     def _forget_if_expired(self, history: History, now_s: float) -> bool:
         lease = self._leases.get(history.sequence_id)

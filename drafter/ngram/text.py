@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.ngram import table as ngram_table
-from drafter.ngram.index import count_unindexed
 from drafter.ngram.params import NgramParams, Overlap, Tie
 from drafter.ngram.table import (
     CHUNK_SLOTS,
@@ -94,7 +93,7 @@ class IndexedText:
 
     @property
     def length(self) -> int:
-        """How many tokens the text has; kernels append too."""
+        """How many tokens the text has."""
         return self._words[ngram_table.LENGTH]
 
     @property
@@ -110,11 +109,16 @@ class IndexedText:
     @property
     def num_unindexed(self) -> int:
         """How many of the last tokens are not indexed yet; 0 if there is no index."""
-        return count_unindexed(self.address)
+        words = self._words
+        if not words[ngram_table.INDEXED]:
+            return 0
+        return words[ngram_table.LENGTH] - words[ngram_table.INDEXED_LENGTH]
 
     def bytes_after(self, num_new_tokens: int) -> int:
         """Returns `allocated_bytes` after so many more tokens, before they are indexed."""
         known = self.length
+        if known > 0 and known + num_new_tokens <= len(self.buffer):
+            return self.allocated_bytes
         capacity = _capacity_for(known + num_new_tokens, len(self.buffer), self.max_tokens)
         num_bytes = self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
         if known == 0:

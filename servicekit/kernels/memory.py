@@ -5,12 +5,10 @@ instead. The caller owns the arrays and keeps them alive during the call. Nothin
 anything.
 """
 
-import mmap
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -82,14 +80,12 @@ def _as_pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-load_u8 = cast(Callable[[int], np.uint8], _load(types.uint8, 1, align=1))
 load_u32 = cast(Callable[[int], np.uint32], _load(types.uint32, 4, align=4))
 load_i64 = cast(Callable[[int], int], _load(types.int64, 8, align=8))
 load_unaligned_u64 = cast(Callable[[int], np.uint64], _load(types.uint64, 8, align=1))
 store_u8 = cast(Callable[[int, np.uint8], None], _store(types.uint8, 1, align=1))
 store_u32 = cast(Callable[[int, np.uint32], None], _store(types.uint32, 4, align=4))
 store_i64 = cast(Callable[[int, int], None], _store(types.int64, 8, align=8))
-store_unaligned_u64 = cast(Callable[[int, np.uint64], None], _store(types.uint64, 8, align=1))
 prefetch = cast(Callable[[int], None], intrinsic(_prefetch))
 as_pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))
 
@@ -104,21 +100,3 @@ def signed(value: Any) -> int:
 def address_of(array: Any) -> int:
     """Returns the address of an array's elements; much faster than Python's `ctypes.data`."""
     return np.int64(array.ctypes.data)  # type: ignore[return-value]
-
-
-def whole_lines(num_rows: int, num_words: int) -> npt.NDArray[np.int64]:
-    """Returns [num_rows, num_words] zeros; the first row begins with a cache line."""
-    words = np.zeros(num_words * num_rows + 8, dtype=np.int64)
-    first = -address_of(words) // 8 % 8
-    return words[first : first + num_words * num_rows].reshape(num_rows, num_words)
-
-
-def untouched(num_items: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Returns [num_items] zeros that take memory only where they are written to.
-
-    They begin with a page. Arrays of the heap are zeroed, or lie where others were written to, once
-    the allocator has memory to use again.
-    They are shared memory: of private memory, a kernel may take huge pages of 2 MiB.
-    """
-    num_bytes = max(num_items * np.dtype(dtype).itemsize, 1)
-    return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype, count=num_items)

@@ -17,7 +17,7 @@ from numba import types
 
 import drafter
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.local_drafter import LocalDrafter
 
 
 def kernels() -> dict[str, Any]:

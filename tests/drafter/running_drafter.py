@@ -79,8 +79,7 @@ class RunningDrafter:
     def _has_unindexed_text(self) -> bool:
         indexing = self.drafter.servicer.engine.indexer.task
         return (indexing is not None and not indexing.done()) or any(
-            history is not None and history.num_unindexed >= MIN_UNINDEXED
-            for history in self.drafter.store.by_slot
+            history.num_unindexed >= MIN_UNINDEXED for history in self.drafter.store.by_id.values()
         )
 
     async def load(self) -> pb.GetDrafterLoadResponse:
@@ -94,7 +93,7 @@ class RunningDrafter:
 
 
 def histories_by_id(store: HistoryStore) -> dict[str, History]:
-    return {history.sequence_id: history for history in store.by_slot if history is not None}
+    return dict(store.by_id)
 
 
 async def exchange(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:

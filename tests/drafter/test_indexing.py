@@ -26,7 +26,7 @@ from drafter.ngram.index import BUDGET_SPENT
 from drafter.ngram.text import HASH_BASE
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import INDEXED, replay
-from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.local_drafter import LocalDrafter
 from tests.drafter.running_drafter import FakeClock, StartDrafter, exchange
 
 
@@ -72,7 +72,7 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
     indexer = running.drafter.servicer.engine.indexer
     await indexer.close()
     indexer._is_closed = False
-    indexer.add(short_tails=[], long_tails=[])
+    indexer.add([])
     await running.indexed()
     for response in (await running.stub.Propose(both), await exchange(stream, both)):
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
@@ -187,10 +187,10 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
     short, long = (local.histories[id_] for id_ in ("short", "long"))
     index = index_texts
 
-    def never_finish_short(records: Any, slots: Any, base: Any, budget: int, statuses: Any) -> None:
+    def never_finish_short(headers: Any, base: Any, budget: int, statuses: Any) -> None:
         """As if new text came faster than it is indexed."""
-        index(records, slots, base, budget, statuses)
-        statuses[slots == short.slot] = BUDGET_SPENT
+        index(headers, base, budget, statuses)
+        statuses[headers == short.address] = BUDGET_SPENT
 
     monkeypatch.setattr(drafter.batch.indexer, "index_texts", never_finish_short)
     async with asyncio.timeout(20):
@@ -210,10 +210,10 @@ async def test_a_live_batch_waits_for_no_second_step_of_a_long_text(
     slices.live()
     num_steps = 0
 
-    def count(records: Any, slots: Any, base: Any, budget: int, statuses: Any) -> None:
+    def count(headers: Any, base: Any, budget: int, statuses: Any) -> None:
         nonlocal num_steps
         num_steps += budget == NGRAMS_PER_LONG_STEP
-        index_texts(records, slots, base, budget, statuses)
+        index_texts(headers, base, budget, statuses)
 
     monkeypatch.setattr(drafter.batch.indexer, "index_texts", count)
     is_cooling = asyncio.Event()
@@ -242,9 +242,9 @@ async def test_a_step_of_the_indexer_enters_no_more_ngrams_than_it_may() -> None
     for part in replay("a", list(range(64)) * 200, params=INDEXED):
         await local.exchange(pb.ProposeRequest(sequences=[part]))
     history = local.histories["a"]
-    records, slots = local.drafter.store.table.records, np.array([history.slot])
+    headers = np.array([history.address], dtype=np.int64)
     statuses = np.empty(1, dtype=np.int64)
-    index_texts(records, slots, HASH_BASE, NGRAMS_PER_STEP, statuses)
+    index_texts(headers, HASH_BASE, NGRAMS_PER_STEP, statuses)
     assert statuses[0] == BUDGET_SPENT
     assert 0 < history.length - history.num_unindexed <= NGRAMS_PER_STEP
 

@@ -13,9 +13,15 @@ import pytest
 import drafter.batch.engine
 import drafter.batch.indexer
 import drafter.service
-from drafter.batch.answer import answer_rows, index_texts
-from drafter.batch.append import append_rows
-from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
+from drafter.batch.answer import (
+    DRAFT,
+    OPEN,
+    OUTCOME,
+    TEXT_LENGTH,
+    WHY_OPEN,
+    answer_rows,
+    index_texts,
+)
 from drafter.history.history import History
 from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
@@ -53,11 +59,11 @@ def assert_failed_once(running: RunningDrafter, event: str, reason: str) -> None
 def fail_to_index_bad(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the indexer's kernel fail where the sequence "bad" is among its texts."""
 
-    def fail_for_one(records: Any, slots: Any, *rest: Any) -> None:
-        histories = [store.by_slot[slot] for slot in slots.tolist()]
-        if any(history is not None and history.sequence_id == "bad" for history in histories):
+    def fail_for_one(headers: Any, *rest: Any) -> None:
+        bad = store.by_id.get("bad")
+        if bad is not None and bad.address in headers:
             raise MemoryError
-        index_texts(records, slots, *rest)
+        index_texts(headers, *rest)
 
     monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_one)
 
@@ -79,27 +85,6 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     assert bad.status == pb.STATUS_OUT_OF_SYNC
     assert [running.histories[name].num_unindexed for name in ("a", "b")] == [0, 0]
     assert_failed_once(running, "sequence_failed", "sequence")
-
-
-async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    stream = running.open_stream()
-    await exchange(stream, step(0, 20, "a", "b"))
-
-    def fail_after_appending(*arguments: Any) -> int:
-        append_rows(*arguments)
-        raise MemoryError
-
-    monkeypatch.setattr(drafter.batch.engine, "append_rows", fail_after_appending)
-    for base_length in (20, 25):
-        response = await exchange(stream, step(base_length, 5, "a", "b"))
-        following = (base_length + 5) % 7
-        assert [list(p.token_ids) for p in response.proposals] == [
-            [following, (following + 1) % 7]
-        ] * 2
-    assert running.log == []
 
 
 async def test_rows_that_a_kernel_answered_before_it_failed_keep_their_answers(

@@ -15,9 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import drafter.batch.engine
 import drafter.server
-from drafter.batch.answer import answer_rows
+from drafter.batch.answer import OPEN, OUTCOME, answer_rows
 from drafter.batch.batch import Batch
-from drafter.batch.scan import OPEN, OUTCOME
 from drafter.batch.time_slices import TimeSlice
 from drafter.budgets import SLICE_S
 from drafter.ngram.params import DEFAULT_PARAMS
@@ -25,7 +24,7 @@ from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
 from tests.drafter.deltas import INDEXED, delta, replay
-from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.local_drafter import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -139,14 +138,12 @@ async def test_a_draft_stays_within_its_limit_when_another_stream_lengthens_the_
 ) -> None:
     """The second stream appends while the first one's batch pauses after it appended."""
     local = LocalDrafter()
-    other = Batch(local.drafter.store, lease=None)
     await local.append("s", 0, [*range(20), *range(20)])
     monkeypatch.setattr(TimeSlice, "is_over", True)
 
     async def lengthen() -> None:
         request = pb.ProposeRequest(sequences=[delta("s", 42, [2, 3], 0)])
-        other.scan(request.SerializeToString())
-        await local.engine.answer(other)
+        await local.engine.answer(Batch(request, lease=None))
 
     limited = delta("s", 40, [0, 1], 10, max_length=max_length)
     # A batch pauses before a creation.
@@ -239,7 +236,6 @@ async def test_rows_follow_texts_that_others_move_or_release(
         await running.propose(piece)
     await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
     await running.indexed()
-    batch = Batch(store, lease=None)
     asked = [("grows", 60_000, [5, 6]), ("goes", 4, [2])]
     request = pb.ProposeRequest(
         sequences=[
@@ -249,49 +245,23 @@ async def test_rows_follow_texts_that_others_move_or_release(
             for sequence_id, base, tokens in asked
         ]
     )
-    batch.scan(request.SerializeToString())
-    assert engine._append_run(batch, 0, 2) == 2
+    batch = Batch(request, lease=None)
+    for sent in request.sequences:
+        engine._append(batch, sent)
+    batch.place_drafts()
 
-    batch.hold(2)  # as before every pause
     grows = running.histories["grows"]
     old = grows.address
     while grows.address == old:
         store.grow_table(grows, 0)
     assert store.release("goes") is not None
     gc.collect()
-    batch.refresh()  # as after it
+    batch.locate()  # as after every pause
 
     await engine._answer_open(batch, engine.slices.live())
-    answer = pb.ProposeResponse.FromString(batch.write())
-    assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
-
-
-async def test_every_pause_is_between_hold_and_refresh(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    calls: list[str] = []
-
-    def recorded(owner: type, name: str) -> None:
-        function = getattr(owner, name)
-
-        def record(*arguments: Any) -> Any:
-            calls.append(name)
-            return function(*arguments)
-
-        monkeypatch.setattr(owner, name, record)
-
-    recorded(Batch, "hold")
-    recorded(Batch, "refresh")
-    recorded(TimeSlice, "pause")
-    monkeypatch.setattr(TimeSlice, "is_over", True)
-    deltas = [pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(3000)) for i in range(20)]
-    await running.propose(*deltas)
-    await exchange(running.open_stream(), pb.ProposeRequest(sequences=deltas))
-    pauses = [i for i, name in enumerate(calls) if name == "pause"]
-    assert len(pauses) > 20
-    for i in pauses:
-        assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
+    for i in range(batch.num_rows):
+        batch.write(i)
+    assert [list(p.token_ids) for p in batch.response.proposals] == [[7, 8], [9, 1]]
 
 
 async def test_a_batch_may_pause_after_each_table_that_grows(
@@ -328,15 +298,14 @@ async def test_a_batch_may_pause_after_each_table_that_grows(
     assert all(calls[i + 1] == "pause" for i in grown)
 
 
-async def test_kernels_do_not_append_to_sequences_of_an_ended_stream() -> None:
+async def test_nothing_is_appended_to_sequences_of_an_ended_stream() -> None:
     local = LocalDrafter()
     store = local.drafter.store
-    other = Batch(store, store.start_stream())
+    other = store.start_stream()
     assert (await local.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
-    assert local.batch.lease is not None
-    store.end_stream(local.batch.lease)
+    store.end_stream(local.lease)
     local.clock.now_s += store.limits.stream_grace_s - 1
-    local.batch = other
+    local.lease = other
     assert (await local.append("a", 2, [1, 2])).status == pb.STATUS_OK
     local.clock.now_s += 1
     assert (await local.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC

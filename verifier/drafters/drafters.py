@@ -129,7 +129,6 @@ class Drafters:
         self._by_address: dict[str, FedDrafter] = {}
         self._held = HeldSequences()
         self._next_tick_s = 0.0
-        wire.warm_up()
 
     @property
     def in_use(self) -> list[FedDrafter]:

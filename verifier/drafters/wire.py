@@ -1,28 +1,12 @@
 """The messages of a drafter's stream: deltas to bytes, and bytes to proposals."""
 
-import numpy as np
+import itertools
+
 from google.protobuf.message import DecodeError
 
-from servicekit.kernels.jit import without_collections
 from tandem.messages import set_field
 from tandem.v1 import drafter_pb2
 from tandem.values import DraftSource, Keep
-from verifier.drafters.answer_scan import (
-    BASE_LENGTH,
-    ID_END,
-    ID_START,
-    KNOWN_LENGTH,
-    MALFORMED,
-    MATCHED_NGRAM_LENGTH,
-    MESSAGE_END,
-    MESSAGE_START,
-    NUM_COLUMNS,
-    SOURCE,
-    STATUS,
-    TOKENS_END,
-    TOKENS_START,
-    scan_answer,
-)
 from verifier.drafters.batches import (
     DeltaBatch,
     DrafterProtocolError,
@@ -40,12 +24,6 @@ _SOURCES: dict[int, DraftSource] = {
     drafter_pb2.SOURCE_SEQUENCE: DraftSource.SEQUENCE,
     drafter_pb2.SOURCE_POOL: DraftSource.POOL,
 }
-
-
-def warm_up() -> None:
-    """Compiles the kernel, or loads it from disk."""
-    with without_collections():
-        proposals(b"", num_expected=0, vocab_size=0)
 
 
 def greeting() -> bytes:
@@ -97,45 +75,27 @@ def proposals(data: bytes, *, num_expected: int, vocab_size: int) -> tuple[int, 
     Raises:
         DrafterProtocolError: it is no answer.
     """
-    rows = np.empty((num_expected, NUM_COLUMNS), dtype=np.int64)
-    token_ids = np.empty(len(data), dtype=np.int64)
-    count, batch_id, num_tokens = scan_answer(
-        np.frombuffer(data, dtype=np.uint8), vocab_size, rows, token_ids
-    )
-    if count == MALFORMED:
-        raise DrafterProtocolError("it cannot be parsed")
-    # Before anything is made of them: millions of empty ones fit into an answer.
-    if count != num_expected:
-        raise DrafterProtocolError(f"{count} answers to {num_expected} deltas")
-    flat = token_ids[:num_tokens].tolist()
-    columns = rows.T.tolist()
     try:
-        sequence_ids = _strings(data, columns[ID_START], columns[ID_END])
-        messages = _strings(data, columns[MESSAGE_START], columns[MESSAGE_END])
-    except UnicodeDecodeError:
+        response = drafter_pb2.ProposeResponse.FromString(data)
+    except DecodeError:
         raise DrafterProtocolError("it cannot be parsed") from None
-    # Twice as fast as a call of `Proposal` for each.
-    answers = map(
-        Proposal._make,
-        zip(
-            sequence_ids,
-            columns[BASE_LENGTH],
-            [
-                flat[start:end]
-                for start, end in zip(columns[TOKENS_START], columns[TOKENS_END], strict=True)
-            ],
-            columns[MATCHED_NGRAM_LENGTH],
-            [_SOURCES.get(source) for source in columns[SOURCE]],
-            [_STATUSES.get(status, ProposalStatus.UNSPECIFIED) for status in columns[STATUS]],
-            columns[KNOWN_LENGTH],
-            messages,
-            strict=True,
-        ),
+    # Before anything is made of them: many empty ones fit into an answer.
+    if len(response.proposals) != num_expected:
+        raise DrafterProtocolError(f"{len(response.proposals)} answers to {num_expected} deltas")
+    return response.batch_id, [_proposal(each, vocab_size) for each in response.proposals]
+
+
+def _proposal(message: drafter_pb2.Proposal, vocab_size: int) -> Proposal:
+    token_ids = message.token_ids[:]
+    if token_ids and max(token_ids) >= vocab_size:
+        token_ids = list(itertools.takewhile(lambda token_id: token_id < vocab_size, token_ids))
+    return Proposal(
+        message.sequence_id,
+        message.base_length,
+        token_ids,
+        message.matched_ngram_length,
+        _SOURCES.get(message.source),
+        _STATUSES.get(message.status, ProposalStatus.UNSPECIFIED),
+        message.known_length,
+        message.message,
     )
-    return batch_id, list(answers)
-
-
-def _strings(data: bytes, starts: list[int], ends: list[int]) -> list[str]:
-    return [
-        data[start:end].decode() if end else "" for start, end in zip(starts, ends, strict=True)
-    ]
