@@ -20,10 +20,13 @@ from servicekit.kernels.jit import without_collections
 from servicekit.kernels.ship import compile_for_all_levels
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import DTYPES
 from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
+from verifier.cpu.group_packing import pack_groups
 from verifier.cpu.kernels.forward import forward
+from verifier.cpu.kernels.group_tiles import record_bytes
 from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.records import LAYER, MODEL, STEP
 from verifier.drafts.depth_policy import DepthPolicy
@@ -91,7 +94,11 @@ def warm_up_all() -> None:
                 )
                 compute_chunk(model, 1)
                 model.close()
-    warm_up_engine()
+    rows = np.zeros((1, FORMATS["Q8_0"].block_bytes), dtype=np.uint8)
+    blocks = np.zeros((1, 1, record_bytes(FORMATS["Q8_0"])), dtype=np.uint8)
+    pack_groups("Q8_0", rows, blocks)
+    # As GGUF files are served by default.
+    warm_up(WeightType.GROUPS, WeightType.FLOAT16)
 
 
 def _write_checkpoint(folder: Path, stored: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+# Kernels take constants from here.
+
 GROUP = 32
 """Inputs of a group."""
 SUPER_GROUPS = 8
