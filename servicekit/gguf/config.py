@@ -70,6 +70,9 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
         for key, value in metadata.items()
         if not key.startswith(_PREFIXES_OF_INERT)
     }
+    for key, value in told.items():
+        if not isinstance(value, str | int | float):
+            raise GgufError(f"{path}: {architecture}.{key}: a list is not served")
     names = {**_SIZES, **(_EXPERTS if architecture == "qwen3moe" else {})}
     config = {**_FAMILIES[architecture], "dtype": "float16", "hidden_act": "silu"}
     config |= {names[key]: told.pop(key) for key in list(told) if key in names}
@@ -81,8 +84,13 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
     _check_rest(path, architecture, told, config)
     if rope_factors is not None:
         config["rope_scaling"] = _llama3_rope(path, config, rope_factors)
-    ends = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot"))
-    config["eos_token_id"] = sorted({token for token in ends if token is not None})
+    ends = set()
+    for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
+        token = metadata.get(key)
+        if token is not None and type(token) is not int:
+            raise GgufError(f"{path}: {key}: {str(token)[:40]} is no token")
+        ends |= {token} - {None}
+    config["eos_token_id"] = sorted(ends)
     return config
 
 
@@ -106,8 +114,10 @@ def _check_rest(
 def _llama3_rope(
     path: Any, config: Mapping[str, Any], factors: np.ndarray[Any, Any]
 ) -> dict[str, Any]:
-    dimensions = config["head_dim"]
-    frequencies = float(config["rope_theta"]) ** -(np.arange(0, dimensions, 2) / dimensions)
+    dimensions, theta = config.get("head_dim"), config.get("rope_theta")
+    if type(dimensions) is not int or dimensions < 2 or type(theta) is not float or theta <= 0:
+        raise GgufError(f"{path}: {ROPE_FACTORS}: for heads of {dimensions}, base {theta}")
+    frequencies = theta ** -(np.arange(0, dimensions, 2) / dimensions)
     wavelengths = 2 * np.pi / frequencies
     for rope in _LLAMA3_ROPES:
         length, factor = rope["original_max_position_embeddings"], rope["factor"]

@@ -87,11 +87,13 @@ def _make(files: list[Path]) -> Path:
     stem = _PART.sub("", files[0].stem)
     base = Path(tempfile.gettempdir()) / f"tandem-gguf-{os.getuid()}"
     folder = base / digest.hexdigest()[:32] / stem
-    if folder.is_dir():
-        return folder
     base.mkdir(mode=0o700, exist_ok=True)
-    if base.stat().st_uid != os.getuid() or base.is_symlink():
+    if base.is_symlink() or base.stat().st_uid != os.getuid():
         raise GgufError(f"{base}: is another user's")
+    if all((folder / name).exists() for name in (*texts, *(file.name for file in files))):
+        return folder
+    # What cleans up temporary files may have taken a part.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     for name, text in texts.items():

@@ -139,6 +139,8 @@ class _Reader:
         if number not in _TYPES:
             raise GgufError(f"{self._path}: {name}: is stored as type {number}, which is not read")
         dtype, per_block, block_bytes = _TYPES[number]
+        if per_block > 1 and num_dimensions == 1:
+            raise GgufError(f"{self._path}: {name}: a vector is stored as {dtype}")
         if sizes[0] % per_block:
             raise GgufError(f"{self._path}: {name}: rows of {sizes[0]} are no blocks of {dtype}")
         size = math.prod(sizes) // per_block * block_bytes

@@ -7,6 +7,8 @@ the models that the name is of.
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from servicekit.gguf.header import GgufError, GgufHeader
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -56,7 +58,7 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
         raise GgufError(f"{path}: tokenizer.ggml.pre: {pre} is not served")
     tokens, merges = (_strings(header, f"tokenizer.ggml.{key}") for key in ("tokens", "merges"))
     kinds = metadata.get("tokenizer.ggml.token_type")
-    if kinds is None or len(kinds) != len(tokens):
+    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
         raise GgufError(f"{path}: tokenizer.ggml.token_type: is not as long as the vocabulary")
     vocabulary = {text: token for token, text in enumerate(tokens)}
     if len(vocabulary) < len(tokens):

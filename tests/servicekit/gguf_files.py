@@ -45,7 +45,7 @@ def write_model(
 
     Args:
         types: of weights, by a part of the tensor's name; or of all of them.
-        metadata: further keys, of whole numbers and strings.
+        metadata: further keys, of whole numbers, strings and lists.
     """
     draw = np.random.default_rng(5)
     writer = gguf.GGUFWriter(path, architecture)
@@ -64,7 +64,10 @@ def write_model(
     writer.add_token_types([1] * (VOCABULARY - 2) + [3, 4])
     writer.add_eos_token_id(END)
     for key, value in (metadata or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
 
     def add(name: str, shape: tuple[int, ...]) -> None:
         if len(shape) == 1:

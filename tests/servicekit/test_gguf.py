@@ -52,6 +52,14 @@ def test_another_file_of_the_same_name_is_another_folder(file: Path) -> None:
     assert model_folder(file) != before
 
 
+def test_a_folder_that_lost_a_file_is_made_anew(file: Path) -> None:
+    folder = model_folder(file)
+    for name in ("tokenizer.json", file.name):
+        (folder / name).unlink()
+        assert model_folder(file) == folder
+        assert (folder / name).exists()
+
+
 def test_a_folder_with_documents_is_itself(file: Path) -> None:
     (file.parent / "config.json").write_text("{}")
     assert model_folder(file.parent) == file.parent
@@ -94,10 +102,14 @@ def test_words_are_split_as_the_metadata_names(
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type: yarn"),
         ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window"),
         ({"general.architecture": "mamba"}, "general.architecture: mamba"),
+        ({"llama.attention.head_count": [4, 2]}, "llama.attention.head_count: a list"),
+        ({"tokenizer.ggml.eos_token_id": [1, 2]}, "tokenizer.ggml.eos_token_id"),
+        ({"tokenizer.ggml.eot_token_id": "end"}, "tokenizer.ggml.eot_token_id: end"),
+        ({"tokenizer.ggml.token_type": "normal"}, "tokenizer.ggml.token_type"),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_key(
-    tmp_path: Path, metadata: dict[str, str | int], named: str
+    tmp_path: Path, metadata: dict[str, str | int | list[int]], named: str
 ) -> None:
     path = write_model(tmp_path / "a.gguf", "Q8_0", metadata=metadata)
     with pytest.raises(GgufError, match=named):

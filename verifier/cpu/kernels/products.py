@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64
+from verifier.checkpoint.group_formats import GROUP
 from verifier.cpu.kernels import vectors
 from verifier.cpu.kernels.group_tiles import PLAIN, group_tile, group_values, round_row
 from verifier.cpu.kernels.rows import embed
@@ -145,7 +146,9 @@ def _multiply(
 
 @kernel
 def round_rows(x: int, x_row: int, num_rows: int, depth: int, out: int, out_row: int) -> None:
-    """Rows as weights in groups take them."""
+    """Rows as weights in groups take them; none of less than a group, which no such weight has."""
+    if depth < GROUP:
+        return
     for row in range(num_rows):
         round_row(x + row * x_row, depth, out + row * out_row)
 
