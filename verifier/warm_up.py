@@ -98,7 +98,8 @@ def warm_up_all() -> None:
     blocks = np.zeros((1, 1, record_bytes(FORMATS["Q8_0"])), dtype=np.uint8)
     pack_groups("Q8_0", rows, blocks)
     # As GGUF files are served by default.
-    warm_up(WeightType.GROUPS, WeightType.FLOAT16)
+    for other_type in (WeightType.FLOAT16, WeightType.BFLOAT16):
+        warm_up(WeightType.GROUPS, other_type)
 
 
 def _write_checkpoint(folder: Path, stored: str) -> None:

@@ -1,6 +1,7 @@
 """A GGUF file's metadata as the config.json that transformers' models of its family have."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,21 +23,77 @@ _SIZES = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
-    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-    "qwen3moe": {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "norm_topk_prob": True,
-    },
+_EXPERTS_USED = {"expert_used_count": "num_experts_per_tok"}
+_GEMMA_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
-_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
+_SILU = {"hidden_act": "silu", "dtype": "float16"}
+# Numbers of these models are beyond float16.
+_GELU = {"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """A model type of transformers.
+
+    Attributes:
+        constants: of its config.json, which the format does not tell.
+        keys: as `_SIZES`, of this family alone.
+        num_layers_of_narrow_queries: of the one size whose attention scores are divided by the root
+            of the hidden size over the heads, not of head_dim.
+    """
+
+    model_type: str
+    architecture: str
+    constants: Mapping[str, Any] = field(default_factory=lambda: _SILU)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    num_layers_of_narrow_queries: int = 0
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family(model_type="llama", architecture="LlamaForCausalLM"),
+    "qwen2": _Family(model_type="qwen2", architecture="Qwen2ForCausalLM"),
+    "qwen3": _Family(model_type="qwen3", architecture="Qwen3ForCausalLM"),
+    "qwen3moe": _Family(
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        constants={**_SILU, "norm_topk_prob": True},
+        keys={
+            **_EXPERTS_USED,
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+    ),
+    "gemma2": _Family(
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        constants=_GELU,
+        keys=_GEMMA_KEYS,
+        num_layers_of_narrow_queries=46,
+    ),
+    "gemma3": _Family(
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        constants=_GELU,
+        keys={**_GEMMA_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
+        num_layers_of_narrow_queries=62,
+    ),
+    "phi3": _Family(
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        keys={
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+    ),
 }
+_MIXTRAL = _Family(
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    keys={**_EXPERTS_USED, "expert_count": "num_local_experts"},
+)
 # Whose values say nothing that the model computes with.
 _PREFIXES_OF_INERT = ("general.", "tokenizer.", "quantize.", "split.")
 # Llama 3's long context is told by its factors alone.
@@ -62,9 +119,7 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
         GgufError: it is of another family, or says what is not known here, by its key.
     """
     metadata, path = header.metadata, header.path
-    architecture = str(metadata.get(_ARCHITECTURE))
-    if architecture not in _FAMILIES:
-        raise GgufError(f"{path}: {_ARCHITECTURE}: {architecture} is not served from this format")
+    family, architecture = _family(header), str(metadata[_ARCHITECTURE])
     told = {
         key.removeprefix(f"{architecture}."): value
         for key, value in metadata.items()
@@ -73,17 +128,29 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
     for key, value in told.items():
         if not isinstance(value, str | int | float):
             raise GgufError(f"{path}: {architecture}.{key}: a list is not served")
-    names = {**_SIZES, **(_EXPERTS if architecture == "qwen3moe" else {})}
-    config = {**_FAMILIES[architecture], "dtype": "float16", "hidden_act": "silu"}
+    names = {**_SIZES, **family.keys}
+    config: dict[str, Any] = {
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
+        **family.constants,
+    }
     config |= {names[key]: told.pop(key) for key in list(told) if key in names}
     config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if "head_dim" not in config and type(heads) is int and type(hidden) is int and heads:
-        config["head_dim"] = hidden // heads
-    _check_rest(path, architecture, told, config)
+    if type(heads) is int and type(hidden) is int and heads:
+        config.setdefault("head_dim", hidden // heads)
+        if family.num_layers_of_narrow_queries:
+            is_narrow = config.get("num_hidden_layers") == family.num_layers_of_narrow_queries
+            scalar = hidden // heads if is_narrow else config["head_dim"]
+            config["query_pre_attn_scalar"] = scalar
+    if config.get("sliding_window") == 0:
+        config["sliding_window"] = None
+    if rope := _scaled_rope(told):
+        config["rope_scaling"] = rope
     if rope_factors is not None:
         config["rope_scaling"] = _llama3_rope(path, config, rope_factors)
+    _check_rest(path, architecture, told, config)
     ends = set()
     for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
         token = metadata.get(key)
@@ -91,7 +158,43 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
             raise GgufError(f"{path}: {key}: {str(token)[:40]} is no token")
         ends |= {token} - {None}
     config["eos_token_id"] = sorted(ends)
+    # Some families' code has a default that smaller vocabularies lack.
+    config["pad_token_id"] = None
     return config
+
+
+def model_type_of(header: GgufHeader) -> str:
+    """The model's type in transformers.
+
+    Raises:
+        GgufError: it is not served.
+    """
+    return _family(header).model_type
+
+
+def _family(header: GgufHeader) -> _Family:
+    architecture = str(header.metadata.get(_ARCHITECTURE))
+    if architecture == "llama" and header.metadata.get("llama.expert_count"):
+        return _MIXTRAL
+    if architecture not in _FAMILIES:
+        raise GgufError(
+            f"{header.path}: {_ARCHITECTURE}: {architecture} is not served from this format"
+        )
+    return _FAMILIES[architecture]
+
+
+def _scaled_rope(told: dict[str, Any]) -> dict[str, Any] | None:
+    """What `told` says of scaled positions, and takes it out."""
+    kind = told.get("rope.scaling.type")
+    if kind not in ("linear", "yarn"):
+        return None
+    names = {"type": "rope_type", "factor": "factor", "finetuned": ""}
+    if kind == "yarn":
+        names["original_context_length"] = "original_max_position_embeddings"
+    keys = {key: f"rope.scaling.{key}" for key in names}
+    rope = {names[key]: told.pop(full) for key, full in keys.items() if full in told}
+    rope.pop("", None)
+    return rope
 
 
 def _check_rest(

@@ -1,8 +1,8 @@
 """The folder of a model that stands for a GGUF file: its documents, and links to the file.
 
 Everything that reads models reads such folders, so nothing else knows where they come from. They
-are in a folder of temporary files of this user, by the content of the header, and are made anew
-where they are not complete.
+are in a folder of temporary files of this user, by the files' names, sizes and times, and are made
+anew where they are not complete.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from servicekit.gguf.header import GgufError, GgufHeader, read_header
 from servicekit.gguf.tokenizer import tokenizer_config_of, tokenizer_of
 
 _SUFFIX = ".gguf"
+_DOCUMENTS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -37,7 +38,7 @@ def model_folder(path: Path) -> Path:
     try:
         return _make(files)
     except OSError as error:
-        raise GgufError(f"{files[0]}: no folder for it can be written: {error}") from error
+        raise GgufError(f"{files[0]}: no file, or no folder for it: {error}") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -63,25 +64,11 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _make(files: list[Path]) -> Path:
-    headers = [read_header(file) for file in files]
-    tensors: dict[str, Any] = {}
-    for header in headers:
-        for name, tensor in header.tensors.items():
-            if name in tensors:
-                raise GgufError(f"{header.path}: {name}: is in another file of the model, too")
-            tensors[name] = tensor
-    whole = GgufHeader(path=files[0], metadata=headers[0].metadata, tensors=tensors)
-    documents = {
-        "config.json": config_of(whole, _rope_factors(headers)),
-        "tokenizer.json": tokenizer_of(whole),
-        "tokenizer_config.json": tokenizer_config_of(whole),
-    }
-    texts = {name: json.dumps(content).encode() for name, content in documents.items()}
+    # Another file under the same name is another model, and other code may read it otherwise.
     digest = hashlib.sha256()
-    for name, text in texts.items():
-        digest.update(f"{name} {len(text)}\n".encode() + text)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
     for file in files:
-        # Another file under the same name is another model.
         state = file.stat()
         digest.update(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}\n".encode())
     stem = _PART.sub("", files[0].stem)
@@ -90,8 +77,9 @@ def _make(files: list[Path]) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
     if base.is_symlink() or base.stat().st_uid != os.getuid():
         raise GgufError(f"{base}: is another user's")
-    if all((folder / name).exists() for name in (*texts, *(file.name for file in files))):
+    if all((folder / name).exists() for name in (*_DOCUMENTS, *(file.name for file in files))):
         return folder
+    texts = {name: json.dumps(content).encode() for name, content in _documents(files).items()}
     # What cleans up temporary files may have taken a part.
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
@@ -108,6 +96,23 @@ def _make(files: list[Path]) -> Path:
         if not folder.is_dir():
             raise
     return folder
+
+
+def _documents(files: list[Path]) -> dict[str, Any]:
+    headers = [read_header(file) for file in files]
+    tensors: dict[str, Any] = {}
+    for header in headers:
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise GgufError(f"{header.path}: {name}: is in another file of the model, too")
+            tensors[name] = tensor
+    whole = GgufHeader(path=files[0], metadata=headers[0].metadata, tensors=tensors)
+    contents = (
+        config_of(whole, _rope_factors(headers)),
+        tokenizer_of(whole),
+        tokenizer_config_of(whole),
+    )
+    return dict(zip(_DOCUMENTS, contents, strict=True))
 
 
 def _rope_factors(headers: list[GgufHeader]) -> "np.ndarray[Any, Any] | None":

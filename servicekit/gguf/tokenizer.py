@@ -1,22 +1,38 @@
 """A GGUF file's vocabulary as a tokenizer.json of the `tokenizers` package.
 
-What splits a text into words is told by a name alone, `tokenizer.ggml.pre`: its rules are those of
-the models that the name is of.
+Of a byte-level vocabulary ("gpt2"), what splits a text into words is told by a name alone,
+`tokenizer.ggml.pre`: its rules are those of the models that the name is of. One of SentencePiece
+("llama") has no words; the order of its merges is that of its tokens' scores.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from servicekit.gguf.header import GgufError, GgufHeader
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+# What SentencePiece writes for a space.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words whose capitals are at their beginning.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAPITALISED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = _CAPITALISED.replace(_CONTRACTIONS + "?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-\x{d7ff}]+", r"\p{N}")
+
+_DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 def _byte_level(uses_regex: bool) -> dict[str, Any]:
@@ -28,20 +44,29 @@ def _byte_level(uses_regex: bool) -> dict[str, Any]:
     }
 
 
-def _split(pattern: str) -> list[dict[str, Any]]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    return [{**split, "invert": False}, _byte_level(False)]
+def _split(*patterns: str) -> list[dict[str, Any]]:
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    return [*({**split, "pattern": {"Regex": each}} for each in patterns), _byte_level(False)]
 
 
 _PRE_TOKENIZERS: Mapping[str, list[dict[str, Any]]] = {
-    "gpt-2": [_byte_level(True)],
-    "smollm": [{"type": "Digits", "individual_digits": True}, _byte_level(True)],
-    "llama-bpe": _split(_LLAMA3),
-    "qwen2": _split(_QWEN2),
+    name: pre_tokenizers
+    for names, pre_tokenizers in (
+        ("gpt-2 phi-2 olmo", [_byte_level(True)]),
+        ("smollm starcoder refact command-r codeshell", [_DIGITS, _byte_level(True)]),
+        ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", _split(_LLAMA3)),
+        ("qwen2 deepseek-r1-qwen stablelm2", _split(_QWEN2)),
+        ("gpt-4o llama4", _split(_CAPITALISED)),
+        ("tekken", _split(_TEKKEN)),
+        ("deepseek-coder", _split(*_DEEPSEEK_CODER)),
+    )
+    for name in names.split()
 }
 # Whose words may be tokens of the vocabulary that no merges lead to.
-_IGNORING_MERGES = ("llama-bpe",)
-_COMPOSING = ("qwen2",)
+_IGNORING_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+_COMPOSING = ("qwen2", "deepseek-r1-qwen")
+# Tokens of phi3 after which spaces count; after the others that are cut out they do not.
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
@@ -51,18 +76,19 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
         GgufError: the vocabulary is of another kind, or incomplete; the message names the key.
     """
     metadata, path = header.metadata, header.path
-    kind, pre = (str(metadata.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
-    if kind != "gpt2":
-        raise GgufError(f"{path}: tokenizer.ggml.model: {kind} is not served")
-    if pre not in _PRE_TOKENIZERS:
-        raise GgufError(f"{path}: tokenizer.ggml.pre: {pre} is not served")
-    tokens, merges = (_strings(header, f"tokenizer.ggml.{key}") for key in ("tokens", "merges"))
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-        raise GgufError(f"{path}: tokenizer.ggml.token_type: is not as long as the vocabulary")
-    vocabulary = {text: token for token, text in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
+    kind = str(metadata.get("tokenizer.ggml.model"))
+    tokens = _strings(header, "tokenizer.ggml.tokens")
+    kinds = _numbers(header, "tokenizer.ggml.token_type", len(tokens))
+    if len(set(tokens)) < len(tokens):
         raise GgufError(f"{path}: tokenizer.ggml.tokens: a token is there twice")
+    if kind == "gpt2":
+        parts, model = _byte_level_model(header)
+    elif kind == "llama":
+        parts, model = _sentencepiece_model(header, tokens, kinds)
+    else:
+        raise GgufError(f"{path}: tokenizer.ggml.model: {kind} is not served")
+    # Of which the file says nothing.
+    strips = metadata.get("general.architecture") == "phi3" and kind == "llama"
     return {
         "version": "1.0",
         "truncation": None,
@@ -73,30 +99,90 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
                 "content": tokens[token],
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": False,
+                "rstrip": strips and tokens[token] not in _UNSTRIPPED,
                 "normalized": False,
                 "special": int(kinds[token]) == _CONTROL,
             }
-            for token in range(len(tokens))
-            if int(kinds[token]) in (_CONTROL, _USER_DEFINED)
+            for token in np.flatnonzero((kinds == _CONTROL) | (kinds == _USER_DEFINED)).tolist()
         ],
-        "normalizer": {"type": "NFC"} if pre in _COMPOSING else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[pre]},
         "post_processor": None,
-        "decoder": _byte_level(True),
+        **parts,
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": None,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre in _IGNORING_MERGES,
-            "vocab": vocabulary,
-            "merges": merges,
+            "vocab": {text: token for token, text in enumerate(tokens)},
+            **model,
         },
     }
+
+
+def _byte_level_model(header: GgufHeader) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What such a tokenizer has beside its model, and the model without its vocabulary."""
+    pre = str(header.metadata.get("tokenizer.ggml.pre"))
+    if pre not in _PRE_TOKENIZERS:
+        raise GgufError(f"{header.path}: tokenizer.ggml.pre: {pre} is not served")
+    parts = {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSING else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[pre]},
+        "decoder": _byte_level(True),
+    }
+    return parts, {
+        "unk_token": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": pre in _IGNORING_MERGES,
+        "merges": _strings(header, "tokenizer.ggml.merges"),
+    }
+
+
+def _sentencepiece_model(
+    header: GgufHeader, tokens: Sequence[str], kinds: npt.NDArray[Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `_byte_level_model`."""
+    metadata = header.metadata
+    scores = _numbers(header, "tokenizer.ggml.scores", len(tokens))
+    unknown = _token(header, "unknown", tokens)
+    has_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    decoders = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []),
+    ]
+    parts = {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+    }
+    return parts, {
+        "unk_token": tokens[0] if unknown is None else unknown,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "merges": _merges_by_score(tokens, scores, kinds),
+    }
+
+
+def _merges_by_score(
+    tokens: Sequence[str], scores: npt.NDArray[Any], kinds: npt.NDArray[Any]
+) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the best token's first.
+
+    Tokens that are cut out of a text before are never made.
+    """
+    normal = np.flatnonzero(kinds == _NORMAL)
+    known = {tokens[token] for token in normal.tolist()}
+    return [
+        (left, right)
+        for token in normal[np.argsort(-scores[normal], kind="stable")].tolist()
+        for text in (tokens[token],)
+        for end in range(1, len(text))
+        if (left := text[:end]) in known and (right := text[end:]) in known
+    ]
 
 
 def tokenizer_config_of(header: GgufHeader) -> dict[str, Any]:
@@ -105,12 +191,8 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, Any]:
     tokens = _strings(header, "tokenizer.ggml.tokens")
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for key, role in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is None:
-            continue
-        if type(token) is not int or not 0 <= token < len(tokens):
-            raise GgufError(f"{header.path}: tokenizer.ggml.{key}_token_id: {token} is no token")
-        config[role] = tokens[token]
+        if (token := _token(header, key, tokens)) is not None:
+            config[role] = token
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
@@ -122,3 +204,20 @@ def _strings(header: GgufHeader, key: str) -> list[str]:
     if not isinstance(values, list):
         raise GgufError(f"{header.path}: {key}: is missing, or no list of strings")
     return values
+
+
+def _numbers(header: GgufHeader, key: str, count: int) -> npt.NDArray[Any]:
+    values = header.metadata.get(key)
+    if not isinstance(values, np.ndarray) or len(values) != count:
+        raise GgufError(f"{header.path}: {key}: is not as long as the vocabulary")
+    return values
+
+
+def _token(header: GgufHeader, role: str, tokens: Sequence[str]) -> str | None:
+    key = f"tokenizer.ggml.{role}_token_id"
+    token = header.metadata.get(key)
+    if token is None:
+        return None
+    if type(token) is not int or not 0 <= token < len(tokens):
+        raise GgufError(f"{header.path}: {key}: {token} is no token")
+    return tokens[token]

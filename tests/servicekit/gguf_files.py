@@ -39,13 +39,15 @@ def write_model(
     types: Mapping[str, str] | str,
     *,
     architecture: str = "llama",
+    num_experts: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """A model with random weights.
 
     Args:
         types: of weights, by a part of the tensor's name; or of all of them.
-        metadata: further keys, of whole numbers, strings and lists.
+        num_experts: of which two are used; 0: an MLP instead.
+        metadata: further keys, of whole numbers, truths, strings and lists.
     """
     draw = np.random.default_rng(5)
     writer = gguf.GGUFWriter(path, architecture)
@@ -57,47 +59,83 @@ def write_model(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
+    if architecture.startswith(("gemma", "qwen3")):
+        writer.add_key_length(HIDDEN // HEADS)
+        writer.add_value_length(HIDDEN // HEADS)
+    if architecture.startswith("gemma"):
+        writer.add_sliding_window(16)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(2)
+        if architecture == "qwen3moe":
+            writer.add_expert_feed_forward_length(INNER)
+    if "tokenizer.ggml.tokens" not in (metadata or {}):
+        add_byte_level_vocabulary(writer)
+    for key, value in (metadata or {}).items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        else:
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+
+    def add(name: str, *shape: int) -> None:
+        if len(shape) == 1:
+            values = draw.normal(1 if "norm" in name else 0, 0.1, shape).astype(np.float32)
+            writer.add_tensor(name, values)
+            return
+        kind = types if isinstance(types, str) else _chosen(types, name)
+        rows = some_rows(kind, (int(np.prod(shape[:-1])), shape[-1]), draw)
+        rows = rows.reshape(*shape[:-1], -1)
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    kv = HIDDEN // HEADS * KV_HEADS
+    add("token_embd.weight", VOCABULARY, HIDDEN)
+    norms = ["attn_norm", "ffn_norm"]
+    if architecture.startswith("gemma"):
+        norms += ["post_attention_norm", "post_ffw_norm"]
+    of_queries = [("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)]
+    if architecture == "phi3":
+        of_queries = [("attn_qkv", HIDDEN + 2 * kv)]
+    for layer in range(LAYERS):
+        prefix = f"blk.{layer}."
+        for name in norms:
+            add(f"{prefix}{name}.weight", HIDDEN)
+        for name, size in of_queries:
+            add(f"{prefix}{name}.weight", size, HIDDEN)
+            if architecture == "qwen2":
+                add(f"{prefix}{name}.bias", size)
+        if architecture in ("gemma3", "qwen3", "qwen3moe"):
+            for name in ("attn_q_norm", "attn_k_norm"):
+                add(f"{prefix}{name}.weight", HIDDEN // HEADS)
+        add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN)
+        if num_experts:
+            add(f"{prefix}ffn_gate_inp.weight", num_experts, HIDDEN)
+            for name in ("ffn_gate_exps", "ffn_up_exps"):
+                add(f"{prefix}{name}.weight", num_experts, INNER, HIDDEN)
+            add(f"{prefix}ffn_down_exps.weight", num_experts, HIDDEN, INNER)
+            continue
+        if architecture == "phi3":
+            add(f"{prefix}ffn_up.weight", 2 * INNER, HIDDEN)
+        else:
+            for name in ("ffn_gate", "ffn_up"):
+                add(f"{prefix}{name}.weight", INNER, HIDDEN)
+        add(f"{prefix}ffn_down.weight", HIDDEN, INNER)
+    add("output_norm.weight", HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_byte_level_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(TOKENS)
     writer.add_token_merges(MERGES)
     writer.add_token_types([1] * (VOCABULARY - 2) + [3, 4])
     writer.add_eos_token_id(END)
-    for key, value in (metadata or {}).items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-
-    def add(name: str, shape: tuple[int, ...]) -> None:
-        if len(shape) == 1:
-            values = draw.normal(1 if "norm" in name else 0, 0.1, shape).astype(np.float32)
-            writer.add_tensor(name, values)
-            return
-        kind = types if isinstance(types, str) else _chosen(types, name)
-        rows = some_rows(kind, (shape[0], shape[1]), draw)
-        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[kind])
-
-    kv = HIDDEN // HEADS * KV_HEADS
-    add("token_embd.weight", (VOCABULARY, HIDDEN))
-    for layer in range(LAYERS):
-        prefix = f"blk.{layer}."
-        for name in ("attn_norm", "ffn_norm"):
-            add(f"{prefix}{name}.weight", (HIDDEN,))
-        for name, size in (("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)):
-            add(f"{prefix}{name}.weight", (size, HIDDEN))
-            if architecture == "qwen2":
-                add(f"{prefix}{name}.bias", (size,))
-        add(f"{prefix}attn_output.weight", (HIDDEN, HIDDEN))
-        for name in ("ffn_gate", "ffn_up"):
-            add(f"{prefix}{name}.weight", (INNER, HIDDEN))
-        add(f"{prefix}ffn_down.weight", (HIDDEN, INNER))
-    add("output_norm.weight", (HIDDEN,))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def _chosen(types: Mapping[str, str], name: str) -> str:

@@ -1,8 +1,11 @@
 """GGUF files as folders of documents, and broken ones."""
 
+import itertools
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -83,6 +86,10 @@ def test_tokens_are_cut_out_and_special_ones_known(file: Path) -> None:
         ("gpt-2", "  7", ["Ġ", "Ġ7"]),
         ("llama-bpe", "1234", ["123", "4"]),
         ("qwen2", "12", ["1", "2"]),
+        ("dbrx", "it's I'LL", ["it", "'s", "ĠI", "'LL"]),
+        ("gpt-4o", "XMLHttp it's/", ["XMLHttp", "Ġit's", "/"]),
+        ("tekken", "XMLHttp it's", ["XMLHttp", "Ġit", "'s"]),
+        ("deepseek-coder", "a, 12\n", ["a", ",", "Ġ", "1", "2", "Ċ"]),
     ],
 )
 def test_words_are_split_as_the_metadata_names(
@@ -98,8 +105,9 @@ def test_words_are_split_as_the_metadata_names(
     ("metadata", "named"),
     [
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre: unheard-of"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model: llama"),
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type: yarn"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model: bert"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: longrope"),
         ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window"),
         ({"general.architecture": "mamba"}, "general.architecture: mamba"),
         ({"llama.attention.head_count": [4, 2]}, "llama.attention.head_count: a list"),
@@ -114,6 +122,94 @@ def test_what_is_not_known_is_refused_by_its_key(
     path = write_model(tmp_path / "a.gguf", "Q8_0", metadata=metadata)
     with pytest.raises(GgufError, match=named):
         model_folder(path)
+
+
+_SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+_PIECES = ["▁", *"abc", "▁a", "ab", "bc", "abc", "▁ab", "▁▁", "ca", "ac", "aa", "bb", "cab"]
+# Of a file: control tokens, bytes, normal ones by falling score, one that is cut out.
+_PIECE_KINDS = [2, 3, 3, *[6] * 256, *[1] * len(_PIECES), 4]
+
+
+def _sentencepiece(path: Path, **metadata: bool) -> tuple[tokenizers.Tokenizer, list[str]]:
+    tokens = [*_SENTENCEPIECE, *_PIECES, "  "]
+    written = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(_PIECES))] + [0.0],
+        "tokenizer.ggml.token_type": _PIECE_KINDS,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        **{f"tokenizer.ggml.{key}": value for key, value in metadata.items()},
+    }
+    folder = model_folder(write_model(path / "a.gguf", "Q8_0", metadata=written))
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), tokens
+
+
+def _best_merged(text: str) -> list[str]:
+    """Of all neighbours, those that make the best piece are merged, the first of equals."""
+    parts = list(text.replace(" ", "▁"))
+    while True:
+        made = [left + right for left, right in itertools.pairwise(parts)]
+        ranks = [_PIECES.index(each) if each in _PIECES else len(_PIECES) for each in made]
+        if not ranks or min(ranks) == len(_PIECES):
+            break
+        at = ranks.index(min(ranks))
+        parts[at : at + 2] = [made[at]]
+    return [
+        byte
+        for part in parts
+        for byte in ([part] if part in _PIECES else [f"<0x{b:02X}>" for b in part.encode()])
+    ]
+
+
+def test_sentencepiece_merges_the_best_piece_first(tmp_path: Path) -> None:
+    tokenizer, tokens = _sentencepiece(tmp_path, add_space_prefix=False)
+    draw = random.Random(11)
+    for _ in range(2000):
+        text = "".join(draw.choices("abc é", k=draw.randrange(1, 24)))
+        # Two spaces are a token of their own, which is cut out first.
+        expected = [
+            part
+            for piece in re.split("(  )", text)
+            for part in ([piece] if piece == "  " else _best_merged(piece))
+        ]
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert [tokens[token] for token in ids] == expected, text
+        assert tokenizer.decode(ids) == text
+
+
+def test_sentencepiece_has_a_space_before_text_unless_the_file_says_not(tmp_path: Path) -> None:
+    tokenizer, tokens = _sentencepiece(tmp_path)
+    ids = tokenizer.encode("ab</s>ab  ab", add_special_tokens=False).ids
+    assert [tokens[token] for token in ids] == ["▁ab", "</s>", "▁ab", "  ", "▁ab"]
+    assert tokenizer.decode([tokens.index("▁ab")]) == "ab"
+
+
+def test_configurations_say_what_their_family_computes(tmp_path: Path) -> None:
+    def config(architecture: str, num_experts: int = 0, **metadata: int | str) -> dict[str, Any]:
+        told = {f"{architecture}.{key.replace('__', '.')}": metadata[key] for key in metadata}
+        path = write_model(tmp_path / f"{architecture}.gguf", "Q8_0", architecture=architecture,
+                           num_experts=num_experts, metadata=told)  # fmt: skip
+        content: dict[str, Any] = json.loads((model_folder(path) / "config.json").read_bytes())
+        return content
+
+    gemma = config("gemma3", rope__scaling__type="linear", rope__scaling__factor=8)
+    assert (gemma["model_type"], gemma["dtype"]) == ("gemma3_text", "bfloat16")
+    assert (gemma["sliding_window"], gemma["query_pre_attn_scalar"]) == (16, HIDDEN // 4)
+    assert gemma["rope_scaling"] == {"rope_type": "linear", "factor": 8}
+    # The largest one divides by what its heads would have, were they not wider.
+    gemma = config("gemma3", block_count=62, attention__key_length=128, attention__value_length=128)
+    assert (gemma["head_dim"], gemma["query_pre_attn_scalar"]) == (128, HIDDEN // 4)
+    phi = config("phi3", attention__sliding_window=0)
+    assert (phi["architectures"], phi["sliding_window"]) == (["Phi3ForCausalLM"], None)
+    mixtral = config("llama", num_experts=4)
+    assert (mixtral["model_type"], mixtral["num_local_experts"]) == ("mixtral", 4)
+    assert mixtral["num_experts_per_tok"] == 2
+    yarn = config("qwen2", rope__scaling__type="yarn", rope__scaling__factor=4,
+                  rope__scaling__original_context_length=128)  # fmt: skip
+    assert yarn["rope_scaling"] == {
+        "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 128,
+    }  # fmt: skip
 
 
 def test_two_models_in_a_folder_are_refused(file: Path) -> None:

@@ -27,6 +27,8 @@ class StoredTensor:
     file: Path
     # Of how many heads, the rows' halves lie in pairs; 0: in the order that transformers has.
     num_paired_heads: int = 0
+    # What its float32 values are more than those that are asked for.
+    offset: float = 0.0
 
     @property
     def type(self) -> WeightType:

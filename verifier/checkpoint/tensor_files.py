@@ -110,7 +110,8 @@ class TensorFiles:
         if tensor.dtype in FORMATS:
             return values_of(tensor.dtype, stored)
         # Files may be laid out at any byte.
-        return np.require(stored.view(tensor.type.value), requirements="A")
+        values: BitsArray = np.require(stored.view(tensor.type.value), requirements="A")
+        return values - np.float32(tensor.offset) if tensor.offset else values
 
     def stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
         """As `rows`, as bytes [count, bytes of a row]."""

@@ -146,13 +146,18 @@ class _RoundingCache(DynamicCache):
 _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
-def _of_folder(
+def _loaded(
     folder: Path, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of weights that are missing."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=read_config(folder),
+    config = read_config(folder)
+    # Given values need the class itself, of which such a folder's configuration has the name.
+    is_gguf = any(folder.glob("*.gguf"))
+    kind: Any = getattr(transformers, config.architectures[0]) if is_gguf else AutoModelForCausalLM
+    loaded = kind.from_pretrained(
+        None if is_gguf else folder,
+        state_dict=_values(folder) if is_gguf else None,
+        config=config,
         dtype=dtype,
         device_map={"": device},
         use_safetensors=True,
@@ -164,24 +169,15 @@ def _of_folder(
     return loaded[0], sorted(loaded[1]["missing_keys"])
 
 
-def _of_gguf(
-    folder: Path, dtype: torch.dtype, device: torch.device
-) -> tuple[PreTrainedModel, list[str]]:
-    """As `_of_folder`, with the values that a GGUF file's weights stand for."""
-    config = read_config(folder)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, **_PLAIN)
+def _values(folder: Path) -> dict[str, torch.Tensor]:
+    """What a checkpoint's weights stand for."""
     with TensorFiles(folder) as files:
-        state = {
+        return {
             name: torch.from_numpy(
                 np.array(widened(files.rows(tensor, 0, tensor.shape[0]), tensor.type))
             ).reshape(tensor.shape)
             for name, tensor in files.tensors.items()
         }
-    missing = set(model.load_state_dict(state, strict=False).missing_keys)
-    if config.tie_word_embeddings:
-        model.tie_weights()
-        missing.discard("lm_head.weight")
-    return model.to(device), sorted(missing)
 
 
 class _Model:
@@ -195,8 +191,7 @@ class _Model:
         self, folder: Path, *, dtype: torch.dtype, quantization: str, device: torch.device
     ) -> None:
         transformers.logging.disable_progress_bar()
-        is_gguf = any(folder.glob("*.gguf"))
-        model, missing = (_of_gguf if is_gguf else _of_folder)(folder, dtype, device)
+        model, missing = _loaded(folder, dtype, device)
         model = model.eval().requires_grad_(False)
         if missing:
             raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")

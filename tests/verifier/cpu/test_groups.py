@@ -1,13 +1,14 @@
 """Weights in groups: values, products, and a model's logits, by `gguf`, numpy and transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralForCausalLM, PreTrainedModel
 
 from servicekit.gguf.folder import model_folder
 from servicekit.kernels.jit import kernel
@@ -41,8 +42,12 @@ MIXED = {
     "attn_output": "F16",
     "ffn_down": "Q4_K",
     "ffn_up": "Q5_K",
+    # Routers.
+    "ffn_gate_inp": "F32",
     "": "Q4_0",
 }
+# Longer than windows of test models.
+TEXT = [(7 * i) % VOCABULARY for i in range(40)]
 
 
 @kernel
@@ -138,35 +143,84 @@ def test_rows_are_rounded_to_16_bits_and_keep_what_is_not_finite() -> None:
     assert np.isnan(scaled[3, 32:]).all()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write_model(tmp_path_factory.mktemp("gguf") / "mixed.gguf", MIXED)
-    return model_folder(path)
+@pytest.mark.parametrize(
+    ("architecture", "num_experts"),
+    [("llama", 0), ("qwen2", 0), ("qwen3", 0), ("gemma2", 0), ("gemma3", 0), ("phi3", 0),
+     ("qwen3moe", 4)],
+)  # fmt: skip
+def test_logits_are_transformers_by_its_own_reading_of_the_file(
+    tmp_path: Path, architecture: str, num_experts: int
+) -> None:
+    """Its reading turns the llama family's paired rows of Q and K back by itself.
 
-
-def test_logits_are_transformers_by_its_own_reading_of_the_file(folder: Path) -> None:
-    """Its reading turns the llama family's paired rows of Q and K back by itself."""
-    described = describe_decoder(folder)
-    weights = load_weights(described, dtype="float32", quantization="none")
-    text = [(7 * i) % VOCABULARY for i in range(40)]
-    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
-    whole = paged_logits(decoder, text, [], block_size=16)
-    for cuts in ([1], [17, 31], [39]):
-        others = paged_logits(decoder, text, cuts, block_size=16)
-        np.testing.assert_array_equal(others, whole)
-    decoder.close()
+    Not of the metadata: sizes that it does not read it replaces by defaults.
+    """
+    path = tmp_path / "mixed.gguf"
+    folder = model_folder(write_model(path, MIXED, architecture=architecture,
+                                      num_experts=num_experts))  # fmt: skip
+    whole = _logits(folder)
     # Types of weights that transformers reads, with the same name for the file.
     model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file="mixed.gguf", dtype=torch.float32, attn_implementation="eager"
-    )
-    with torch.no_grad():
-        exact = model(torch.tensor([text])).logits[0].numpy()
-    np.testing.assert_allclose(whole, exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
-
-
-def test_the_check_at_load_computes_the_same_model(folder: Path) -> None:
+        folder, gguf_file=path.name, config=AutoConfig.from_pretrained(folder),
+        dtype=torch.float32, attn_implementation="eager",
+    )  # fmt: skip
+    _check_logits(whole, model)
+    # So the check at load compares with the same model.
     exact, _ = reference(folder, dtype=torch.float32, quantization="none", rounds_kv=False)
-    with TensorFiles(folder) as files:
-        paired = files.tensors["model.layers.0.self_attn.q_proj.weight"].num_paired_heads
-    assert paired == 4
     assert torch.isfinite(exact).all()
+
+
+def test_logits_of_mixtral_are_transformers_with_the_gguf_packages_values(tmp_path: Path) -> None:
+    """No library reads such files."""
+    # Its router too, whose products take no rounded rows.
+    path = write_model(tmp_path / "mixtral.gguf", "Q8_0", num_experts=4)
+    folder = model_folder(path)
+    names = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+    with TensorFiles(folder) as files:
+        # All but the experts is as in other models.
+        state = {
+            name: torch.from_numpy(np.array(files.rows(tensor, 0, tensor.shape[0]))).reshape(
+                tensor.shape
+            )
+            for name, tensor in files.tensors.items()
+            if ".experts." not in name
+        }
+    for tensor in gguf.GGUFReader(path).tensors:
+        _, layer, part, *_ = [*tensor.name.split("."), "", ""]
+        if part in names:
+            for expert, values in enumerate(gguf.dequantize(tensor.data, tensor.tensor_type)):
+                prefix = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
+                state[f"{prefix}.{names[part]}.weight"] = torch.from_numpy(values)
+    loaded: Any = MixtralForCausalLM.from_pretrained(
+        None, config=AutoConfig.from_pretrained(folder), state_dict=state, dtype=torch.float32,
+        attn_implementation="eager", output_loading_info=True,
+    )  # fmt: skip
+    assert not loaded[1]["missing_keys"]
+    _check_logits(_logits(folder), loaded[0])
+
+
+def test_pairs_of_rows_are_told_of_the_llama_family_alone(tmp_path: Path) -> None:
+    for architecture, expected in (("llama", 4), ("qwen2", 0)):
+        path = write_model(tmp_path / f"{architecture}.gguf", MIXED, architecture=architecture)
+        with TensorFiles(model_folder(path)) as files:
+            tensor = files.tensors["model.layers.0.self_attn.q_proj.weight"]
+        assert tensor.num_paired_heads == expected
+
+
+def _logits(folder: Path) -> Array:
+    """Of `TEXT`, the same however it is cut into chunks."""
+    described = describe_decoder(folder)
+    weights = load_weights(described, dtype="float32", quantization="none")
+    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
+    whole = paged_logits(decoder, TEXT, [], block_size=16)
+    for cuts in ([1], [17, 31], [39]):
+        others = paged_logits(decoder, TEXT, cuts, block_size=16)
+        np.testing.assert_array_equal(others, whole)
+    decoder.close()
+    return whole
+
+
+def _check_logits(whole: Array, model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        exact = model(torch.tensor([TEXT])).logits[0].numpy()
+    np.testing.assert_allclose(whole, exact, rtol=0, atol=5e-4 * float(np.abs(exact).max()))

@@ -216,6 +216,8 @@ class _Loader:
         weight_type: WeightType | None = None,
     ) -> Matrix:
         """A matrix of zeros for weights that `_fill` packs, its arguments as in `matrix`."""
+        # Of routers, whose kernel takes rows that are not rounded.
+        is_plain = weight_type is not None
         weight_type = weight_type or self._linear_type
         experts = () if num_experts is None else (num_experts,)
         if self._linear_type is not WeightType.GROUPS:
@@ -229,6 +231,8 @@ class _Loader:
         parts = []
         for (name, _), size in zip(_places(names, sizes), sizes, strict=True):
             form = group_form(find_tensor(self._files, name + ".weight"))
+            if is_plain:
+                form = None
             shape: tuple[int, ...] = (depth, LANES)
             if form is not None:
                 shape = num_records(form, depth), record_bytes(FORMATS[form])
@@ -257,7 +261,7 @@ class _Loader:
             )
 
     def _fill_part(self, part: Part, tensor: StoredTensor, first_row: int, num_rows: int) -> None:
-        if group_form(tensor) != part.form:
+        if part.form is not None and group_form(tensor) != part.form:
             raise NotServedError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
         if part.form is None:
             pack_rows(
