@@ -20,7 +20,7 @@ from servicekit.kernels.jit import without_collections
 from servicekit.kernels.ship import compile_for_all_levels
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint.description import describe_decoder
-from verifier.checkpoint.group_formats import FORMATS
+from verifier.checkpoint.group_formats import FORMATS, take_apart
 from verifier.checkpoint.model_config import DTYPES
 from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
@@ -96,7 +96,7 @@ def warm_up_all() -> None:
                 model.close()
     rows = np.zeros((1, FORMATS["Q8_0"].block_bytes), dtype=np.uint8)
     blocks = np.zeros((1, 1, record_bytes(FORMATS["Q8_0"])), dtype=np.uint8)
-    pack_groups("Q8_0", rows, blocks)
+    pack_groups("Q8_0", take_apart("Q8_0", rows), blocks)
     # As GGUF files are served by default.
     for other_type in (WeightType.FLOAT16, WeightType.BFLOAT16):
         warm_up(WeightType.GROUPS, other_type)

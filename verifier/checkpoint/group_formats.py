@@ -1,8 +1,10 @@
-"""Weights that are stored in groups of inputs, as GGUF files hold them.
+"""Weights that are stored in groups of inputs.
 
 A weight is scale * (code - zero) or scale * code + minimum, where a group of 32 inputs shares scale
-and minimum (of Q6_K: 16). In the formats with a K, 8 groups share two float16 factors, of which
-scales and minima are small multiples. Layouts: https://github.com/ggml-org/ggml, `ggml-common.h`.
+and minimum (of Q6_K: 16). Formats with a Q are GGUF's; in those with a K, 8 groups share two
+float16 factors, of which scales and minima are small multiples. Layouts:
+https://github.com/ggml-org/ggml, `ggml-common.h`. INT4 and INT8 are those of quantised safetensors
+checkpoints (`quantized_tensors`).
 """
 
 from collections.abc import Mapping
@@ -24,11 +26,12 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFormat:
-    """One of GGUF's types of weights.
+    """A type of weights.
 
     Attributes:
         bits: of a code.
         zero: the code of a weight of zero, where there are no minima.
+        has_zeros: whether each group has its own such code; scales are float32 then.
         has_minimum: whether groups have minima.
         is_super: whether scales are multiples of factors that 8 groups share.
         halves: how many scales a group has.
@@ -36,18 +39,19 @@ class GroupFormat:
 
     bits: int
     zero: int = 0
+    has_zeros: bool = False
     has_minimum: bool = False
     is_super: bool = False
     halves: int = 1
 
     @property
     def depth(self) -> int:
-        """Inputs of a block of the file."""
+        """Inputs of a block of a GGUF file, elsewhere of a group."""
         return GROUP * SUPER_GROUPS if self.is_super else GROUP
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the file."""
+        """Bytes of a block of a GGUF file."""
         factors = 2 * (1 + self.has_minimum)
         scales = 0
         if self.is_super:
@@ -64,6 +68,8 @@ FORMATS: Mapping[str, GroupFormat] = {
     "Q4_K": GroupFormat(bits=4, has_minimum=True, is_super=True),
     "Q5_K": GroupFormat(bits=5, has_minimum=True, is_super=True),
     "Q6_K": GroupFormat(bits=6, zero=32, is_super=True, halves=2),
+    "INT4": GroupFormat(bits=4, has_zeros=True),
+    "INT8": GroupFormat(bits=8, has_zeros=True),
 }
 
 
@@ -71,20 +77,22 @@ FORMATS: Mapping[str, GroupFormat] = {
 class GroupedRows:
     """Rows [n, K] of a weight, taken apart. G = K / 32 groups, B = K / `depth` blocks."""
 
-    # [n, K]; of Q8_0 the bits of an int8.
+    # [n, K]; of 8 bits those of an int8.
     codes: Bytes
     # [n, B]: scales; of a format with a K what they are multiples of.
-    factors: npt.NDArray[np.float16]
+    factors: npt.NDArray[np.floating]
     # [n, B] likewise, or None.
-    minima: npt.NDArray[np.float16] | None
+    minima: npt.NDArray[np.floating] | None = None
     # [n, G * halves] of a format with a K; of Q6_K the bits of an int8.
-    scales: Bytes | None
+    scales: Bytes | None = None
     # [n, G] of a format with a K and minima; weights are scale * code - minimum there.
-    minimum_scales: Bytes | None
+    minimum_scales: Bytes | None = None
+    # [n, G]: codes of weights of zero, of a format that has them.
+    zeros: npt.NDArray[np.int8] | None = None
 
 
 def take_apart(name: str, rows: Bytes) -> GroupedRows:
-    """Rows [n, bytes of a row] of a type, a key of `FORMATS`."""
+    """Rows [n, bytes of a row] of a GGUF file's type, a key of `FORMATS`."""
     form = FORMATS[name]
     blocks = rows.reshape(len(rows), -1, form.block_bytes)
     if form.is_super:
@@ -103,27 +111,26 @@ def take_apart(name: str, rows: Bytes) -> GroupedRows:
         codes=np.ascontiguousarray(codes).reshape(len(rows), -1),
         factors=factors,
         minima=minima,
-        scales=None,
-        minimum_scales=None,
     )
 
 
-def values_of(name: str, rows: Bytes) -> FloatArray:
-    """The float32 values [n, K] of rows as `take_apart` gets them."""
-    form, parts = FORMATS[name], take_apart(name, rows)
+def values_of(name: str, parts: GroupedRows) -> FloatArray:
+    """The float32 values [n, K] of rows of a type."""
+    form, num_rows = FORMATS[name], len(parts.codes)
     codes = parts.codes.view(np.int8) if form.bits == 8 else parts.codes
     num_scales = codes.shape[1] // GROUP * form.halves
-    values = codes.reshape(len(rows), num_scales, -1).astype(np.float32) - np.float32(form.zero)
+    values = codes.reshape(num_rows, num_scales, -1).astype(np.float32)
+    values -= form.zero if parts.zeros is None else parts.zeros[..., None]
     # Each product is exact; only the last sum or product rounds.
     values *= _multiplied(parts.factors, parts.scales, form, num_scales)
     if parts.minima is not None:
         minima = _multiplied(parts.minima, parts.minimum_scales, form, num_scales)
         values += minima if parts.minimum_scales is None else -minima
-    return values.reshape(len(rows), -1)
+    return values.reshape(num_rows, -1)
 
 
 def _multiplied(
-    factors: npt.NDArray[np.float16], scales: Bytes | None, form: GroupFormat, num_scales: int
+    factors: npt.NDArray[np.floating], scales: Bytes | None, form: GroupFormat, num_scales: int
 ) -> FloatArray:
     """The scales of groups, [n, scales, 1]."""
     result = factors.astype(np.float32)
@@ -148,9 +155,7 @@ def _super(form: GroupFormat, blocks: Bytes) -> GroupedRows:
         return GroupedRows(
             codes=codes.reshape(num_rows, -1),
             factors=_halves(blocks[..., 208:]),
-            minima=None,
             scales=blocks[..., 192:208].reshape(num_rows, -1),
-            minimum_scales=None,
         )
     packed = blocks[..., 4:16]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]

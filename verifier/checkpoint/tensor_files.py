@@ -9,9 +9,9 @@ are not trusted: every length, offset, type and shape is checked before anything
 import json
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from servicekit.gguf.header import GgufError, read_header
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.gguf_names import stored_as
-from verifier.checkpoint.group_formats import FORMATS, Bytes, values_of
+from verifier.checkpoint.group_formats import FORMATS, Bytes, GroupedRows, take_apart, values_of
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import WEIGHT_TYPES, StoredTensor
 from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
@@ -43,6 +43,8 @@ _PAGE = mmap.PAGESIZE
 _PIECE_BYTES = 8 << 20
 
 logger = get_logger(__name__)
+
+_Rows = TypeVar("_Rows")
 
 
 class TensorFiles:
@@ -106,14 +108,18 @@ class TensorFiles:
         A view of the file where that is possible: it must not outlive the files, whose `close`
         would fail. Read-only.
         """
-        stored = self.stored_rows(tensor, first, count)
         if tensor.dtype in FORMATS:
-            return values_of(tensor.dtype, stored)
+            return values_of(tensor.dtype, self.grouped_rows(tensor, first, count))
+        stored = self._stored_rows(tensor, first, count)
         # Files may be laid out at any byte.
         values: BitsArray = np.require(stored.view(tensor.type.value), requirements="A")
         return values - np.float32(tensor.offset) if tensor.offset else values
 
-    def stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
+    def grouped_rows(self, tensor: StoredTensor, first: int, count: int) -> GroupedRows:
+        """As `rows`, of a tensor in groups."""
+        return take_apart(tensor.dtype, self._stored_rows(tensor, first, count))
+
+    def _stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
         """As `rows`, as bytes [count, bytes of a row]."""
         row_bytes = (tensor.end - tensor.start) // tensor.shape[0]
         rows: Bytes = np.frombuffer(self._bytes(tensor), dtype=np.uint8).reshape(-1, row_bytes)
@@ -284,22 +290,29 @@ def _stored(name: str, entry: Any, path: Path, *, data_start: int) -> StoredTens
 
 
 def pieces(
+    files: TensorFiles, tensor: StoredTensor, first_row: int, num_rows: int
+) -> Iterator[tuple[int, BitsArray]]:
+    """Rows of a tensor [N, K] in pieces, each with its offset, a multiple of 16."""
+    return _read_in_pieces(files, tensor, first_row, num_rows, files.rows)
+
+
+def grouped_pieces(
+    files: TensorFiles, tensor: StoredTensor, first_row: int, num_rows: int
+) -> Iterator[tuple[int, GroupedRows]]:
+    """As `pieces`, of a tensor in groups."""
+    return _read_in_pieces(files, tensor, first_row, num_rows, files.grouped_rows)
+
+
+def _read_in_pieces(
     files: TensorFiles,
     tensor: StoredTensor,
     first_row: int,
     num_rows: int,
-    *,
-    as_stored: bool = False,
-) -> Iterator[tuple[int, BitsArray]]:
-    """Rows of a tensor [N, K] in pieces, each with its offset, a multiple of 16.
-
-    Args:
-        as_stored: whether rows are bytes as in the file [n, bytes of a row], not values [n, K].
-    """
+    read: Callable[[StoredTensor, int, int], _Rows],
+) -> Iterator[tuple[int, _Rows]]:
     row_bytes = max(1, (tensor.end - tensor.start) // max(1, tensor.shape[0]))
     step = max(1, _PIECE_BYTES // row_bytes // LANES) * LANES
     for start in range(0, num_rows, step):
         count = min(step, num_rows - start)
-        read = files.stored_rows if as_stored else files.rows
         yield start, read(tensor, first_row + start, count)
         files.forget(tensor, first_row + start, count)

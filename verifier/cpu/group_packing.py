@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, Bytes, take_apart
+from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, Bytes, GroupedRows
 from verifier.checkpoint.weight_types import LANES
 from verifier.cpu.kernels.group_tiles import group_bytes, head_bytes, record_bytes
 
@@ -14,22 +14,23 @@ def num_records(name: str, depth: int) -> int:
     return depth // FORMATS[name].depth
 
 
-def pack_groups(name: str, rows: Bytes, blocks: Bytes) -> None:
+def pack_groups(name: str, parts: GroupedRows, blocks: Bytes) -> None:
     """Packs rows of a type, a key of `FORMATS`.
 
     Args:
-        rows: [n, bytes of a row], as in the file.
         blocks: [ceil(n / 16), records, bytes of a record], zero.
     """
     form = FORMATS[name]
-    num_rows = len(rows)
-    parts = take_apart(name, rows)
+    num_rows = len(parts.codes)
     heads = blocks[..., : head_bytes(form)]
     factors = [parts.factors] + ([] if parts.minima is None else [parts.minima])
     start = 0
     for factor in factors:
-        _put(heads[..., start : start + 2 * LANES], factor.view(np.uint16)[..., None])
-        start += 2 * LANES
+        end = start + factor.itemsize * LANES
+        _put(heads[..., start:end], factor.view(f"u{factor.itemsize}")[..., None])
+        start = end
+    if parts.zeros is not None:
+        _put(heads[..., start:], parts.zeros[..., None])
     if parts.scales is not None:
         scales = parts.scales.reshape(num_rows, -1, SUPER_GROUPS, form.halves)
         if parts.minimum_scales is not None:

@@ -15,7 +15,7 @@ from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of
 from tests.servicekit.gguf_files import VOCABULARY, some_rows, write_model
 from verifier.checkpoint.description import describe_decoder
-from verifier.checkpoint.group_formats import FORMATS, values_of
+from verifier.checkpoint.group_formats import FORMATS, GROUP, GroupedRows, take_apart, values_of
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.group_packing import num_records, pack_groups
@@ -85,19 +85,34 @@ def _scaled(rounded: npt.NDArray[np.uint8], depth: int) -> npt.NDArray[np.float6
     return values.reshape(len(rounded), -1)
 
 
-def _packed(name: str, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    shape = -(-len(rows) // 16), num_records(name, DEPTH), record_bytes(FORMATS[name])
+def _some_parts(name: str, draw: np.random.Generator) -> tuple[GroupedRows, Array]:
+    """Rows, and their values by GGUF's package or by the formula."""
+    if not FORMATS[name].has_zeros:
+        rows = some_rows(name, (OUTPUTS, DEPTH), draw)
+        return take_apart(name, rows), gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
+    low, high = (-128, 128) if name == "INT8" else (0, 16)
+    codes = draw.integers(low, high, (OUTPUTS, DEPTH))
+    zeros = draw.integers(low, high, (OUTPUTS, DEPTH // GROUP))
+    factors = draw.normal(0, 0.01, zeros.shape).astype(np.float32)
+    values = factors.repeat(GROUP, axis=1) * (codes - zeros.repeat(GROUP, axis=1)).astype(
+        np.float32
+    )
+    parts = GroupedRows(codes=codes.astype(np.uint8), factors=factors, zeros=zeros.astype(np.int8))
+    return parts, values
+
+
+def _packed(name: str, parts: GroupedRows) -> npt.NDArray[np.uint8]:
+    shape = -(-OUTPUTS // 16), num_records(name, DEPTH), record_bytes(FORMATS[name])
     blocks = np.zeros(shape, dtype=np.uint8)
-    pack_groups(name, rows, blocks)
+    pack_groups(name, parts, blocks)
     return blocks
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_values_are_bit_equal_to_the_gguf_packages(name: str) -> None:
-    rows = some_rows(name, (OUTPUTS, DEPTH), np.random.default_rng(1))
-    expected = gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
-    np.testing.assert_array_equal(values_of(name, rows).view(np.int32), expected.view(np.int32))
-    blocks = _packed(name, rows)
+def test_values_are_bit_equal_to_the_oracles(name: str) -> None:
+    parts, expected = _some_parts(name, np.random.default_rng(1))
+    np.testing.assert_array_equal(values_of(name, parts).view(np.int32), expected.view(np.int32))
+    blocks = _packed(name, parts)
     for output in (0, 15, 16, OUTPUTS - 1):
         own = np.zeros(DEPTH, dtype=np.float32)
         block = address_of(blocks) + output // 16 * blocks.strides[0]
@@ -108,11 +123,11 @@ def test_values_are_bit_equal_to_the_gguf_packages(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_are_the_values_sums_and_do_not_depend_on_the_other_rows(name: str) -> None:
     draw = np.random.default_rng(2)
-    rows = some_rows(name, (OUTPUTS, DEPTH), draw)
+    parts, expected = _some_parts(name, draw)
     x = draw.standard_normal((TILES.max_group_rows, DEPTH)).astype(np.float32)
     x[:, 7] *= 300
-    rounded, blocks = _rounded(x), _packed(name, rows)
-    values = values_of(name, rows).astype(np.float64)
+    rounded, blocks = _rounded(x), _packed(name, parts)
+    values = expected.astype(np.float64)
 
     def products(first: int, count: int) -> Array:
         out = np.full((count, 48), 7, dtype=np.float32)

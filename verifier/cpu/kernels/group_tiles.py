@@ -61,8 +61,10 @@ def group_bytes(form: GroupFormat) -> int:
 
 def head_bytes(form: GroupFormat) -> int:
     """Of the factors of a record: float16 [1 or 2, 16], then of a format with a K for each group
-    its scales and minima, uint8 [1 or 2, 16].
+    its scales and minima, uint8 [1 or 2, 16]. Of a format with zeros: float32 [16], int8 [16].
     """
+    if form.has_zeros:
+        return 5 * LANES
     scales = form.halves + form.has_minimum
     return 2 * LANES * (1 + form.has_minimum) + form.is_super * SUPER_GROUPS * scales * LANES
 
@@ -116,9 +118,20 @@ def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
         yield codes
 
 
+def _zeros(builder: Any, record: Any) -> Any:
+    """The zeros of a group, as 16 int32."""
+    b = builder
+    place = pointer(b, _plus(b, record, 4 * LANES), ir.VectorType(_BYTE, LANES))
+    return b.sext(b.load(place, align=1), INTS)
+
+
 def _scales(builder: Any, form: GroupFormat, record: Any, group: Any) -> tuple[list[Any], Any]:
     """Scales of a group's halves, and its minima or None. Args: group: its number in the record."""
     b = builder
+    if form.has_zeros:
+        scale = b.load(pointer(b, record, FLOATS), align=4)
+        negated = b.fsub(constant(-0.0), scale)
+        return [scale], b.fmul(negated, b.sitofp(_zeros(b, record), FLOATS))
 
     def factors(offset: int) -> Any:
         place = pointer(b, _plus(b, record, offset), _HALVES)
@@ -323,7 +336,9 @@ def group_values(
                 scales, minimum = _scales(b, described, record, inside)
                 own_scales = [b.extract_element(scale, lane) for scale in scales]
                 # As the format has it: code - zero, then the product.
-                zero = 0 if described.halves == 2 else described.zero
+                zero = ir.Constant(INT32, 0 if described.halves == 2 else described.zero)
+                if described.has_zeros:
+                    zero = b.extract_element(_zeros(b, record), lane)
                 least = ir.Constant(FLOAT, -0.0)
                 if described.has_minimum:
                     least = b.extract_element(minimum, lane)
@@ -334,7 +349,7 @@ def group_values(
                     for i, number in enumerate(
                         (b.sext(b.trunc(pair, _SHORT), INT32), b.ashr(pair, ir.Constant(INT32, 16)))
                     ):
-                        number = b.sub(number, ir.Constant(INT32, zero))
+                        number = b.sub(number, zero)
                         value = b.call(fma, [b.sitofp(number, FLOAT), scale, least])
                         at = pointer(b, _plus(b, place, 8 * step + 4 * i), FLOAT)
                         b.store(b.fmul(value, factor), at, align=4)

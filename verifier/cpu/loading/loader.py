@@ -22,7 +22,7 @@ from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.refusals import NotServedError
 from verifier.checkpoint.stored_tensor import StoredTensor
-from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
@@ -275,8 +275,8 @@ class _Loader:
                 rounded_to=WeightType.FLOAT32,
             )
             return
-        for start, rows in pieces(self._files, tensor, first_row, num_rows, as_stored=True):
-            end = start + _rounded(len(rows))
+        for start, rows in grouped_pieces(self._files, tensor, first_row, num_rows):
+            end = start + _rounded(len(rows.codes))
             pack_groups(part.form, rows, part.blocks[start // LANES : end // LANES])
 
     def norm(self, name: str) -> FloatArray:
