@@ -105,7 +105,10 @@ def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_trans
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised already"),
+        (
+            {"quantization_config": {"quant_method": "aqlm"}},
+            "quantization_config: quant_method aqlm",
+        ),
         ({"model_type": "gpt_oss"}, "attention with sinks is not served"),
         ({"model_type": "strange"}, "strange"),
     ],

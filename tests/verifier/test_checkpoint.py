@@ -129,7 +129,7 @@ class TestRefusals:
             ({"model_type": "gemma2"}, "attention with a softcap"),
             (
                 {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}},
-                "quantised already is not served; --quantization fp8",
+                "llama: quantization_config: ",
             ),
             ({"model_type": "gpt_neo"}, "its code knows no attention function but its own"),
             ({"model_type": "no such model"}, "no such model"),

@@ -34,12 +34,14 @@ class DecoderDescription:
     Attributes:
         own_type: the type of the checkpoint's weights; of those in groups, of K/V.
         in_groups: whether weights are stored in groups.
+        quantization: as in `TensorFiles`.
     """
 
     folder: Path
     config: ModelConfig
     own_type: WeightType
     in_groups: bool
+    quantization: str
 
     def other_type(self, dtype: str) -> WeightType:
         """The type for `--dtype`: "auto" is the checkpoint's own."""
@@ -82,7 +84,13 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         in_groups = any(tensor.dtype in FORMATS for tensor in files.tensors.values())
         if config.ties_embeddings and not _has_tied_head(files):
             raise NotServedError(f"{HEAD} differs from the embeddings that it is tied to")
-    return DecoderDescription(folder=folder, config=config, own_type=own_type, in_groups=in_groups)
+    return DecoderDescription(
+        folder=folder,
+        config=config,
+        own_type=own_type,
+        in_groups=in_groups,
+        quantization=files.quantization,
+    )
 
 
 def reopened(described: DecoderDescription) -> TensorFiles:

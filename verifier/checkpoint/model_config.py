@@ -132,6 +132,8 @@ class _Config:
                 raise NotServedError(f"its config.json tells {alias} and {key} apart")
         self.values = {**COMMON_DEFAULTS, **family.defaults, **content}
         known = {*COMMON_DEFAULTS, *family.defaults, *_SIZES, *_ROPE_KEYS}
+        # `quantization_config` reads it.
+        known.add("quantization_config")
         if unknown := sorted(
             key for key, value in content.items() if key not in known and not is_inert(key, value)
         ):

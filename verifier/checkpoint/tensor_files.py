@@ -20,6 +20,8 @@ from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.gguf_names import stored_as
 from verifier.checkpoint.group_formats import FORMATS, Bytes, GroupedRows, take_apart, values_of
+from verifier.checkpoint.quantization_config import read_quantization
+from verifier.checkpoint.quantized_tensors import QuantizedTensor, joined, quantized_rows
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import WEIGHT_TYPES, StoredTensor
 from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
@@ -48,7 +50,11 @@ _Rows = TypeVar("_Rows")
 
 
 class TensorFiles:
-    """The tensors of a checkpoint folder by name; a context, which closes the files."""
+    """The tensors of a checkpoint folder by name; a context, which closes the files.
+
+    Attributes:
+        quantization: how weights are quantised: "gguf", the method that config.json tells, "none".
+    """
 
     def __init__(self, folder: Path, progress: ProgressLog | None = None) -> None:
         """Reads all headers.
@@ -58,9 +64,11 @@ class TensorFiles:
 
         Raises:
             CheckpointError: a file is not what the format says; its message names file and tensor.
+                Or weights are quantised in a way that is not served.
             NotServedError: there is neither model.safetensors nor its index.
         """
         self.tensors: dict[str, StoredTensor] = {}
+        self.quantization = "none"
         self._maps: dict[Path, mmap.mmap] = {}
         self._progress = progress
         self._num_read_bytes = 0
@@ -72,8 +80,12 @@ class TensorFiles:
             elif files := sorted(folder.glob("*.gguf")):
                 for path in files:
                     self.tensors |= self._open_gguf(path)
+                self.quantization = "gguf"
             else:
                 raise NotServedError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
+            if quantization := read_quantization(folder):
+                self.tensors = joined(self.tensors, quantization, self._array)
+                self.quantization = quantization.method
         except BaseException:
             self.close()
             raise
@@ -117,6 +129,8 @@ class TensorFiles:
 
     def grouped_rows(self, tensor: StoredTensor, first: int, count: int) -> GroupedRows:
         """As `rows`, of a tensor in groups."""
+        if isinstance(tensor, QuantizedTensor):
+            return quantized_rows(tensor, first, count, self._array)
         return take_apart(tensor.dtype, self._stored_rows(tensor, first, count))
 
     def _stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
@@ -190,6 +204,14 @@ class TensorFiles:
             return stored_as(read_header(path))
         except GgufError as error:
             raise CheckpointError(str(error)) from error
+
+    def _array(self, tensor: StoredTensor) -> BitsArray:
+        """A tensor as a view of its file, which may lie at any byte."""
+        if tensor.dtype in WEIGHT_TYPES:
+            dtype = np.dtype(tensor.type.value)
+        else:
+            dtype = np.dtype(f"i{_ITEM_BYTES[tensor.dtype]}")
+        return np.frombuffer(self._bytes(tensor), dtype=dtype).reshape(tensor.shape)
 
     def _bytes(self, tensor: StoredTensor) -> memoryview:
         return memoryview(self._maps[tensor.file])[tensor.start : tensor.end]

@@ -28,6 +28,16 @@ class WeightType(enum.Enum):
     GROUPS = np.int8
 
 
+def widened(bits: BitsArray, weight_type: WeightType) -> FloatArray:
+    """The float32 values of float32, bfloat16 or float16 bits."""
+    if weight_type is WeightType.BFLOAT16:
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    if weight_type is WeightType.FLOAT16:
+        return bits.view(np.float16).astype(np.float32)
+    assert weight_type is WeightType.FLOAT32
+    return bits
+
+
 class Activation(enum.IntEnum):
     """The activation of a gated MLP: activation(gate) * up."""
 

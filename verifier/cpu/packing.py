@@ -10,7 +10,7 @@ import numpy.typing as npt
 from servicekit.kernels.jit import kernel
 from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, pieces
-from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
+from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType, widened
 
 # FP8 is e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448.
 _FP8_LARGEST = 448.0
@@ -47,16 +47,6 @@ def pack_rows(
         # Kernels know no int16 and float32 apart from other types of that size.
         unsigned = np.dtype(f"u{bits.itemsize}")
         _pack(bits.view(unsigned), blocks[start // LANES :].view(unsigned))
-
-
-def widened(bits: BitsArray, weight_type: WeightType) -> FloatArray:
-    """The float32 values of float32, bfloat16 or float16 bits."""
-    if weight_type is WeightType.BFLOAT16:
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-    if weight_type is WeightType.FLOAT16:
-        return bits.view(np.float16).astype(np.float32)
-    assert weight_type is WeightType.FLOAT32
-    return bits
 
 
 def converted(bits: BitsArray, source: WeightType, target: WeightType) -> BitsArray:

@@ -118,7 +118,8 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         numerics_digest=numerics_digest(weights),
         architecture=shape.architecture,
         dtype=dtype_name(
-            dtype, "gguf" if weights.linear_type is WeightType.GROUPS else config.quantization
+            dtype,
+            config.quantization if config.quantization != "none" else described.quantization,
         ),
         device="cpu",
         attention_backend="own",

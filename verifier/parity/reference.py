@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.tensor_files import TensorFiles
-from verifier.cpu.packing import widened
+from verifier.checkpoint.weight_types import widened
 from verifier.parity.comparison import WINDOW_TOKENS, probe_text
 from verifier.parity.quantised_values import computed_in
 from verifier.parity.transformers_check import shortened_windows
@@ -83,12 +83,19 @@ def reference(
     costs.
 
     Args:
-        rounds_kv: whether the logits are of K and V rounded to `dtype`.
+        rounds_kv: whether the logits are as the decoder for CPUs computes them: of K and V rounded
+            to `dtype`, and of the values that quantised weights have in float32.
 
     Raises:
         CheckpointError: weights are missing.
     """
-    model = _Model(folder, dtype=dtype, quantization=quantization, device=device)
+    model = _Model(
+        folder,
+        dtype=dtype,
+        quantization=quantization,
+        device=device,
+        keeps_values=rounds_kv and quantization == "none",
+    )
     exact = model.logits(torch.float32, kv_dtype=dtype if rounds_kv else None)
     return exact, 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
 
@@ -147,16 +154,31 @@ _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 
 def _loaded(
-    folder: Path, dtype: torch.dtype, device: torch.device
+    folder: Path, dtype: torch.dtype, device: torch.device, *, keeps_values: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the names of weights that are missing."""
+    """The model, and the names of weights that are missing.
+
+    Args:
+        keeps_values: whether the values of quantised weights are not rounded to `dtype`.
+    """
     config = read_config(folder)
-    # Given values need the class itself, of which such a folder's configuration has the name.
-    is_gguf = any(folder.glob("*.gguf"))
-    kind: Any = getattr(transformers, config.architectures[0]) if is_gguf else AutoModelForCausalLM
-    loaded = kind.from_pretrained(
-        None if is_gguf else folder,
-        state_dict=_values(folder) if is_gguf else None,
+    kind: Any = AutoModelForCausalLM
+    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    with TensorFiles(folder) as files:
+        if files.quantization != "none":
+            # Of Tandem's own reading: transformers' would need other packages, and a GPU.
+            vars(config).pop("quantization_config", None)
+            kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            dtype = torch.float32 if keeps_values else dtype
+            state = {
+                name: torch.from_numpy(
+                    np.array(widened(files.rows(tensor, 0, tensor.shape[0]), tensor.type))
+                ).reshape(tensor.shape)
+                for name, tensor in files.tensors.items()
+            }
+            source = {"pretrained_model_name_or_path": None, "state_dict": state}
+    loaded: Any = kind.from_pretrained(
+        **source,
         config=config,
         dtype=dtype,
         device_map={"": device},
@@ -169,17 +191,6 @@ def _loaded(
     return loaded[0], sorted(loaded[1]["missing_keys"])
 
 
-def _values(folder: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint's weights stand for."""
-    with TensorFiles(folder) as files:
-        return {
-            name: torch.from_numpy(
-                np.array(widened(files.rows(tensor, 0, tensor.shape[0]), tensor.type))
-            ).reshape(tensor.shape)
-            for name, tensor in files.tensors.items()
-        }
-
-
 class _Model:
     """transformers' model, and the probe's text.
 
@@ -188,10 +199,17 @@ class _Model:
     """
 
     def __init__(
-        self, folder: Path, *, dtype: torch.dtype, quantization: str, device: torch.device
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        quantization: str,
+        device: torch.device,
+        keeps_values: bool = False,
     ) -> None:
+        """Args: keeps_values: as `_loaded` says."""
         transformers.logging.disable_progress_bar()
-        model, missing = _loaded(folder, dtype, device)
+        model, missing = _loaded(folder, dtype, device, keeps_values=keeps_values)
         model = model.eval().requires_grad_(False)
         if missing:
             raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")

@@ -132,7 +132,10 @@ def check_architecture(config: Any) -> None:
     if name in MODEL_TYPES_WITH_SINKS:
         raise CheckpointError(f"{name}: attention with sinks is not served")
     if getattr(config, "quantization_config", None):
-        raise CheckpointError(f"{name}: {NOT_QUANTISED_ALREADY}")
+        raise CheckpointError(
+            f"{name}: quantization_config: transformers computes no quantised weights here, and no "
+            "decoder of Tandem's own serves this model, or not with these flags"
+        )
     others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if others:
         raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")

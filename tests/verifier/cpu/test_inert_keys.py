@@ -108,7 +108,6 @@ def test_a_configuration_that_transformers_writes_in_full_is_read(
         ("per_layer_config", {"0": {"head_dim": 8}}),
         ("pruned_heads", {"0": [1]}),
         ("quantization", {"bits": 4, "group_size": 64}),
-        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
         ("residual_multiplier", 0),
         ("transformers_weights", "adapter.safetensors"),
     ],

@@ -62,7 +62,6 @@ def test_a_mixture_has_a_sound_number_of_experts_and_layers_with_them(tmp_path: 
         ({"model_type": "gpt_oss"}, "type gpt_oss"),
         ({"model_type": None}, "type None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"attention_multiplier": 0.3}, "attention_multiplier"),
         ({"num_key_value_heads": 3}, "4 heads share 3"),
         ({"hidden_act": "relu"}, "relu"),

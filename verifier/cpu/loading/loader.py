@@ -23,10 +23,10 @@ from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.refusals import NotServedError
 from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
-from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType
+from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType, widened
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
-from verifier.cpu.packing import converted, pack_rows, widened
+from verifier.cpu.packing import converted, pack_rows
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
 
 # Bytes; a vector of 16 weights then never lies across two cache lines.

@@ -1,0 +1,213 @@
+"""Small quantised checkpoints with random codes, packed in plain numpy; and the values meant."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, VOCABULARY = 256, 384, 4, 2, 2, 128
+
+Array = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Stored = dict[str, torch.Tensor]
+"""By the last part of the name."""
+
+
+def packed(numbers: Ints, bits: int) -> torch.Tensor:
+    """Int32s [a, ceil(b * bits / 32)] of numbers [a, b] that are not negative."""
+    per_word = 32 // bits
+    padded = np.zeros((len(numbers), -(-numbers.shape[1] // per_word) * per_word), dtype=np.uint64)
+    padded[:, : numbers.shape[1]] = numbers
+    places = np.arange(per_word, dtype=np.uint64) * np.uint64(bits)
+    words = (padded.reshape(len(numbers), -1, per_word) << places).sum(axis=-1)
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
+
+
+def _scales(shape: tuple[int, int], bits: int, draw: np.random.Generator) -> torch.Tensor:
+    """At which weights are below 0.2 or so."""
+    return torch.from_numpy(draw.uniform(0.5, 1, shape) * 2.0**-bits * 0.2).to(torch.bfloat16)
+
+
+def _values(codes: Ints, zeros: Ints, scales: torch.Tensor) -> Array:
+    """[N, K] of codes [N, K], zeros and scales [N, G]."""
+    repeats = codes.shape[1] // zeros.shape[1]
+    differences = (codes - zeros.repeat(repeats, axis=1)).astype(np.float32)
+    return scales.float().numpy().repeat(repeats, axis=1) * differences
+
+
+def _compressed(
+    size: int, depth: int, draw: np.random.Generator, *, bits: int, group_size: int | None,
+    has_zeros: bool, is_packed: bool = True,
+) -> tuple[Stored, Array]:  # fmt: skip
+    half = 1 << bits - 1
+    num_groups = depth // (group_size or depth)
+    codes = draw.integers(-half, half, (size, depth))
+    zeros = np.zeros((size, num_groups), dtype=np.int64)
+    if has_zeros:
+        zeros = draw.integers(-half, half, zeros.shape)
+    scales = _scales(zeros.shape, bits, draw)
+    if is_packed:
+        stored = {
+            "weight_packed": packed(codes + half, bits),
+            "weight_shape": torch.tensor([size, depth]),
+            "weight_zero_point": packed(zeros.T + half, bits).T.contiguous(),
+        }
+    else:
+        stored = {
+            "weight": torch.from_numpy(codes.astype(np.int8)),
+            "weight_zero_point": torch.from_numpy(zeros.astype(np.int8)),
+        }
+    if not has_zeros:
+        del stored["weight_zero_point"]
+    return {**stored, "weight_scale": scales}, _values(codes, zeros, scales)
+
+
+def compressed_config(bits: int, group_size: int | None, **changes: Any) -> dict[str, Any]:
+    """Of compressed-tensors. Args: changes: of the group's weights."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.20.1",
+        "config_groups": {
+            "group_0": {
+                "format": "pack-quantized",
+                "input_activations": None,
+                "output_activations": None,
+                "targets": ["Linear"],
+                "weights": {
+                    "actorder": None,
+                    "block_structure": None,
+                    "dynamic": False,
+                    "group_size": group_size,
+                    "num_bits": bits,
+                    "observer": "minmax",
+                    "observer_kwargs": {},
+                    "strategy": "channel" if group_size is None else "group",
+                    "symmetric": True,
+                    "type": "int",
+                    **changes,
+                },
+            }
+        },
+    }
+
+
+Make = Callable[[int, int, np.random.Generator], tuple[Stored, Array]]
+"""Makes a layer's tensors, and its values, from N, K."""
+
+
+def _of(function: Any, **options: Any) -> Make:
+    return lambda size, depth, draw: function(size, depth, draw, **options)
+
+
+METHODS: Mapping[str, tuple[Make, dict[str, Any]]] = {
+    "packed_int4": (
+        _of(_compressed, bits=4, group_size=128, has_zeros=False),
+        compressed_config(4, 128),
+    ),
+    "packed_int4_zeros": (
+        _of(_compressed, bits=4, group_size=32, has_zeros=True),
+        compressed_config(4, 32, symmetric=False, actorder="static"),
+    ),
+    "packed_int4_channel": (
+        _of(_compressed, bits=4, group_size=None, has_zeros=True),
+        compressed_config(4, None, symmetric=False),
+    ),
+    "packed_int8": (
+        _of(_compressed, bits=8, group_size=64, has_zeros=True),
+        compressed_config(8, 64, symmetric=False),
+    ),
+    "int8": (
+        _of(_compressed, bits=8, group_size=None, has_zeros=False, is_packed=False),
+        {**compressed_config(8, None), "format": "int-quantized"},
+    ),
+}
+
+
+def write_quantized(
+    folder: Path,
+    method: str,
+    *,
+    model_type: str = "llama",
+    plain: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Writes a model.
+
+    Args:
+        method: a key of `METHODS`.
+        plain: parts of the names of layers that are not quantised.
+        config: keys of `quantization_config` to change.
+
+    Returns:
+        The values of all weights in float32.
+    """
+    make, quantization = METHODS[method]
+    draw = np.random.default_rng(7)
+    stored: Stored = {}
+    values: dict[str, torch.Tensor] = {}
+
+    def add(name: str, mean: float, *shape: int) -> None:
+        spread = 0.3 if "embed" in name else 0.08
+        tensor = torch.from_numpy(draw.normal(mean, spread, shape)).to(torch.bfloat16)
+        stored[name], values[name] = tensor, tensor.float()
+
+    def add_layer(name: str, size: int, depth: int) -> None:
+        if any(part in name for part in plain):
+            add(f"{name}.weight", 0, size, depth)
+            return
+        tensors, meant = make(size, depth, draw)
+        stored.update({f"{name}.{part}": tensor for part, tensor in tensors.items()})
+        values[f"{name}.weight"] = torch.from_numpy(meant)
+
+    head_dim = HIDDEN // HEADS
+    add("model.embed_tokens.weight", 0, VOCABULARY, HIDDEN)
+    add("lm_head.weight", 0, VOCABULARY, HIDDEN)
+    add("model.norm.weight", 1, HIDDEN)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            add(f"{prefix}{name}.weight", 1, HIDDEN)
+        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            add_layer(f"{prefix}self_attn.{name}_proj", heads * head_dim, HIDDEN)
+        add_layer(f"{prefix}self_attn.o_proj", HIDDEN, HIDDEN)
+        if model_type == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                add(f"{prefix}self_attn.{name}.weight", 1, head_dim)
+        for name in ("gate", "up"):
+            add_layer(f"{prefix}mlp.{name}_proj", INNER, HIDDEN)
+        add_layer(f"{prefix}mlp.down_proj", HIDDEN, INNER)
+    folder.mkdir(exist_ok=True)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    whole = {
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]],
+        "model_type": model_type,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": head_dim,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eos_token_id": VOCABULARY - 1,
+        "quantization_config": {**quantization, **(config or {})},
+    }
+    (folder / "config.json").write_text(json.dumps(whole))
+    return values

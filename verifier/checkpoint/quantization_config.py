@@ -1,0 +1,138 @@
+"""Reads how a checkpoint's linear weights are quantised: `quantization_config` of its config.json.
+
+Which layers are quantised, the tensors tell. What is not known is refused by its key.
+"""
+
+import json
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifier.checkpoint.group_formats import GROUP
+from verifier.checkpoint.inert_keys import is_inert
+from verifier.checkpoint.refusals import CheckpointError
+
+_KEY = "quantization_config"
+# By key, values that are served; None: the key is absent.
+_Allowed = Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """How quantised weights are stored.
+
+    Attributes:
+        method: `quant_method`.
+        schemes: bits of a code, inputs of a group (None: all of a row), of any layer.
+    """
+
+    method: str
+    schemes: frozenset[tuple[int, int | None]]
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """None: the configuration tells of no quantised weights, or cannot be read.
+
+    Raises:
+        CheckpointError: they are not served; its message names the key.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        # What needs the file says so.
+        return None
+    options = content.get(_KEY) if isinstance(content, dict) else None
+    if not options:
+        return None
+    where = f"{folder / 'config.json'}: {_KEY}: "
+    readers = {"compressed-tensors": _compressed_tensors}
+    method = _object(options, where).get("quant_method")
+    if method not in readers:
+        raise _not_served(where, "quant_method", method)
+    return readers[method](options, where)
+
+
+_CT_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+_CT_INERT = frozenset(
+    {"config_groups", "global_compression_ratio", "ignore", "quant_method", "version"}
+)
+_CT_WEIGHT_INERT = frozenset(
+    {"block_structure", "group_size", "observer", "observer_kwargs", "scale_dtype", "symmetric"}
+    | {"zp_dtype"}
+)
+
+
+def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
+    sparsity = _object(options.get("sparsity_config") or {}, f"{where}sparsity_config ")
+    _check(
+        {**options, "sparsity_config": sparsity.get("format")},
+        {
+            "format": _CT_FORMATS,
+            "quantization_status": (None, "compressed"),
+            "sparsity_config": (None, "dense"),
+        },
+        _CT_INERT,
+        where,
+    )
+    schemes = set()
+    groups = _object(options.get("config_groups"), f"{where}config_groups ")
+    for name, group in groups.items():
+        within = f"{where}{name}: "
+        _check(
+            _object(group, within),
+            {"format": (None, *_CT_FORMATS)},
+            frozenset({"targets", "weights"}),
+            within,
+        )
+        within += "weights: "
+        weights = _object(group.get("weights"), within)
+        _check(
+            weights,
+            {
+                "actorder": (None, "static", "weight"),
+                "num_bits": (4, 8),
+                "strategy": ("group", "channel"),
+                "type": ("int",),
+            },
+            _CT_WEIGHT_INERT,
+            within,
+        )
+        size = -1 if weights["strategy"] == "channel" else weights.get("group_size")
+        schemes.add((weights["num_bits"], _group_size(size, within)))
+    return Quantization(method="compressed-tensors", schemes=frozenset(schemes))
+
+
+def _group_size(size: Any, where: str) -> int | None:
+    if size == -1:
+        return None
+    if type(size) is not int or size < 1 or size % GROUP:
+        raise _not_served(where, "group_size", size)
+    return size
+
+
+def _check(
+    options: Mapping[str, Any], allowed: _Allowed, inert: AbstractSet[str], where: str
+) -> None:
+    """Refuses other values than the allowed ones, and other keys unless they are off.
+
+    Args:
+        inert: keys that are read elsewhere, or decide no value.
+    """
+    for key, values in allowed.items():
+        if options.get(key) not in values:
+            raise _not_served(where, key, options.get(key))
+    for key, value in options.items():
+        if key not in allowed and key not in inert and not is_inert(key, value):
+            raise _not_served(where, key, value)
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}is no JSON object")
+    return value
+
+
+def _not_served(where: str, key: str, value: object) -> CheckpointError:
+    return CheckpointError(f"{where}{key} {str(value)[:100]} is not served")
