@@ -24,8 +24,7 @@ _MAX_DIMENSIONS = 4
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
             11: "<i8", 12: "<f8"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
-# A string's length; an item cannot be shorter.
-_LEAST_STRING = 8
+_LENGTH = struct.Struct("<Q")
 # Name → number in a file, items of a block, bytes of a block.
 _TYPES = {
     0: ("F32", 1, 4),
@@ -156,7 +155,7 @@ class _Reader:
             raise GgufError(f"{self._path}: {key}: has a value of type {kind}")
         kind = self._number("<u4", key)
         if kind == _STRING:
-            return [self._string(key) for _ in range(self._count(key, _LEAST_STRING))]
+            return self._strings(self._count(key, _LENGTH.size), key)
         if kind not in _NUMBERS:
             raise GgufError(f"{self._path}: {key}: is a list of type {kind}")
         item = np.dtype(_NUMBERS[kind])
@@ -175,12 +174,25 @@ class _Reader:
         return np.frombuffer(self._take(item.itemsize, what), dtype=item)[0].item()
 
     def _string(self, what: str) -> str:
-        (length,) = struct.unpack("<Q", self._take(8, what))
-        content = self._take(length, what)
+        return self._strings(1, what)[0]
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        # Vocabularies have hundreds of thousands.
+        data, at, end = self._data, self._at, len(self._data)
+        found = []
         try:
-            return content.decode()
+            for _ in range(count):
+                start = at + _LENGTH.size
+                at = start + _LENGTH.unpack_from(data, at)[0]
+                if at > end:
+                    raise struct.error
+                found.append(data[start:at].decode())
+        except struct.error:
+            raise GgufError(f"{self._path}: {what}: ends beyond the file's end") from None
         except UnicodeDecodeError as error:
             raise GgufError(f"{self._path}: {what}: is no UTF-8: {error}") from error
+        self._at = at
+        return found
 
     def _take(self, count: int, what: str) -> bytes:
         if count > len(self._data) - self._at:

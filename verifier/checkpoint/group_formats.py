@@ -100,15 +100,17 @@ def take_apart(name: str, rows: Bytes) -> GroupedRows:
     end = 2 * (1 + form.has_minimum)
     factors = _halves(blocks[..., :2])
     minima = _halves(blocks[..., 2:4]) if form.has_minimum else None
+    codes = np.empty((*blocks.shape[:2], GROUP), dtype=np.uint8)
     if form.bits == 8:
-        codes = blocks[..., end:]
+        codes[...] = blocks[..., end:]
     else:
         low = blocks[..., -GROUP // 2 :]
-        codes = np.concatenate((low & 15, low >> 4), axis=-1)
+        np.bitwise_and(low, 15, out=codes[..., : GROUP // 2])
+        np.right_shift(low, 4, out=codes[..., GROUP // 2 :])
         if form.bits == 5:
             codes |= np.unpackbits(blocks[..., end : end + 4], axis=-1, bitorder="little") << 4
     return GroupedRows(
-        codes=np.ascontiguousarray(codes).reshape(len(rows), -1),
+        codes=codes.reshape(len(rows), -1),
         factors=factors,
         minima=minima,
     )

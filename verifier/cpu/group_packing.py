@@ -8,6 +8,9 @@ from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, Byte
 from verifier.checkpoint.weight_types import LANES
 from verifier.cpu.kernels.group_tiles import group_bytes, head_bytes, record_bytes
 
+# Of eight codes, of which none has more than 6 bits.
+_LOW_BITS = 0x0F0F0F0F0F0F0F0F
+
 
 def num_records(name: str, depth: int) -> int:
     """Records of a block of weights of a type, of `depth` inputs."""
@@ -59,23 +62,41 @@ def _pack_codes(
     codes: Bytes, blocks: Bytes, head: int, per_group: int, groups_per_record: int, bits: int
 ) -> None:
     num_rows, depth = codes.shape
-    extra = bits - 4
+    # Of the processor's byte order, which is that of the blocks.
+    eights, pairs = codes.view(np.int64), codes.view(np.uint16)
+    fours, shorts = blocks.view(np.uint32), blocks.view(np.uint16)
     for row in range(num_rows):
-        lane = row % 16
+        block, lane = row // 16, row % 16
         for group in range(depth // 32):
-            record = blocks[row // 16, group // groups_per_record]
+            record = group // groups_per_record
             start = head + group % groups_per_record * per_group
-            for i in range(32):
-                code = codes[row, 32 * group + i]
-                step, pair = i // 2, i % 2
-                if bits == 8:
-                    record[start + 32 * step + 2 * lane + pair] = code
-                    continue
-                # Four codes share an int16 of a vector of 32.
-                place = start + 64 * (step // 4) + 4 * lane + 2 * pair + step % 4 // 2
-                record[place] |= (code & 15) << (4 * (step % 2))
-                if extra:
-                    per_vector = 16 // extra
-                    bit = extra * (step % per_vector)
-                    place = start + 64 * (4 + step // per_vector) + 4 * lane + 2 * pair + bit // 8
-                    record[place] |= (code >> 4) << (bit % 8)
+            if bits == 8:
+                for step in range(16):
+                    shorts[block, record, start // 2 + 16 * step + lane] = pairs[
+                        row, 16 * group + step
+                    ]
+                continue
+            # Four codes share an int16 of a vector of 32.
+            high = 0
+            for vector in range(4):
+                eight = eights[row, 4 * group + vector]
+                low = eight & _LOW_BITS
+                twos = low | low >> 12
+                fours[block, record, start // 4 + 16 * vector + lane] = (
+                    twos & 0xFF | twos >> 24 & 0xFF00 | twos << 8 & 0xFF0000
+                    | twos >> 16 & 0xFF000000
+                )  # fmt: skip
+                if bits > 4:
+                    extra = eight >> 4 & _LOW_BITS
+                    for i in range(8):
+                        step = 4 * vector + i // 2
+                        bit = (bits - 4) * step
+                        moved = (extra >> (8 * i) & 3) << (
+                            32 * (bit // 16) + 16 * (i % 2) + bit % 16
+                        )
+                        high |= moved
+            if bits > 4:
+                place = start // 4 + 64 + lane
+                fours[block, record, place] = high & 0xFFFFFFFF
+                if bits == 6:
+                    fours[block, record, place + 16] = high >> 32
