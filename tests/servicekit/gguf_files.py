@@ -17,6 +17,20 @@ MERGES = ["t h", "th e", "Ġ the", "i n"]
 TOKENS = [*BYTES, *(merge.replace(" ", "") for merge in MERGES), "<|end|>", "<|tool|>"]
 END, TOOL = len(TOKENS) - 2, len(TOKENS) - 1
 VOCABULARY = len(TOKENS)
+# Every type that is served, by a part of the tensor's name.
+ALL_TYPES = {
+    "token_embd": "Q8_0",
+    "attn_v": "Q6_K",
+    "attn_q": "Q5_0",
+    "attn_k": "Q5_1",
+    "attn_output": "F16",
+    # Routers.
+    "ffn_gate_inp": "F32",
+    "ffn_down": "Q4_K",
+    "ffn_up": "Q5_K",
+    "ffn_gate": "Q4_1",
+    "": "Q4_0",
+}
 _SCALES = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 
 

@@ -1,6 +1,7 @@
 """Decoders of our own kernels, run chunk by chunk over block tables."""
 
 import functools
+import shutil
 import tempfile
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.gguf.folder import model_folder
+from tests.servicekit.gguf_files import ALL_TYPES, write_model
 from tests.verifier.chunks import Chunk, lay_out_chunks, rows_in_chunks
 from tests.verifier.cpu.numpy_decoder import values
 from verifier.batch.batch_layout import BatchLayout
@@ -37,12 +40,25 @@ def weights_of(name: str, dtype: str = "float32", quantization: str = "none") ->
 @functools.cache
 def _saved(name: str) -> tempfile.TemporaryDirectory[str]:
     """The folder of a random model. It goes with the process."""
-    # torch and transformers take seconds, and the bundled model needs neither.
-    from tests.verifier.cpu.test_loader import save
-
     folder = tempfile.TemporaryDirectory()
     save(Path(folder.name), name)
     return folder
+
+
+def save(folder: Path, name: str) -> None:
+    """Saves a random model: of `CONFIGS`, or a GGUF file of an architecture ("gguf_llama")."""
+    kind, _, architecture = name.partition("_")
+    if kind == "gguf":
+        num_experts = 4 if architecture.endswith("moe") else 0
+        path = write_model(folder / "all.gguf", ALL_TYPES, architecture=architecture,
+                           num_experts=num_experts)  # fmt: skip
+        for document in model_folder(path).glob("*.json"):
+            shutil.copy(document, folder)
+        return
+    # torch and transformers take seconds, and the bundled model needs neither.
+    from tests.verifier.cpu import test_loader
+
+    test_loader.save(folder, name)
 
 
 def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:

@@ -32,6 +32,9 @@ SUBJECTS = [
     ("phi3_partial", "bfloat16"),
     ("qwen3", "bfloat16", "fp8"),
     ("llama_biases", "bfloat16"),
+    ("gguf_llama", "auto"),
+    ("gguf_gemma3", "auto"),
+    ("gguf_qwen3moe", "auto"),
 ]
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralForCausalLM, P
 from servicekit.gguf.folder import model_folder
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of
-from tests.servicekit.gguf_files import VOCABULARY, some_rows, write_model
+from tests.servicekit.gguf_files import ALL_TYPES, VOCABULARY, some_rows, write_model
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.group_formats import FORMATS, GROUP, GroupedRows, take_apart, values_of
 from verifier.checkpoint.tensor_files import TensorFiles
@@ -34,18 +34,6 @@ from verifier.parity.reference import reference
 
 Array = npt.NDArray[np.float32]
 OUTPUTS, DEPTH = 40, 512
-MIXED = {
-    "token_embd": "Q8_0",
-    "attn_v": "Q6_K",
-    "attn_q": "Q5_0",
-    "attn_k": "Q5_1",
-    "attn_output": "F16",
-    "ffn_down": "Q4_K",
-    "ffn_up": "Q5_K",
-    # Routers.
-    "ffn_gate_inp": "F32",
-    "": "Q4_0",
-}
 # Longer than windows of test models.
 TEXT = [(7 * i) % VOCABULARY for i in range(40)]
 
@@ -171,7 +159,7 @@ def test_logits_are_transformers_by_its_own_reading_of_the_file(
     Not of the metadata: sizes that it does not read it replaces by defaults.
     """
     path = tmp_path / "mixed.gguf"
-    folder = model_folder(write_model(path, MIXED, architecture=architecture,
+    folder = model_folder(write_model(path, ALL_TYPES, architecture=architecture,
                                       num_experts=num_experts))  # fmt: skip
     whole = _logits(folder)
     # Types of weights that transformers reads, with the same name for the file.
@@ -216,7 +204,7 @@ def test_logits_of_mixtral_are_transformers_with_the_gguf_packages_values(tmp_pa
 
 def test_pairs_of_rows_are_told_of_the_llama_family_alone(tmp_path: Path) -> None:
     for architecture, expected in (("llama", 4), ("qwen2", 0)):
-        path = write_model(tmp_path / f"{architecture}.gguf", MIXED, architecture=architecture)
+        path = write_model(tmp_path / f"{architecture}.gguf", ALL_TYPES, architecture=architecture)
         with TensorFiles(model_folder(path)) as files:
             tensor = files.tensors["model.layers.0.self_attn.q_proj.weight"]
         assert tensor.num_paired_heads == expected

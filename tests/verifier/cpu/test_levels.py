@@ -18,7 +18,7 @@ import pytest
 
 from servicekit.kernels.jit import LEVELS, MACHINES
 from servicekit.logs import configure_logs
-from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, load, some_tokens
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, load, save, some_tokens
 from verifier.cpu.processor import TILES
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
@@ -31,6 +31,7 @@ SUBJECTS = [
     ("mixtral", "float32"),
     ("bundled", "bfloat16"),
     ("phi3_partial", "bfloat16"),
+    ("gguf_llama", "auto"),
 ]
 NUM_TOKENS = 300
 
@@ -65,11 +66,9 @@ def test_levels_of_x86_64_give_the_same_bits(tmp_path: Path) -> None:
     levels = [name for name, needed in LEVELS.items() if all(map(has.get, needed))]
     if len(levels) < 2:
         pytest.skip("this processor has no AVX-512")
-    # Here, since the others should not import torch and transformers, too: seconds each.
-    from tests.verifier.cpu.test_loader import save
-
     (tmp_path / "bundled").symlink_to(MODEL_FOLDER)
     for name in {name for name, _ in SUBJECTS} - {"bundled"}:
+        (tmp_path / name).mkdir(exist_ok=True)
         save(tmp_path / name, name)
     outputs = [
         subprocess.run(
