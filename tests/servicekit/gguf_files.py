@@ -54,6 +54,7 @@ def write_model(
     *,
     architecture: str = "llama",
     num_experts: int = 0,
+    tensors_per_file: int = 0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """A model with random weights.
@@ -61,10 +62,12 @@ def write_model(
     Args:
         types: of weights, by a part of the tensor's name; or of all of them.
         num_experts: of which two are used; 0: an MLP instead.
+        tensors_per_file: 0: all in one file; else the path returned is of the first of several.
         metadata: further keys, of whole numbers, truths, strings and lists.
     """
     draw = np.random.default_rng(5)
-    writer = gguf.GGUFWriter(path, architecture)
+    path.parent.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
     writer.add_context_length(512)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
@@ -140,7 +143,7 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return sorted(path.parent.glob(f"{path.stem}-00001-of-*"))[0] if tensors_per_file else path
 
 
 def add_byte_level_vocabulary(writer: gguf.GGUFWriter) -> None:

@@ -6,6 +6,7 @@ other without gaps. A checkpoint of several files has an index, model.safetensor
 are not trusted: every length, offset, type and shape is checked before anything is read.
 """
 
+import dataclasses
 import json
 import math
 import mmap
@@ -78,8 +79,7 @@ class TensorFiles:
             elif (folder / _INDEX).exists():
                 self._open_sharded(folder)
             elif files := sorted(folder.glob("*.gguf")):
-                for path in files:
-                    self.tensors |= self._open_gguf(path)
+                self.tensors = self._open_gguf(files)
                 self.quantization = "gguf"
             else:
                 raise NotServedError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
@@ -198,10 +198,19 @@ class TensorFiles:
                 f"{index.name} says it is: take the wrong one out, or save the model again"
             )
 
-    def _open_gguf(self, path: Path) -> dict[str, StoredTensor]:
-        self._map(path)
+    def _open_gguf(self, files: list[Path]) -> dict[str, StoredTensor]:
+        """Args: files: one, or all parts of a split one, of which the first has all metadata."""
+        for path in files:
+            self._map(path)
         try:
-            return stored_as(read_header(path))
+            headers = [read_header(path) for path in files]
+            return {
+                name: tensor
+                for header in headers
+                for name, tensor in stored_as(
+                    dataclasses.replace(header, metadata=headers[0].metadata)
+                ).items()
+            }
         except GgufError as error:
             raise CheckpointError(str(error)) from error
 

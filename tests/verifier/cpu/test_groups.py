@@ -202,6 +202,16 @@ def test_logits_of_mixtral_are_transformers_with_the_gguf_packages_values(tmp_pa
     _check_logits(_logits(folder), loaded[0])
 
 
+def test_a_split_file_is_the_same_model(tmp_path: Path) -> None:
+    """Only its first part says what the model is, and how rows are paired."""
+    whole, first = (
+        write_model(tmp_path / name / "a.gguf", ALL_TYPES, tensors_per_file=count)
+        for name, count in (("whole", 0), ("split", 7))
+    )
+    assert len(list(first.parent.iterdir())) > 2
+    np.testing.assert_array_equal(_logits(model_folder(first)), _logits(model_folder(whole)))
+
+
 def test_pairs_of_rows_are_told_of_the_llama_family_alone(tmp_path: Path) -> None:
     for architecture, expected in (("llama", 4), ("qwen2", 0)):
         path = write_model(tmp_path / f"{architecture}.gguf", ALL_TYPES, architecture=architecture)
