@@ -22,6 +22,7 @@ from verifier.checkpoint.families import (
 from verifier.checkpoint.inert_keys import is_inert
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.rope import rotary
+from verifier.checkpoint.text_part import text_config
 from verifier.checkpoint.weight_types import LANES, Activation, Rotary, WeightType
 
 DTYPES = {
@@ -106,7 +107,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         CheckpointError: they are missing or no JSON.
         NotServedError: the decoder does not compute this model, or may not.
     """
-    content = _read_object(folder / "config.json")
+    content = dict(text_config(_read_object(folder / "config.json")))
     model_type = str(content.get("model_type"))
     if model_type not in FAMILIES:
         raise NotServedError(f"models of type {model_type}")

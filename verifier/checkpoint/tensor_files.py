@@ -25,6 +25,7 @@ from verifier.checkpoint.quantization_config import read_quantization
 from verifier.checkpoint.quantized_tensors import QuantizedTensor, joined, quantized_rows
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import WEIGHT_TYPES, StoredTensor
+from verifier.checkpoint.text_part import is_text_part, text_tensors
 from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
 
 _SINGLE = "model.safetensors"
@@ -55,6 +56,7 @@ class TensorFiles:
 
     Attributes:
         quantization: how weights are quantised: "gguf", the method that config.json tells, "none".
+        is_text_part: whether the checkpoint holds more than the text model, whose these are.
     """
 
     def __init__(self, folder: Path, progress: ProgressLog | None = None) -> None:
@@ -70,6 +72,7 @@ class TensorFiles:
         """
         self.tensors: dict[str, StoredTensor] = {}
         self.quantization = "none"
+        self.is_text_part = False
         self._maps: dict[Path, mmap.mmap] = {}
         self._progress = progress
         self._num_read_bytes = 0
@@ -83,6 +86,9 @@ class TensorFiles:
                 self.quantization = "gguf"
             else:
                 raise NotServedError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
+            self.is_text_part = is_text_part(self.tensors)
+            if self.is_text_part:
+                self.tensors = text_tensors(self.tensors)
             if quantization := read_quantization(folder):
                 self.tensors = joined(self.tensors, quantization, self._array)
                 self.quantization = quantization.method

@@ -161,12 +161,13 @@ def _loaded(
     Args:
         keeps_values: whether the values of quantised weights are not rounded to `dtype`.
     """
-    config = read_config(folder)
     kind: Any = AutoModelForCausalLM
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
     with TensorFiles(folder) as files:
-        if files.quantization != "none":
-            # Of Tandem's own reading: transformers' would need other packages, and a GPU.
+        config = read_config(folder, only_text=files.is_text_part)
+        if files.is_text_part or files.quantization != "none":
+            # Of Tandem's own reading: transformers' has a class for the whole, which is larger, or
+            # would need other packages, and a GPU.
             vars(config).pop("quantization_config", None)
             kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             dtype = torch.float32 if keeps_values else dtype

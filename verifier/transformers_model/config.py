@@ -4,6 +4,7 @@ Architectures that would be computed wrongly are refused by name. `parity/transf
 finds unknown peculiarities before the model is served.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from verifier.checkpoint.folder_checks import check_files
 from verifier.checkpoint.inert_keys import GENERATION_KEYS
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
+from verifier.checkpoint.text_part import text_config
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Models with sinks that their configuration does not show; any other fails the parity probe.
@@ -60,19 +62,24 @@ def read_checked_config(folder: Path) -> Any:
     return config
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: Path, *, only_text: bool = False) -> Any:
     """The configuration of a checkpoint, without leftovers that transformers stumbles over.
+
+    Args:
+        only_text: whether it is that of a multimodal checkpoint's text part.
 
     Raises:
         Exception: whatever the model's code does.
     """
-    config = AutoConfig.from_pretrained(
-        folder,
-        local_files_only=True,
-        trust_remote_code=False,
-        # Only some kinds of attention give them; others are refused where a checkpoint asks.
-        output_attentions=False,
-    )
+    # Only some kinds of attention give them; others are refused where a checkpoint asks.
+    fixed = {"output_attentions": False}
+    if only_text:
+        content = text_config(json.loads((folder / "config.json").read_bytes()))
+        config = AutoConfig.for_model(**{**content, **fixed})
+    else:
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **fixed
+        )
     if not getattr(config, "quantization_config", True):
         del config.quantization_config
     # The saver's choice; transformers refuses what it does not know.
