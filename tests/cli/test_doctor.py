@@ -96,10 +96,10 @@ def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_trans
     checks = by_name(machine_checks.described(describe(folder)))
     assert checks["checkpoint"].status is Status.FAIL
     assert "config.json" in checks["checkpoint"].found
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "olmo2"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "cohere2"}))
     checks = by_name(machine_checks.described(describe(folder)))
     assert checks["decoder"].status is Status.WARN
-    assert "models of type olmo2" in checks["decoder"].found
+    assert "models of type cohere2" in checks["decoder"].found
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,10 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for name in family.norms.values():
             shapes[f"{prefix}{name}.weight"] = (hidden,)
         if family.has_query_key_norms:
-            for name in ("q_norm", "k_norm"):
-                shapes[f"{attention}{name}.weight"] = (config.head_dim,)
+            of_projections = dict(zip(("q_norm", "k_norm"), qkv_sizes(config), strict=False))
+            for name, size in of_projections.items():
+                own = size if family.norms_projections else config.head_dim
+                shapes[f"{attention}{name}.weight"] = (own,)
         qkv = qkv_sizes(config)
         add([attention + name for name in family.qkv], qkv, hidden, config.has_qkv_bias)
         add([attention + "o_proj"], [hidden], qkv[0], config.has_output_bias)

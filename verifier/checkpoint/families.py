@@ -20,6 +20,8 @@ class Windows(enum.Enum):
     LAST_LAYERS = enum.auto()
     # Without the key: all but every `sliding_window_pattern`-th.
     PATTERN = enum.auto()
+    # Those that `layer_types` names, and no others.
+    NAMED = enum.auto()
 
 
 class Ropes(enum.Enum):
@@ -57,9 +59,14 @@ class Family:
         qkv_bias, output_bias, mlp_bias: whether there are biases, or the key that says so.
         norm_offset: what is added to the weights of norms.
         norms: fields of `Layer` → names of norms of the hidden state.
+        norms_projections: whether the norms of queries and keys are of all heads together.
         qkv, gate_up: names of the weights, in the order of their outputs.
         scalar_key: attention scores are divided by the root of this key; None: of head_dim.
         has_attention_softcap: whether attention heeds `attn_logit_softcapping`.
+        has_multipliers: whether it has Granite's factors, of embeddings, attention scores, updates
+            of the residual stream, and logits.
+        skips_ropes: whether `no_rope_layers` tells which layers have a rotary embedding (1) and
+            which have none (0).
     """
 
     architecture: str
@@ -68,6 +75,7 @@ class Family:
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     has_query_key_norms: bool = False
+    norms_projections: bool = False
     norm_offset: float = 0.0
     norms: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -81,6 +89,8 @@ class Family:
     scales_embeddings: bool = False
     scalar_key: str | None = None
     has_attention_softcap: bool = False
+    has_multipliers: bool = False
+    skips_ropes: bool = False
     windows: Windows = Windows.NONE
     ropes: Ropes = Ropes.ONE
     default_theta: float = 10_000.0
@@ -122,6 +132,19 @@ _QWEN_WINDOWS = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+
+# Norms of what attention and MLP put out, none of what goes in.
+_OLMO: dict[str, Any] = {
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "has_query_key_norms": True,
+    "norms_projections": True,
+    "norms": {
+        "attention_output_norm": "post_attention_layernorm",
+        "mlp_output_norm": "post_feedforward_layernorm",
+    },
+}
+_OLMO_DEFAULTS = {"attention_bias": False, "rms_norm_eps": 1e-5, "eos_token_id": 50279}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -213,6 +236,61 @@ FAMILIES: Mapping[str, Family] = {
         gate_up=("gate_up_proj",),
         windows=Windows.EVERY_LAYER,
         ropes=Ropes.PARTIAL,
+    ),
+    "olmo2": Family(
+        architecture="Olmo2ForCausalLM",
+        defaults=_OLMO_DEFAULTS,
+        **_OLMO,
+    ),
+    "olmo3": Family(
+        architecture="Olmo3ForCausalLM",
+        defaults={
+            **_OLMO_DEFAULTS,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "sliding_window_pattern": 4,
+        },
+        windows=Windows.PATTERN,
+        ropes=Ropes.PER_LAYER_TYPE,
+        default_theta=500_000.0,
+        **_OLMO,
+    ),
+    "granite": Family(
+        architecture="GraniteForCausalLM",
+        defaults={
+            "attention_bias": False,
+            "mlp_bias": False,
+            "eos_token_id": 2,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        has_multipliers=True,
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM",
+        defaults={
+            "num_key_value_heads": 4,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "eos_token_id": 128_001,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "layer_types": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        skips_ropes=True,
+        windows=Windows.NAMED,
+        default_theta=2_000_000.0,
     ),
     "mixtral": Family(
         architecture="MixtralForCausalLM",

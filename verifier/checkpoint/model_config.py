@@ -81,6 +81,8 @@ class ModelConfig:
     attention_softcap: float
     logits_softcap: float
     embedding_scale: float
+    residual_scale: float
+    logits_scale: float
     activation: Activation
     has_qkv_bias: bool
     has_output_bias: bool
@@ -147,6 +149,17 @@ class _Config:
             raise NotServedError(f"its config.json has {key} {value}")
         return value
 
+    def factor(self, key: str) -> float:
+        """A factor of a family that has multipliers, of another 1.
+
+        Raises:
+            NotServedError: it is not positive.
+        """
+        factor = float(self.values[key]) if self.family.has_multipliers else 1.0
+        if not 0.0 < factor < math.inf:
+            raise NotServedError(f"its config.json has {key} {factor}")
+        return factor
+
     def norm_eps(self) -> float:
         """Raises: NotServedError: it is not positive as a float32: norms of zeros would fail."""
         eps = float(self.values["rms_norm_eps"])
@@ -176,6 +189,8 @@ class _Config:
             return list(named)
         if window is None or windows is Windows.NONE:
             return [_FULL] * num_layers
+        if windows is Windows.NAMED:
+            raise NotServedError("sliding_window without layer_types")
         if windows is Windows.EVERY_LAYER:
             return [_SLIDING] * num_layers
         if windows is Windows.LAST_LAYERS:
@@ -210,6 +225,12 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
     scalar = config.number(family.scalar_key) if family.scalar_key else head_dim
     layer_types = config.layer_types()
     rotaries, rotary_of = _rotaries(config, layer_types, head_dim)
+    rotary_of_layers = [rotary_of[kind] for kind in layer_types]
+    if unrotated := _unrotated_layers(config, len(layer_types)):
+        # Angles of zero rotate nothing, to the bit.
+        rotaries.append(Rotary(inv_freq=np.zeros_like(rotaries[0].inv_freq)))
+        for layer in unrotated:
+            rotary_of_layers[layer] = len(rotaries) - 1
     sparse = _sparse_layers(config, len(layer_types))
     experts = family.experts if any(sparse) else None
     num_experts = config.number(experts.count_key) if experts else 0
@@ -229,10 +250,18 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         vocab_size=config.number("vocab_size"),
         max_position_embeddings=config.number("max_position_embeddings"),
         norm_eps=config.norm_eps(),
-        attention_scaling=scalar**-0.5,
+        attention_scaling=(
+            config.factor("attention_multiplier") if family.has_multipliers else scalar**-0.5
+        ),
         attention_softcap=float(softcap or 0.0),
         logits_softcap=float(values.get("final_logit_softcapping") or 0.0),
-        embedding_scale=math.sqrt(hidden_size) if family.scales_embeddings else 1.0,
+        embedding_scale=(
+            math.sqrt(hidden_size)
+            if family.scales_embeddings
+            else config.factor("embedding_multiplier")
+        ),
+        residual_scale=config.factor("residual_multiplier"),
+        logits_scale=1.0 / config.factor("logits_scaling"),
         activation=_ACTIVATIONS[values[family.activation_key]],
         has_qkv_bias=config.flag(family.qkv_bias),
         has_output_bias=config.flag(family.output_bias),
@@ -242,10 +271,10 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         layers=[
             LayerConfig(
                 sliding_window=config.number("sliding_window") if kind == _SLIDING else 0,
-                rotary=rotary_of[kind],
+                rotary=rotary,
                 has_experts=is_sparse,
             )
-            for kind, is_sparse in zip(layer_types, sparse, strict=True)
+            for kind, rotary, is_sparse in zip(layer_types, rotary_of_layers, sparse, strict=True)
         ],
         num_experts=num_experts,
         expert_size=config.number(experts.width_key) if experts else 0,
@@ -263,6 +292,20 @@ def _sparse_layers(config: _Config, num_layers: int) -> list[bool]:
     step = config.values.get("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or ()
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
+
+
+def _unrotated_layers(config: _Config, num_layers: int) -> list[int]:
+    """Which layers have no rotary embedding."""
+    if not config.family.skips_ropes:
+        return []
+    has_rope = config.values["no_rope_layers"]
+    if has_rope is None:
+        interval = config.number("no_rope_layer_interval")
+        has_rope = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    # type(): a JSON true is an int to isinstance.
+    if len(has_rope) != num_layers or any(type(each) is not int for each in has_rope):
+        raise NotServedError(f"its config.json has no_rope_layers {has_rope}")
+    return [layer for layer in range(num_layers) if not has_rope[layer]]
 
 
 def _rotaries(
@@ -296,7 +339,9 @@ def _rotaries(
         raise NotServedError("rotary embeddings that are not told by layer type")
     full = {**(by_type.get(_FULL) or {}), **(values.get("rope_scaling") or {})}
     sliding = by_type.get(_SLIDING) or {}
-    made = {_FULL: make(full, theta), _SLIDING: make(sliding, values["rope_local_base_freq"])}
+    # transformers gives `rope_theta` to full layers alone.
+    local_theta = values.get("rope_local_base_freq", family.default_theta)
+    made = {_FULL: make(full, theta), _SLIDING: make(sliding, local_theta)}
     used = sorted(set(layer_types))
     return [made[kind] for kind in used], {kind: used.index(kind) for kind in used}
 

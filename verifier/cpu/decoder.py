@@ -176,6 +176,8 @@ class CpuDecoder(SampledOnHost):
         ):  # fmt: skip
             model[name] = getattr(weights, name)
         model["num_layers"] = len(layers)
+        query_norm = layers[0].query_norm
+        model["norms_projections"] = query_norm is not None and len(query_norm) > weights.head_dim
         model["largest_kv"] = LARGEST_KV[weights.other_type]
         model["activation"] = weights.activation
         embeddings = weights.head if weights.embeddings is None else weights.embeddings
@@ -241,7 +243,7 @@ class CpuDecoder(SampledOnHost):
         record = np.zeros((), dtype=MATRIX)
         if matrix is not None:
             scales = matrix.scales
-            if scales is not None and self._weights.linear_type is WeightType.FP8:
+            if scales is not None and matrix.parts[0].blocks.dtype == WeightType.FP8.value:
                 scales = scales * np.float32(FP8_FACTOR)
             in_groups = self._weights.linear_type is WeightType.GROUPS
             weights = _parts_table(matrix) if in_groups else matrix.blocks

@@ -49,6 +49,7 @@ MODEL = np.dtype(
         ("attention_softcap", np.float32),
         ("logits_softcap", np.float32),
         ("embedding_scale", np.float32),
+        ("norms_projections", np.int64),  # whether norms of queries and keys are of all heads
         ("largest_kv", np.float32),  # that is finite in the cache's type
         ("activation", np.int64),
         ("num_experts", np.int64),

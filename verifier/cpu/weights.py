@@ -37,7 +37,7 @@ class Matrix:
     num_outputs: int
     # K.
     depth: int
-    # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, for FP8.
+    # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, bias excluded.
     scales: FloatArray | None = None
     # [ceil(N / 16) * 16]
     bias: FloatArray | None = None
@@ -72,16 +72,17 @@ class Experts:
 class Layer:
     """One decoder layer. Weights of norms are as they are multiplied (Gemma's: 1 + weight)."""
 
-    input_norm: FloatArray  # [H]
+    input_norm: FloatArray | None  # [H]
     # Outputs: query heads, key heads, value heads, D each.
     qkv: Matrix
-    query_norm: FloatArray | None  # [D]
+    # [D], or of all heads together [heads * D].
+    query_norm: FloatArray | None
     key_norm: FloatArray | None
     output: Matrix
     # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
     attention_output_norm: FloatArray | None
     mlp_output_norm: FloatArray | None
-    mlp_norm: FloatArray  # [H], before the MLP
+    mlp_norm: FloatArray | None  # [H], before the MLP
     # [2 * I']: gate, then up; I' is I rounded up to a multiple of 16, with outputs of zero between.
     gate_up: Matrix | None
     # Depth I'.

@@ -258,6 +258,8 @@ class GpuDecoder(DeviceModel):
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
         """[R, V] of normalised rows [R, H]."""
         logits = self._operations.linear(rows, self._weights.head)
+        if (scale := self._weights.config.logits_scale) != 1.0:
+            logits = logits.mul_(scale)
         if softcap := self._weights.config.logits_softcap:
             logits = (torch.tanh(logits.float() / softcap) * softcap).to(logits.dtype)
         return logits
@@ -287,13 +289,18 @@ class GpuDecoder(DeviceModel):
             sliding_window=layer.sliding_window,
             **self._attention_arguments,
         )
-        return layer.output(attended.reshape(num_tokens, num_heads * config.head_dim))
+        return self._update(layer.output(attended.reshape(num_tokens, num_heads * config.head_dim)))
 
     def _mlp(self, layer: Layer, normed: torch.Tensor) -> torch.Tensor:
         mlp, activation = layer.mlp, self._weights.config.activation
         if isinstance(mlp, Experts):
-            return mix_experts(mlp, normed, activation)
-        return mlp.down(self._operations.gate(mlp.gate_up(normed), activation))
+            return self._update(mix_experts(mlp, normed, activation))
+        return self._update(mlp.down(self._operations.gate(mlp.gate_up(normed), activation)))
+
+    def _update(self, output: torch.Tensor) -> torch.Tensor:
+        """What is added to the residual stream."""
+        scale = self._weights.config.residual_scale
+        return output if scale == 1.0 else output.mul_(scale)
 
     def _add_norm(
         self,

@@ -29,7 +29,8 @@ def all_logits(
         stored: each layer's K and V [num_kv_heads, T, head_dim] as a decoder has rounded and kept
             them. They must be this one's but for the rounding, and are attended to instead.
     """
-    embeddings = unpacked(weights.head, weights.other_type)
+    # Their own factors are those of logits.
+    embeddings = unpacked(dataclasses.replace(weights.head, scales=None), weights.other_type)
     if isinstance(weights.embeddings, np.ndarray):
         embeddings = values(weights.embeddings, weights.other_type)
     hidden = embeddings[token_ids] * weights.embedding_scale
@@ -97,6 +98,15 @@ def _normed(rows: Array, weight: Array | None, eps: float) -> Array:
     return normed * weight
 
 
+def _normed_heads(heads: Array, weight: Array | None, eps: float) -> Array:
+    """[heads, T, D], each by itself, or all together if the weight is as long."""
+    num_heads, num_tokens, size = heads.shape
+    if weight is None or len(weight) == size:
+        return _normed(heads, weight, eps)
+    together = _normed(heads.swapaxes(0, 1).reshape(num_tokens, -1), weight, eps)
+    return together.reshape(num_tokens, num_heads, size).swapaxes(0, 1)
+
+
 def _capped(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap else x
 
@@ -110,8 +120,8 @@ def _attention(
     query, key, value = np.split(
         heads, [weights.num_heads, weights.num_heads + weights.num_kv_heads]
     )
-    query = _normed(query, layer.query_norm, weights.norm_eps)
-    key = _normed(key, layer.key_norm, weights.norm_eps)
+    query = _normed_heads(query, layer.query_norm, weights.norm_eps)
+    key = _normed_heads(key, layer.key_norm, weights.norm_eps)
     query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
     if stored is not None:
         # Half the distance of two neighbours, and float32's errors.

@@ -32,6 +32,8 @@ SUBJECTS = [
     ("phi3_partial", "bfloat16"),
     ("qwen3", "bfloat16", "fp8"),
     ("llama_biases", "bfloat16"),
+    ("olmo3", "bfloat16"),
+    ("granite", "float32"),
     ("gguf_llama", "auto"),
     ("gguf_gemma3", "auto"),
     ("gguf_qwen3moe", "auto"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from transformers import (
@@ -32,6 +33,8 @@ from verifier.cpu.loading.loader import load_weights
 from verifier.transformers_model.checkpoint import load_checkpoint
 from verifier.transformers_model.fp8_weights import quantise_linear_layers
 
+# Its type information lacks some classes.
+TRANSFORMERS: Any = transformers
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -117,6 +120,39 @@ CONFIGS: dict[str, Any] = {
             "partial_rotary_factor": 0.75,
         },
     ),
+    "olmo2": lambda: TRANSFORMERS.Olmo2Config(**SMALL, pad_token_id=0, attention_bias=True),
+    "olmo3": lambda: TRANSFORMERS.Olmo3Config(
+        **{**SMALL, "num_hidden_layers": 4},
+        pad_token_id=0,
+        sliding_window=20,
+        rope_parameters={
+            "full_attention": {**YARN, "original_max_position_embeddings": 128},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "granite": lambda: TRANSFORMERS.GraniteConfig(
+        **SMALL,
+        attention_bias=True,
+        mlp_bias=True,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.21,
+        residual_multiplier=0.22,
+        logits_scaling=6.0,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": lambda: TRANSFORMERS.SmolLM3Config(
+        **SMALL,
+        pad_token_id=0,
+        no_rope_layers=[1, 0, 1],
+        rope_parameters={"rope_type": "default", "rope_theta": 5e3},
+    ),
+    "smollm3_windows": lambda: TRANSFORMERS.SmolLM3Config(
+        **SMALL,
+        pad_token_id=0,
+        no_rope_layer_interval=2,
+        use_sliding_window=True,
+        sliding_window=20,
+    ),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4, sliding_window=20),
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SMALL,
@@ -136,6 +172,8 @@ CONFIGS: dict[str, Any] = {
         sliding_window=20,
     ),
 }
+# The decoder for GPUs has no norms of all heads together.
+ON_GPUS = [name for name in CONFIGS if not name.startswith("olmo")]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 

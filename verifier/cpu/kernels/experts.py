@@ -50,8 +50,8 @@ def mix_experts(
             break
         for k in range(per_token):
             place = load_i64(model.chosen + (t * per_token + k) * 16 + 8)
-            _copy(model.expert_rows + place * model.hidden_row,
-                  model.normed + t * model.hidden_row, model.hidden_size)  # fmt: skip
+            rows.copy(model.expert_rows + place * model.hidden_row,
+                      model.normed + t * model.hidden_row, model.hidden_size)  # fmt: skip
     arrive(mark, model.num_threads)
     mark += MARK_BYTES
 
@@ -185,12 +185,6 @@ def _multiply_rows(
         round_rows(x, x_row, end - first, matrix.depth, rounded, model.rounded_row)
     multiply(linear, x, x_row, rounded, model.rounded_row, end - first, weights, matrix.depth, 0,
              matrix.num_blocks, out, out_row)  # fmt: skip
-
-
-@kernel
-def _copy(to: int, source: int, size: int) -> None:
-    for offset in range(0, 4 * size, 64):
-        vectors.store(to + offset, vectors.load(source + offset))
 
 
 @kernel

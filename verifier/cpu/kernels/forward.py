@@ -161,7 +161,9 @@ def _list_tasks(model: Any, step: Any) -> None:
 
 @kernel
 def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) -> None:
-    """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one."""
+    """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one; a
+    weight of 0: there is no norm.
+    """
     num_items = _num_row_items(step)
     while True:
         item = take(mark)
@@ -170,10 +172,11 @@ def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) 
         for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
             offset = t * model.hidden_row
             _add_update(model, offset, update_norm)
-            rows.norm(
-                model.normed + offset, model.hidden + offset, weight, model.hidden_size,
-                model.norm_eps,
-            )  # fmt: skip
+            if weight:
+                rows.norm(model.normed + offset, model.hidden + offset, weight, model.hidden_size,
+                          model.norm_eps)  # fmt: skip
+            else:
+                rows.copy(model.normed + offset, model.hidden + offset, model.hidden_size)
     arrive(mark, model.num_threads)
 
 
@@ -264,9 +267,15 @@ def _rotate_and_store(
             cos = model.cos_sin + (layer.rotary * step.num_tokens + t) * 2 * pairs_bytes
             sin = cos + pairs_bytes
             own = model.qkv + t * model.qkv_row
+            if model.norms_projections:
+                rows.norm(own, own, layer.query_norm, model.num_heads * model.head_dim,
+                          model.norm_eps)  # fmt: skip
+                keys = own + model.num_heads * head_bytes
+                rows.norm(keys, keys, layer.key_norm, model.num_kv_heads * model.head_dim,
+                          model.norm_eps)  # fmt: skip
             for head in range(model.num_heads):
                 x = own + head * head_bytes
-                if layer.query_norm:
+                if layer.query_norm and not model.norms_projections:
                     rows.norm(x, x, layer.query_norm, model.head_dim, model.norm_eps)
                 row = (head // group * step.num_tokens + t) * group + head % group
                 rows.rotate(model.queries + row * head_bytes, x, cos, sin, model.num_pairs,
@@ -275,7 +284,7 @@ def _rotate_and_store(
             block = layer.cache + slot // 16 * model.block_bytes
             for head in range(model.num_kv_heads):
                 x = own + (model.num_heads + head) * head_bytes
-                if layer.key_norm:
+                if layer.key_norm and not model.norms_projections:
                     rows.norm(x, x, layer.key_norm, model.head_dim, model.norm_eps)
                 # The token's attention output is not computed yet: its place serves as scratch.
                 key = model.attended + t * model.attended_row
@@ -388,8 +397,9 @@ def _logits(marker: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
         multiply(marker, step.last_hidden, model.hidden_row, model.rounded, model.rounded_row,
                  step.num_rows, matrix.weights, matrix.depth, first, end, step.logits,
                  step.logits_row)  # fmt: skip
-        if matrix.bias:
-            finish(step.logits, step.logits_row, step.num_rows, first, end, 0, matrix.bias)
+        if matrix.scales or matrix.bias:
+            finish(step.logits, step.logits_row, step.num_rows, first, end, matrix.scales,
+                   matrix.bias)  # fmt: skip
         if model.logits_softcap > 0:
             cap(step.logits, step.logits_row, step.num_rows, first, end, model.logits_softcap)
 

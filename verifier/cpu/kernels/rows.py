@@ -114,6 +114,13 @@ def embed(
 
 
 @kernel
+def copy(to: int, source: int, size: int) -> None:
+    """Copies floats [size]."""
+    for offset in range(0, 4 * size, 64):
+        vectors.store(to + offset, vectors.load(source + offset))
+
+
+@kernel
 def norm(out: int, x: int, weight: int, size: int, eps: Any) -> None:
     """X / sqrt(mean(x * x) + eps) * weight. `out` may be `x`."""
     squares = vectors.fill(np.float32(0.0))

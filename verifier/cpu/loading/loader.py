@@ -66,11 +66,14 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
             layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
             final_norm=loader.norm("model.norm"),
             embeddings=embeddings,
-            head=loader.matrix(
-                [EMBEDDINGS.removesuffix(".weight") if embeddings is None else "lm_head"],
-                [config.vocab_size],
-                has_bias=False,
-                weight_type=None if linear_type is WeightType.GROUPS else other_type,
+            head=_scaled(
+                loader.matrix(
+                    [EMBEDDINGS.removesuffix(".weight") if embeddings is None else "lm_head"],
+                    [config.vocab_size],
+                    has_bias=False,
+                    weight_type=None if linear_type is WeightType.GROUPS else other_type,
+                ),
+                config.logits_scale,
             ),
             linear_type=linear_type,
             other_type=other_type,
@@ -112,14 +115,17 @@ class _Loader:
                 [size, size],
                 has_bias=config.has_mlp_bias,
             )
-            down = self.matrix(
-                [f"{prefix}mlp.down_proj"],
-                [config.hidden_size],
-                has_bias=config.has_mlp_bias,
-                depth=_rounded(size),
+            down = _scaled(
+                self.matrix(
+                    [f"{prefix}mlp.down_proj"],
+                    [config.hidden_size],
+                    has_bias=config.has_mlp_bias,
+                    depth=_rounded(size),
+                ),
+                config.residual_scale,
             )
         return Layer(
-            input_norm=norms["input_norm"],
+            input_norm=norms.get("input_norm"),
             qkv=self.matrix(
                 [head + name for name in family.qkv],
                 qkv_sizes(config),
@@ -127,12 +133,15 @@ class _Loader:
             ),
             query_norm=query_norm,
             key_norm=key_norm,
-            output=self.matrix(
-                [head + "o_proj"], [config.hidden_size], has_bias=config.has_output_bias
+            output=_scaled(
+                self.matrix(
+                    [head + "o_proj"], [config.hidden_size], has_bias=config.has_output_bias
+                ),
+                config.residual_scale,
             ),
             attention_output_norm=norms.get("attention_output_norm"),
             mlp_output_norm=norms.get("mlp_output_norm"),
-            mlp_norm=norms["mlp_norm"],
+            mlp_norm=norms.get("mlp_norm"),
             gate_up=gate_up,
             down=down,
             experts=experts,
@@ -302,6 +311,17 @@ class _Loader:
 def group_form(tensor: StoredTensor) -> str | None:
     """The type of weights in groups, a key of `FORMATS`; None: they are not."""
     return tensor.dtype if tensor.dtype in FORMATS else None
+
+
+def _scaled(matrix: Matrix, factor: float) -> Matrix:
+    """The matrix whose outputs are so many times as large."""
+    if factor == 1.0:
+        return matrix
+    scales, by = matrix.scales, np.float32(factor)
+    if scales is None:
+        scales = np.ones(matrix.num_blocks * LANES, dtype=np.float32)
+    bias = None if matrix.bias is None else matrix.bias * by
+    return dataclasses.replace(matrix, scales=scales * by, bias=bias)
 
 
 def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> BitsArray:
