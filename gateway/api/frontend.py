@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
+from gateway.api.turns import ClientGoneError, Turns
 from gateway.coordinator import Coordinator
 from gateway.errors import PreconditionError, UnavailableError, code_name, shutting_down
 from gateway.generation.generation import Generation
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
 
 
 class Frontend:
-    """The core behind every API; on the event loop."""
+    """The core behind every API; on the event loop.
+
+    Attributes:
+        turns: in which requests begin, those of every API.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Frontend:
         self._logger = logger
         self._spans = spans
         self._loop = asyncio.get_running_loop()
+        self.turns = Turns()
         self._request_texts = RequestTexts(threads, defaults)
         self._admission = Admission(
             max_choices=max_concurrent_requests,
@@ -136,6 +142,7 @@ class Frontend:
         principal: Principal = ANONYMOUS,
         *,
         expires_at_s: float = math.inf,
+        is_gone: Callable[[], bool] = lambda: False,
         failure: Callable[[], str] = lambda: "",
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Runs one request. Closing the iterator frees everything it holds, at once.
@@ -144,6 +151,8 @@ class Frontend:
             principal: who makes it.
             expires_at_s: its deadline, by the event loop's clock. The transport closes the iterator
                 then; from this time on, that counts as an expired deadline.
+            is_gone: whether its client has gone, where the transport knows that before it closes
+                the iterator.
             failure: asked where the transport closes the iterator. gRPC's name of the code, one of
                 `gateway.errors.ERROR_CODES`, of an error that the transport itself answers with;
                 "": there is none, such as where its client is gone.
@@ -154,16 +163,20 @@ class Frontend:
 
         Raises:
             RequestError: before or in between; the choices that are not finished are dropped.
+            ClientGoneError: the client was gone before the request was opened at a verifier.
         """
         self._metrics.count_request()
         record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
         try:
-            events = self._generate(request, principal, expires_at_s, record)
+            events = self._generate(request, principal, expires_at_s, is_gone, record)
             # What is needed while it runs is in the accepted request.
             del request
             async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
+        except ClientGoneError:
+            record.end("CANCELLED")
+            raise
         except Exception as error:
             self._metrics.count_error(error)
             record.end(code_name(error))
@@ -185,6 +198,7 @@ class Frontend:
         request: GenerateRequest,
         principal: Principal,
         expires_at_s: float,
+        is_gone: Callable[[], bool],
         record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
         # From here on, every log line of the call has the id that the client gets.
@@ -204,11 +218,20 @@ class Frontend:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
                 text = self._texts.find(model.tokenizer_digest)
+                if text is None:
+                    acceptance.check_has_no_text(request, model=model)
+                # Before its turn: of several requests that are admitted at a time, none may be
+                # refused after others have begun.
+                num_tokens = estimate_prompt_tokens(request) + len(request.output_token_ids)
+                admitted.wait_with(num_tokens)
+                await self.turns.take(is_gone)
                 accepted = await self._accept(
                     request, model, text, principal, admitted, record.trace_parent
                 )
                 del request
                 generations = await self._make_generations(accepted, text, changed)
+                # What is opened is computed, although its client may go: it must be here yet.
+                await self.turns.take(is_gone)
             try:
                 self._coordinator.open(generations)
             except UnavailableError:
@@ -305,12 +328,6 @@ class Frontend:
         admitted: AdmittedRequest,
         trace_parent: str,
     ) -> AcceptedRequest:
-        if text is None:
-            acceptance.check_has_no_text(request, model=model)
-        num_given = len(request.output_token_ids)
-        if request.prompt_token_ids is None:
-            # While it waits for the tokenizer.
-            admitted.wait_with(estimate_prompt_tokens(request) + num_given)
         prompt = await self._request_texts.encode_prompt(request, model, text)
         accepted = acceptance.accept(
             dataclasses.replace(request, sampling=prompt.sampling),
@@ -322,7 +339,7 @@ class Frontend:
             tenant_weight=principal.weight,
             trace_parent=trace_parent,
         )
-        admitted.wait_with(len(prompt.token_ids) + num_given)
+        admitted.wait_with(len(prompt.token_ids) + len(accepted.output_token_ids))
         return accepted
 
     async def _make_generations(

@@ -44,7 +44,9 @@ class Prompt(NamedTuple):
 
 
 def estimate_prompt_tokens(request: GenerateRequest) -> int:
-    """About how many tokens the request's text or conversation will have."""
+    """About how many tokens the request's prompt will have."""
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
     if request.conversation is not None:
         num_characters = request.conversation.num_bytes
     else:

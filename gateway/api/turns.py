@@ -3,7 +3,7 @@
 Of all that an event loop does for a request, its beginning takes the longest. So few begin in each
 iteration of the loop, in the order in which they came, and in between the loop does all that is
 ready: it answers health checks, and carries the output of what runs. One whose client has gone by
-its turn never begins. On the event loop; knows no request.
+its turn goes no further. On the event loop; knows no request.
 """
 
 import asyncio
@@ -16,6 +16,10 @@ from typing import NamedTuple
 MAX_TURNS = 4
 # In one iteration: to drop one costs little, but not nothing.
 _MAX_DROPPED = 16
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection: nobody waits for an answer."""
 
 
 class _Waiting(NamedTuple):
@@ -33,25 +37,26 @@ class Turns:
         # Turns of this iteration that are taken; while any is, `_give` is scheduled.
         self._num_taken = 0
 
-    async def take(self, is_gone: Callable[[], bool]) -> bool:
+    async def take(self, is_gone: Callable[[], bool]) -> None:
         """Returns when the caller may begin, or take another of its steps.
 
         Args:
             is_gone: whether the caller's client has gone; asked when its turn has come.
 
-        Returns:
-            Whether it may: not if its client has gone.
+        Raises:
+            ClientGoneError: it has.
         """
         if self._num_taken < MAX_TURNS and not self._waiting:
             if is_gone():
-                return False
+                raise ClientGoneError
             if not self._num_taken:
                 self._loop.call_soon(self._give)
             self._num_taken += 1
-            return True
+            return
         has_turn: asyncio.Future[bool] = self._loop.create_future()
         self._waiting.append(_Waiting(has_turn, is_gone))
-        return await has_turn
+        if not await has_turn:
+            raise ClientGoneError
 
     def _give(self) -> None:
         self._num_taken = 0

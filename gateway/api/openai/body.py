@@ -12,16 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from starlette.types import Receive, Scope
 
 from gateway.api.openai.errors import ApiError
+from gateway.api.turns import ClientGoneError
 from gateway.errors import shutting_down
 from servicekit.channels.limits import MAX_MESSAGE_BYTES
 from servicekit.shares import leaves_room
 
 # Of all bodies that are being received or wait to be read; as much as gRPC receives at a time.
 _MAX_RECEIVED_BYTES = 64 * MAX_MESSAGE_BYTES
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection: nobody waits for an answer."""
 
 
 class BodyReader:

@@ -19,13 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.frontend import Frontend
 from gateway.api.openai import document, merged_events
-from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
+from gateway.api.openai.body import BodyReader, ended_by_disconnect
 from gateway.api.openai.errors import ApiError, name_of_code, to_api_error
 from gateway.api.openai.jobs import Job, chat_job, completion_job, response_job
 from gateway.api.openai.reading import requests, schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.api.openai.writing.answer_writer import AnswerWriter, send_json
-from gateway.api.turns import Turns
+from gateway.api.turns import ClientGoneError
 from gateway.errors import shutting_down
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
@@ -80,7 +80,6 @@ class OpenAiApi:
         )
         self._long_bodies = asyncio.Lock()
         self._starting = asyncio.Lock()
-        self._turns = Turns()
         self._logger = logger
         self._created = int(time.time())
 
@@ -113,7 +112,7 @@ class OpenAiApi:
             principal = self._principal(scope)
             await run(principal, scope, receive, tracked_send)
         except ClientGoneError:
-            return
+            await scope["state"]["connection"].cut_off(receive)
         except asyncio.CancelledError:
             # The server stops: a client that is gone or does not read ends its request otherwise.
             if began:
@@ -162,19 +161,19 @@ class OpenAiApi:
                 # Admission would refuse the last of them after the first ones have begun, and say
                 # when to repeat that.
                 self._frontend.check_batch(len(job.choices), principal)
-        await self._run(job, principal, receive, send)
+        await self._run(job, principal, scope, receive, send)
 
     async def _chat(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         with self._refusals_counted(principal):
             job = await self._chat_job(scope, receive, principal.tenant)
-        await self._run(job, principal, receive, send)
+        await self._run(job, principal, scope, receive, send)
 
     async def _respond(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         with self._refusals_counted(principal):
             job = await self._response_job(scope, receive, principal.tenant)
-        await self._run(job, principal, receive, send)
+        await self._run(job, principal, scope, receive, send)
 
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
@@ -250,34 +249,26 @@ class OpenAiApi:
         self, model: type[_R], scope: Scope, receive: Receive, tenant: str
     ) -> tuple[_R, int]:
         """The request that a body holds, and the body's length."""
+        is_gone = scope["state"]["connection"].is_gone
         async with self._bodies.read(scope, receive, tenant) as body:
             if len(body) <= _SHORT_BODY_BYTES:
-                await self._take_turn(scope, receive)
+                await self._frontend.turns.take(is_gone)
                 requests.check_size(body)
                 return requests.parse(model, body), len(body)
             # Each step has an iteration of the event loop of its own, and no other long body takes
             # any in between: all that are ready run in one iteration.
             async with self._long_bodies:
-                await self._take_turn(scope, receive)
+                await self._frontend.turns.take(is_gone)
                 requests.check_size(body)
                 await asyncio.sleep(0)
                 parsed = requests.parse(model, body)
                 await asyncio.sleep(0)
-                await self._take_turn(scope, receive)
+                await self._frontend.turns.take(is_gone)
                 return parsed, len(body)
 
-    async def _take_turn(self, scope: Scope, receive: Receive) -> None:
-        """Returns when the request may begin, or go on with it.
-
-        Raises:
-            ClientGoneError: its client has gone before that.
-        """
-        connection = scope["state"]["connection"]
-        if not await self._turns.take(connection.is_gone):
-            await connection.cut_off(receive)
-            raise ClientGoneError
-
-    async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
+    async def _run(
+        self, job: Job, principal: Principal, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         # Of an error in writing the answer: the streams end with it, and do not know it.
         failed_with = ""
 
@@ -287,7 +278,12 @@ class OpenAiApi:
             return self._to_api_error(error, renamed_params=job.renamed_params)
 
         streams = [
-            self._frontend.generate(each, principal, failure=lambda: failed_with)
+            self._frontend.generate(
+                each,
+                principal,
+                is_gone=scope["state"]["connection"].is_gone,
+                failure=lambda: failed_with,
+            )
             for each in job.take_requests()
         ]
         try:

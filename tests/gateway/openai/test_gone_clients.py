@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,39 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
         await until(lambda: not listener._server.server_state.connections)
     assert begun == ["generate"]
     assert len(verifier.commands("open")) == 1
+
+
+@pytest.mark.parametrize("name", ["prompts", "long text", "chat", "response"])
+async def test_those_whose_clients_leave_while_they_are_prepared_are_never_opened(
+    start_api: StartApi, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    running = await start_api()
+    verifier.play(lambda opened: [300, STOP])
+    encode = Tokenizer.encode
+    async with accepted(running, NUM_CLIENTS) as writers:
+
+        def left_encode(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
+            for writer in writers:
+                writer.transport.abort()
+                # The event loop closes it only later.
+                with contextlib.suppress(OSError):
+                    writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            return encode(self, *args, **kwargs)
+
+        monkeypatch.setattr(Tokenizer, "encode", left_encode)
+        for writer in writers:
+            writer.write(REQUESTS[name])
+        listener = running.gateway._http
+        assert listener is not None
+        await until(lambda: not listener._server.server_state.connections)
+        await running.until_idle()
+    assert (await post(running, "/v1/completions", TOKENS)).status == 200
+    assert len(verifier.commands("open")) == 1
+    statuses = Counter(each["status"] for each in running.log if each["event"] == "request_ended")
+    assert statuses.pop("OK") == 1
+    assert 0 < statuses.pop("CANCELLED") < NUM_CLIENTS
+    assert not statuses
+    assert [each for each in running.log if each["log_level"] in ("warning", "error")] == []
 
 
 async def test_what_answers_at_once_is_answered_to_one_that_ended_its_own_side(
