@@ -15,17 +15,15 @@ import ssl
 from collections.abc import Callable
 
 from gateway.api.connection_limits import ConnectionLimits
-from gateway.api.http_connection import BoundedConnection, has_ended
+from gateway.api.http_connection import GENERATES, BoundedConnection, has_ended
+from gateway.api.turns import MAX_TURNS
 from servicekit.logs import get_logger
 
 logger = get_logger(__name__)
 
-# Between two returns to the event loop: how many connections are accepted, as in asyncio, and how
-# many of them are kept, since each makes work.
+# Between two returns to the event loop: how many connections are accepted, as in asyncio. Of them,
+# as many are kept as requests may begin: each makes work, and meanwhile nothing that runs goes on.
 _MAX_ACCEPTED = 100
-_MAX_KEPT = 16
-# How a request begins that makes a model generate.
-_GENERATES = b"POST "
 # Errors of a lack of descriptors or memory, and how long no more are accepted then; as asyncio.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
@@ -80,7 +78,7 @@ class Acceptor:
     def _accept(self) -> None:
         num_kept = 0
         for _ in range(_MAX_ACCEPTED):
-            if num_kept == _MAX_KEPT:
+            if num_kept == MAX_TURNS:
                 return
             try:
                 accepted, _ = self._listener.accept()
@@ -112,7 +110,7 @@ class Acceptor:
         if self._context is not None:
             return False
         try:
-            return ended.recv(len(_GENERATES), socket.MSG_PEEK) not in (b"", _GENERATES)
+            return ended.recv(len(GENERATES), socket.MSG_PEEK) not in (b"", GENERATES)
         except OSError:
             return False
 

@@ -43,6 +43,9 @@ _MAX_UNWANTED_BYTES = 64 * 1024
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED = 1
 
+#: How a request begins that makes a model generate.
+GENERATES = b"POST "
+
 # What h11 quotes of a request in an error. It may be a token of the client's.
 _QUOTED = re.compile(r":? (bytearray\()?b['\"].*", re.DOTALL)
 
@@ -164,13 +167,13 @@ class BoundedConnection(H11Protocol):
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         # A write waits for all before it, not for most of it: what is left unread is noticed.
         transport.set_write_buffer_limits(high=1)
-        connection = Connection(
+        self._connection = Connection(
             abort=transport.abort,
             is_gone=functools.partial(_is_gone, transport),
             is_last=self._is_last,
             certificate_names=_certificate_names(transport),
         )
-        self.app_state = {**self.app_state, "connection": connection}
+        self.app_state = {**self.app_state, "connection": self._connection}
         if self.handshake is not None:
             self.limits.close(self.handshake)
         self.limits.open(self)
@@ -180,6 +183,10 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering.is_lingering:
             self._lingering.drop(data)
+            return
+        if data.startswith(GENERATES) and self._connection.is_gone():
+            # To read it would cost more than all that was done for it.
+            self._connection.abort()
             return
         super().data_received(data)
         if self._is_answering:

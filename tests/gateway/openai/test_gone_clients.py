@@ -10,10 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 import trustme
 
+from gateway.api.acceptor import Acceptor
 from gateway.api.frontend import Frontend
+from gateway.api.http_connection import RequestParser
+from gateway.api.turns import MAX_TURNS
 from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
 from tests.gateway.openai.clients import exchange, post, request_bytes
@@ -148,6 +152,7 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
     start_api: StartApi,
     verifier: ScriptedVerifier,
     begun: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     name: str,
     *,
@@ -163,6 +168,16 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
         tls_cert=pem if has_tls else None,
         tls_key=pem if has_tls else None,
     )
+    heads: list[h11.Request] = []
+    next_event = RequestParser.next_event
+
+    def counted_next_event(self: RequestParser) -> Any:
+        event = next_event(self)
+        if isinstance(event, h11.Request):
+            heads.append(event)
+        return event
+
+    monkeypatch.setattr(RequestParser, "next_event", counted_next_event)
     running = await start_api(server=options)
     async with accepted(running, 20, context if has_tls else None) as writers:
         send_and_leave(writers, REQUESTS[name])
@@ -172,8 +187,29 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
         listener = running.gateway._http
         assert listener is not None
         await until(lambda: not listener._server.server_state.connections)
+    assert len(heads) == 1, "those of the others are not even read"
     assert begun == ["generate"]
     assert len(verifier.commands("open")) == 1
+
+
+async def test_few_connections_begin_between_two_returns_to_the_event_loop(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    accept = Acceptor._accept
+
+    def counted_accept(self: Acceptor) -> None:
+        before = len(self._handshakes)
+        accept(self)
+        kept.append(len(self._handshakes) - before)
+
+    monkeypatch.setattr(Acceptor, "_accept", counted_accept)
+    running = await start_api()
+    with contextlib.ExitStack() as stack:
+        for _ in range(NUM_CLIENTS):
+            stack.enter_context(connect(running))
+        await until(lambda: sum(kept) == NUM_CLIENTS)
+    assert max(kept) == MAX_TURNS
 
 
 @pytest.mark.parametrize("name", ["prompts", "long text", "chat", "response"])
