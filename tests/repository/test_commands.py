@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.workloads import REAL_MODEL
 from drafter.config import DrafterConfig
 from examples.transformers_prompt_lookup import local_drafter
 from gateway.config import GatewayConfig
@@ -69,6 +70,14 @@ def addresses() -> Iterator[Mapping[str, str]]:
     options = list(itertools.chain.from_iterable(ups))
     with local_tandem(model=BUNDLED_MODEL, options=options, quiet=True) as started:
         yield {TARGET: started["grpc"], "127.0.0.1:8000": started["http"]}
+
+
+@pytest.fixture(scope="module")
+def real_addresses() -> Iterator[Mapping[str, str]]:
+    if not REAL_MODEL.exists():
+        pytest.skip("make real-model")
+    with local_tandem(model=REAL_MODEL.parent, quiet=True) as started:
+        yield {"127.0.0.1:8000": started["http"]}
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +135,15 @@ def is_run(shown: Shown) -> bool:
 
 @pytest.mark.parametrize("shown", [shown for shown in commands() if is_run(shown)], ids=str)
 def test_the_command_runs_and_prints_the_shown_output(
-    shown: Shown, addresses: Mapping[str, str], environ: Mapping[str, str]
+    shown: Shown,
+    addresses: Mapping[str, str],
+    environ: Mapping[str, str],
+    request: pytest.FixtureRequest,
 ) -> None:
     if shown.words[0] == "curl" and not shutil.which("curl"):
         pytest.skip("curl is not installed")
+    if REAL_MODEL.stem in shown.text:
+        addresses = request.getfixturevalue("real_addresses")
     text = shown.text
     if any(begins(shown.words, each) for each in WITH_TARGET) and "--target" not in shown.words:
         text = f"{text.partition('  #')[0]} --target {TARGET}"
