@@ -103,7 +103,7 @@ def running_process(
     metrics = metrics_listen or f"127.0.0.1:{free_port()}"
     with (
         contextlib.nullcontext() if log is None else log.open("a") as stderr,
-        _start(
+        start_process(
             [
                 *(sys.executable, "-m", module, "--listen", listen),
                 *("--metrics-listen", metrics, "--log-level", log_level, *flags),
@@ -133,8 +133,8 @@ def running_process(
                 process.kill()
 
 
-def _start(command: Sequence[str], stderr: TextIO | None) -> "subprocess.Popen[str]":
-    """Starts a command that the kernel kills when this process has ended."""
+def start_process(command: Sequence[str], stderr: TextIO | int | None) -> "subprocess.Popen[str]":
+    """Starts a command that the kernel kills when this process has ended; its stdout is a pipe."""
     return _starter.submit(
         subprocess.Popen,
         dying_with_parent(command),

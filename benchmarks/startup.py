@@ -1,6 +1,6 @@
-"""How long `tandem up` takes to the first token of the bundled model, and what its processes hold.
+"""How long `tandem up` takes to a model's first token, and what its processes hold.
 
-    python -m benchmarks.startup [--rounds 3] [--json FILE] [--quick]
+    python -m benchmarks.startup [--model PATH] [--rounds 3] [--json FILE] [--quick]
 
 Runs in a copy of the source with an empty cache folder, so that the first round compiles all
 kernels and checks the model against transformers; the others find what the first has kept. Memory
@@ -26,10 +26,11 @@ from benchmarks.arguments import command_parser, write_figures
 from benchmarks.machine import processor
 from benchmarks.services import REPOSITORY
 from benchmarks.termination import clear_up_on_sigterm
+from benchmarks.workloads import BUNDLED_MODEL
 from tandem.client import Chunk, GenerationRequest, TandemClient
 from tandem.ready_line import parse_ready_line
 
-_COPIED = ("drafter", "examples/demo_model", "gateway", "servicekit", "tandem", "verifier")
+_COPIED = ("drafter", "gateway", "servicekit", "tandem", "verifier")
 _PROMPT = "<|code|>def mean(values): return sum(values)<|rename|>values<|to|>numbers<|out|>"
 _TIMEOUT_S = 300.0
 
@@ -67,16 +68,17 @@ def source_without_kernels() -> Iterator[Path]:
         yield Path(folder)
 
 
-def measure_start(source: Path) -> Start:
+def measure_start(source: Path, model: Path) -> Start:
     """Starts everything, generates one token, and stops everything.
 
     Raises:
         RuntimeError: `tandem up` ended before it was ready.
     """
     seconds: dict[str, float] = {}
+    command = [sys.executable, "-m", "tandem", "up", "--port", "0", "--http-port", "0"]
     begin_s = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-m", "tandem", "up", "--port", "0", "--http-port", "0"],
+        [*command, "--model", str(model)],
         cwd=source,
         env=_environment(source),
         stdout=subprocess.PIPE,
@@ -98,7 +100,7 @@ def measure_start(source: Path) -> Start:
                 events = client.stream(GenerationRequest(prompt=_PROMPT))
                 next(event for event in events if isinstance(event, Chunk))
                 seconds["first token"] = time.perf_counter() - begin_s
-            return Start(seconds=seconds, usage=_usage_of(process.pid))
+            return Start(seconds=seconds, usage=_usage_by_name(process.pid))
         finally:
             process.terminate()
             process.wait(_TIMEOUT_S)
@@ -120,10 +122,10 @@ def _read_log(stream: Iterator[str], begin_s: float, seconds: dict[str, float]) 
             seconds[found[1]] = time.perf_counter() - begin_s
 
 
-def _usage_of(up: int) -> dict[str, Usage]:
+def _usage_by_name(up: int) -> dict[str, Usage]:
     """Of `tandem up` and its children, by name."""
     children = Path(f"/proc/{up}/task/{up}/children").read_text().split()
-    return {_name_of(pid): _usage(pid) for pid in [str(up), *children]}
+    return {_name_of(pid): usage_of(pid) for pid in [str(up), *children]}
 
 
 def _name_of(pid: str) -> str:
@@ -132,7 +134,7 @@ def _name_of(pid: str) -> str:
     return "tandem up" if module == "tandem" else module
 
 
-def _usage(pid: str) -> Usage:
+def usage_of(pid: str) -> Usage:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = dict(line.split()[:2] for line in rollup)
     # Fields 14 to 17: user and system time, and those of ended children; the second is the name, in
@@ -168,16 +170,18 @@ def _print_usage(name: str, row: list[float]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser("startup", __doc__)
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="folder, or GGUF file")
     parser.add_argument("--rounds", type=int, default=3, help="warm starts, one at least")
     arguments = parser.parse_args(argv)
+    model = arguments.model.resolve()
     clear_up_on_sigterm()
     if arguments.quick:
-        first = measure_start(REPOSITORY)
+        first = measure_start(REPOSITORY, model)
         later = [first]
     else:
         with source_without_kernels() as source:
-            first = measure_start(source)
-            later = [measure_start(source) for _ in range(max(1, arguments.rounds))]
+            first = measure_start(source, model)
+            later = [measure_start(source, model) for _ in range(max(1, arguments.rounds))]
     print(processor() + "\n")
     _print_tables(first, later)
     warm = [asdict(start) for start in later]

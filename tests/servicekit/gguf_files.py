@@ -55,6 +55,7 @@ def write_model(
     architecture: str = "llama",
     num_experts: int = 0,
     tensors_per_file: int = 0,
+    context: int = 512,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """A model with random weights.
@@ -63,12 +64,13 @@ def write_model(
         types: of weights, by a part of the tensor's name; or of all of them.
         num_experts: of which two are used; 0: an MLP instead.
         tensors_per_file: 0: all in one file; else the path returned is of the first of several.
+        context: tokens, at most.
         metadata: further keys, of whole numbers, truths, strings and lists.
     """
     draw = np.random.default_rng(5)
     path.parent.mkdir(exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
-    writer.add_context_length(512)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
     writer.add_block_count(LAYERS)

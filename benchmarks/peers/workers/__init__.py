@@ -1,1 +1,0 @@
-"""Processes of the systems compared, each answering `benchmarks.peers.protocol`."""
