@@ -32,7 +32,7 @@ def model_folder(path: Path) -> Path:
     Raises:
         GgufError: the file is broken, not whole, or not served; or no folder can be written.
     """
-    files = _files(path)
+    files = gguf_files(path)
     if not files:
         return path
     try:
@@ -41,7 +41,12 @@ def model_folder(path: Path) -> Path:
         raise GgufError(f"{files[0]}: no file, or no folder for it: {error}") from error
 
 
-def _files(path: Path) -> list[Path]:
+def gguf_files(path: Path) -> list[Path]:
+    """The files of the GGUF model that a path names; none if it names something else.
+
+    Raises:
+        GgufError: a folder holds several models.
+    """
     if path.is_dir():
         if (path / "config.json").exists() or any(path.glob("*.safetensors")):
             return []

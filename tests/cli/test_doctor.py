@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
 import grpc
 import pytest
+import safetensors
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,9 +31,10 @@ from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
 from tandem.transport.channel import TlsOptions
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.encrypted_key import encrypted_key
+from tests.servicekit.gguf_files import write_model
 from verifier.model.describe import describe
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 CPU_SUPPORT = [
     {"field": "quantization", "value": "fp8", "refusal": None},
     {"field": "attention_backend", "value": "flash_attn", "refusal": "runs on GPUs only"},
@@ -143,10 +146,37 @@ def description(**changed: Any) -> dict[str, Any]:
         "gpus": None,
         "gpu_software": None,
         "gpu_decoder_refusal": None,
+        "contents": None,
         "model": model,
         "error": None,
     }
     return whole | changed
+
+
+def test_a_files_tensors_are_counted_by_type(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "small.gguf", {"token_embd": "Q8_0", "": "Q4_1"})
+    held = gguf.GGUFReader(path).tensors
+    found = by_name(machine_checks.described(describe(path)))["contents"].found
+    assert found.startswith(f"llama, {path.stat().st_size / MIB:.1f} MiB, tensors: ")
+    for kind in ("Q4_1", "Q8_0", "F32"):
+        sizes = [int(each.n_bytes) for each in held if each.tensor_type.name == kind]
+        assert f"{len(sizes)} of {kind} ({sum(sizes) / MIB:.1f} MiB)" in found
+    # Also of a file that is not served.
+    path = write_model(tmp_path / "strange.gguf", "F16", architecture="strange")
+    checks = by_name(machine_checks.described(describe(path)))
+    assert checks["contents"].found.startswith("strange, ")
+    assert checks["checkpoint"].status is Status.FAIL
+    path.write_bytes(b"GGUF")
+    assert "contents" not in by_name(machine_checks.described(describe(path)))
+
+
+def test_a_folders_tensors_are_counted_by_type() -> None:
+    found = by_name(machine_checks.described(describe(BUNDLED_MODEL)))["contents"].found
+    with safetensors.safe_open(BUNDLED_MODEL / "model.safetensors", "np") as file:
+        types = [file.get_slice(name).get_dtype() for name in file.keys()]  # noqa: SIM118
+    assert set(types) == {"BF16"}
+    size = (BUNDLED_MODEL / "model.safetensors").stat().st_size / MIB
+    assert found.startswith(f"Qwen3ForCausalLM, {size:.1f} MiB, tensors: {len(types)} of BF16 (")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ so:
     gpu_decoder_refusal   why transformers computes every model on the GPU; null: it does not, or
                           there is no GPU
     gpu_software          versions by name (null: not there); null: torch is not asked
+    contents              what the files hold, as `contents_of` says
     model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
                           weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
     error                 why the folder holds no checkpoint that is served; null: it does
@@ -33,6 +34,7 @@ from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
 from verifier.model import support
+from verifier.model.contents import contents_of
 from verifier.model.memory import free_memory_bytes
 from verifier.model.own_model import block_bytes, has_gpu_driver
 
@@ -62,6 +64,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "gpus": list(support.gpus()) if has_driver else None,
         "gpu_decoder_refusal": support.lack_of_triton() if has_driver else None,
         "gpu_software": support.gpu_software() if has_driver else None,
+        "contents": contents_of(folder),
         "model": model,
         "error": error,
     }

@@ -26,7 +26,7 @@ _OLDEST_PYTHON = (3, 11)
 _REQUIRED_FEATURES = ("avx2", "fma", "f16c")
 _HELPFUL_FEATURES = ("avx512f", "avx512_bf16", "amx_bf16")
 _DESCRIPTION_TIMEOUT_S = 120.0
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 def versions() -> Iterator[Check]:
@@ -171,6 +171,8 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
     """What the description says of cores, GPUs, the model and its memory."""
     yield ok("cores", f"{found['cores']} for this process, within its container's limit")
     yield from _gpus(found)
+    if found["contents"] is not None:
+        yield ok("contents", _contents(found["contents"]))
     if found["error"] is not None:
         yield fail(
             "checkpoint",
@@ -194,6 +196,16 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
             "it works if transformers knows the model; docs/models.md lists the faster families",
         )
     yield _memory(found)
+
+
+def _contents(contents: dict[str, Any]) -> str:
+    """The architecture, the size, and the tensors by type."""
+    types = ", ".join(
+        f"{each['tensors']} of {each['type']} ({each['bytes'] / _MIB:.1f} MiB)"
+        for each in contents["types"]
+    )
+    size = f"{contents['file_bytes'] / _MIB:.1f} MiB"
+    return f"{contents['architecture'] or 'no architecture told'}, {size}, tensors: {types}"
 
 
 def _gpus(found: dict[str, Any]) -> Iterator[Check]:
