@@ -29,8 +29,8 @@ def packed(numbers: Ints, bits: int) -> torch.Tensor:
 
 
 def _scales(shape: tuple[int, int], bits: int, draw: np.random.Generator) -> torch.Tensor:
-    """At which weights are below 0.2 or so."""
-    return torch.from_numpy(draw.uniform(0.5, 1, shape) * 2.0**-bits * 0.2).to(torch.bfloat16)
+    """At which weights are below 0.1 or so."""
+    return torch.from_numpy(draw.uniform(0.5, 1, shape) * 2.0**-bits * 0.1).to(torch.bfloat16)
 
 
 def _values(codes: Ints, zeros: Ints, scales: torch.Tensor) -> Array:
@@ -65,6 +65,51 @@ def _compressed(
     if not has_zeros:
         del stored["weight_zero_point"]
     return {**stored, "weight_scale": scales}, _values(codes, zeros, scales)
+
+
+def _gptq(
+    size: int, depth: int, draw: np.random.Generator, *, bits: int, group_size: int | None,
+    is_second: bool = False,
+) -> tuple[Stored, Array]:  # fmt: skip
+    num_groups = depth // (group_size or depth)
+    codes = draw.integers(0, 1 << bits, (size, depth))
+    zeros = draw.integers(1, 1 << bits, (size, num_groups))
+    scales = _scales(zeros.shape, bits, draw).half()
+    stored = {
+        "qweight": packed(codes, bits).T.contiguous(),
+        "qzeros": packed(zeros.T - (not is_second), bits),
+        "scales": scales.T.contiguous(),
+        "g_idx": torch.arange(depth, dtype=torch.int32) // (group_size or depth),
+    }
+    return stored, _values(codes, zeros, scales)
+
+
+def _awq(size: int, depth: int, draw: np.random.Generator) -> tuple[Stored, Array]:
+    codes = draw.integers(0, 16, (size, depth))
+    zeros = draw.integers(0, 16, (size, depth // 64))
+    scales = _scales(zeros.shape, 4, draw).half()
+    order = [8 * (i // 8) + [0, 2, 4, 6, 1, 3, 5, 7][i % 8] for i in range(size)]
+    stored = {
+        "qweight": packed(codes.T[:, order], 4),
+        "qzeros": packed(zeros.T[:, order], 4),
+        "scales": scales.T.contiguous(),
+    }
+    return stored, _values(codes, zeros, scales)
+
+
+def gptq_config(bits: int, group_size: int, **more: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "damp_percent": 0.1,
+        "desc_act": False,
+        "sym": True,
+        "true_sequential": True,
+        "meta": {"quantizer": ["gptqmodel:4.0"]},
+        "pack_dtype": "int32",
+        **more,
+    }
 
 
 def compressed_config(bits: int, group_size: int | None, **changes: Any) -> dict[str, Any]:
@@ -131,6 +176,26 @@ METHODS: Mapping[str, tuple[Make, dict[str, Any]]] = {
     "int8": (
         _of(_compressed, bits=8, group_size=None, has_zeros=False, is_packed=False),
         {**compressed_config(8, None), "format": "int-quantized"},
+    ),
+    "gptq_int4": (
+        _of(_gptq, bits=4, group_size=128),
+        gptq_config(4, 128, checkpoint_format="gptq"),
+    ),
+    "gptq_int4_v2": (
+        _of(_gptq, bits=4, group_size=None, is_second=True),
+        gptq_config(4, -1, checkpoint_format="gptq_v2"),
+    ),
+    "gptq_int8": (_of(_gptq, bits=8, group_size=32), gptq_config(8, 32)),
+    "awq": (
+        _awq,
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 64,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        },
     ),
 }
 

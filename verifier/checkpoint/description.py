@@ -78,7 +78,9 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         needed = _shapes(config)
         allowed = {*needed, HEAD} if config.ties_embeddings else needed.keys()
         unknown = sorted(
-            name for name in files.tensors.keys() - allowed if not name.endswith(_IGNORED_SUFFIX)
+            name
+            for name in files.tensors.keys() - allowed
+            if not name.endswith(_IGNORED_SUFFIX) and not _is_gptqs_bias(files, name)
         )
         # What is missing may be there by an unknown name.
         _check(files, needed, may_lack=bool(unknown))
@@ -148,6 +150,15 @@ def _check(
                 f"{tensor.file}: {name}: has shape {list(tensor.shape)} where config.json tells "
                 f"{list(shape)}"
             )
+
+
+def _is_gptqs_bias(files: TensorFiles, name: str) -> bool:
+    """Whether it is a bias of zeros, which older writers of GPTQ gave every layer."""
+    if files.quantization != "gptq" or not name.endswith(".bias"):
+        return False
+    tensor = files.tensors[name]
+    assert tensor.type  # refuses other types
+    return not files.rows(tensor, 0, tensor.shape[0]).any()
 
 
 def _has_tied_head(files: TensorFiles) -> bool:

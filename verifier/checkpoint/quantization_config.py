@@ -26,10 +26,12 @@ class Quantization:
     Attributes:
         method: `quant_method`.
         schemes: bits of a code, inputs of a group (None: all of a row), of any layer.
+        zero_offset: by how much zeros are larger than they are stored.
     """
 
     method: str
     schemes: frozenset[tuple[int, int | None]]
+    zero_offset: int = 0
 
 
 def read_quantization(folder: Path) -> Quantization | None:
@@ -47,7 +49,7 @@ def read_quantization(folder: Path) -> Quantization | None:
     if not options:
         return None
     where = f"{folder / 'config.json'}: {_KEY}: "
-    readers = {"compressed-tensors": _compressed_tensors}
+    readers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq}
     method = _object(options, where).get("quant_method")
     if method not in readers:
         raise _not_served(where, "quant_method", method)
@@ -102,6 +104,58 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
         size = -1 if weights["strategy"] == "channel" else weights.get("group_size")
         schemes.add((weights["num_bits"], _group_size(size, within)))
     return Quantization(method="compressed-tensors", schemes=frozenset(schemes))
+
+
+# What decided how codes were chosen, and how other programs compute with them. What `sym` and
+# `desc_act` tell is in the tensors, too.
+_GPTQ_INERT = frozenset(
+    {"act_group_aware", "batch_size", "block_name_to_quantize", "cache_block_outputs"}
+    | {"damp_auto_increment", "damp_percent", "dataset", "desc_act", "exllama_config"}
+    | {"fuse_max_seq_len", "group_size", "lm_head", "max_input_length", "meta"}
+    | {"model_file_base_name", "model_name_or_path", "model_seqlen", "modules_to_not_convert"}
+    | {"module_name_preceding_first_block", "modules_in_block_to_quantize", "pad_token_id"}
+    | {"quant_method", "quantizer", "static_groups", "sym", "tokenizer", "true_sequential"}
+    | {"use_cuda_fp16", "use_exllama"}
+)
+_GPTQ_FORMATS = (None, "gptq", "gptq_v2")
+
+
+def _gptq(options: Mapping[str, Any], where: str) -> Quantization:
+    _check(
+        options,
+        {
+            "bits": (4, 8),
+            "checkpoint_format": _GPTQ_FORMATS,
+            "format": _GPTQ_FORMATS,
+            "pack_dtype": (None, "int32"),
+        },
+        _GPTQ_INERT | {"backend"},
+        where,
+    )
+    size = _group_size(options.get("group_size"), where)
+    is_second = "gptq_v2" in (options.get("checkpoint_format"), options.get("format"))
+    return Quantization(
+        method="gptq",
+        schemes=frozenset({(options["bits"], size)}),
+        zero_offset=0 if is_second else 1,
+    )
+
+
+def _awq(options: Mapping[str, Any], where: str) -> Quantization:
+    _check(
+        options,
+        {
+            "backend": (None, "auto", "autoawq"),
+            "bits": (4,),
+            "format": (None, "gemm"),
+            "version": (None, "gemm", "GEMM"),
+            "zero_point": (True,),
+        },
+        _GPTQ_INERT,
+        where,
+    )
+    size = _group_size(options.get("group_size"), where)
+    return Quantization(method="awq", schemes=frozenset({(4, size)}))
 
 
 def _group_size(size: Any, where: str) -> int | None:

@@ -6,9 +6,14 @@ int32 hold their numbers from the lowest bits up:
     PACKED  weight_packed int32 [N, K * b / 32], weight_scale [N, G], weight_shape: N, K;
             weight_zero_point int32 [N * b / 32, G] (packed by N). Numbers are larger by 2^(b - 1)
     BYTES   weight int8 [N, K], weight_scale [N, G], weight_zero_point int8 [N, G]
+    GPTQ    qweight int32 [K * b / 32, N] (packed by K), scales [G, N], qzeros int32
+            [G, N * b / 32]: less 1, unless the configuration says gptq_v2
+    AWQ     qweight int32 [K, N / 8], scales [G, N], qzeros int32 [G, N / 8]; of 4 bits, of each
+            eight in the order 0 2 4 6 1 3 5 7
 
-compressed-tensors has both (https://github.com/vllm-project/compressed-tensors). Without zero
-points, 0 is the zero.
+compressed-tensors has the first two (https://github.com/vllm-project/compressed-tensors); without
+zero points, 0 is the zero. GPTQ: https://github.com/ModelCloud/GPTQModel. AWQ:
+https://github.com/casper-hansen/AutoAWQ, version gemm.
 """
 
 import enum
@@ -30,14 +35,34 @@ Read = Callable[[StoredTensor], npt.NDArray[Any]]
 
 
 class Layout(enum.Enum):
-    """By the names of codes, scales, zeros, and groups of the inputs."""
+    """How a weight is stored, as the header says."""
 
-    PACKED = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
-    BYTES = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
+    PACKED = enum.auto()
+    BYTES = enum.auto()
+    GPTQ = enum.auto()
+    AWQ = enum.auto()
 
 
+_OF_COMPRESSED = ("weight_scale", "weight_zero_point", "weight_g_idx")
+_OF_GPTQ = ("qweight", "scales", "qzeros", "g_idx")
+# The names of codes, scales, zeros, and groups of the inputs.
+_NAMES = {
+    Layout.PACKED: ("weight_packed", *_OF_COMPRESSED),
+    Layout.BYTES: ("weight", *_OF_COMPRESSED),
+    Layout.GPTQ: _OF_GPTQ,
+    Layout.AWQ: _OF_GPTQ,
+}
+# Whose tensors have an input's numbers, or those of a group of inputs, in a row.
+_BY_INPUTS = (Layout.GPTQ, Layout.AWQ)
 _SHAPE = "weight_shape"
 _FORMATS = {4: "INT4", 8: "INT8"}
+_LAYOUTS = {
+    "compressed-tensors": (Layout.PACKED, Layout.BYTES),
+    "gptq": (Layout.GPTQ,),
+    "awq": (Layout.AWQ,),
+}
+# Where each of eight outputs lies in an int32 of AWQ.
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +73,8 @@ class QuantizedTensor(StoredTensor):
     codes: StoredTensor
     scales: StoredTensor
     zeros: StoredTensor | None
+    # By how much zeros are larger than they are stored.
+    zero_offset: int
 
 
 def joined(
@@ -61,11 +88,12 @@ def joined(
     result = dict(tensors)
     for codes in tensors.values():
         module, _, own = codes.name.rpartition(".")
-        layout = next((layout for layout in Layout if layout.value[0] == own), None)
+        layouts = _LAYOUTS[quantization.method]
+        layout = next((layout for layout in layouts if _NAMES[layout][0] == own), None)
         if layout is None or (layout is Layout.BYTES and codes.dtype != "I8"):
             continue
         *parts, told_shape = (
-            result.pop(f"{module}.{name}", None) for name in (*layout.value, _SHAPE)
+            result.pop(f"{module}.{name}", None) for name in (*_NAMES[layout], _SHAPE)
         )
         weight = f"{module}.weight"
         if weight in result:
@@ -95,6 +123,7 @@ def _weight(
         if (
             depth % group_size
             or not all(map(_fits, (codes, scales, zeros), needed))
+            or (zeros is None and layout in _BY_INPUTS)
             or (told_shape is not None and read(told_shape).tolist() != [size, depth])
         ):
             continue
@@ -120,6 +149,8 @@ def _weight(
             codes=codes,
             scales=scales,
             zeros=zeros,
+            zero_offset=quantization.zero_offset,
+            is_by_columns=layout in _BY_INPUTS,
         )
     schemes = " or ".join(
         f"{bits} bits in groups of {'a row' if group is None else group}"
@@ -133,7 +164,16 @@ def _weight(
 
 def _shape(layout: Layout, shape: tuple[int, ...], bits: int) -> tuple[int, int]:
     """N and K of codes [a, b]."""
-    return shape[0], shape[1] * (32 // bits if layout is Layout.PACKED else 1)
+    first, second, per_word = *shape, 32 // bits
+    match layout:
+        case Layout.PACKED:
+            return first, second * per_word
+        case Layout.BYTES:
+            return first, second
+        case Layout.GPTQ:
+            return second, first * per_word
+        case Layout.AWQ:
+            return second * per_word, first
 
 
 def _needed(
@@ -144,18 +184,17 @@ def _needed(
     def packed(number: int) -> int:
         return -(-number * bits // 32)
 
-    floats = tuple(WEIGHT_TYPES)
-    if layout is Layout.BYTES:
-        return [
-            (("I8",), (size, depth)),
-            (floats, (size, num_groups)),
-            (("I8",), (size, num_groups)),
-        ]
-    return [
-        (("I32",), (size, packed(depth))),
-        (floats, (size, num_groups)),
-        (("I32",), (packed(size), num_groups)),
-    ]
+    floats, ints = tuple(WEIGHT_TYPES), ("I8",) if layout is Layout.BYTES else ("I32",)
+    match layout:
+        case Layout.PACKED:
+            shapes = (size, packed(depth)), (size, num_groups), (packed(size), num_groups)
+        case Layout.BYTES:
+            shapes = (size, depth), (size, num_groups), (size, num_groups)
+        case Layout.GPTQ:
+            shapes = (packed(depth), size), (num_groups, size), (num_groups, packed(size))
+        case Layout.AWQ:
+            shapes = (depth, packed(size)), (num_groups, size), (num_groups, packed(size))
+    return list(zip((ints, floats, ints), shapes, strict=True))
 
 
 def _fits(tensor: StoredTensor | None, needed: tuple[tuple[str, ...], tuple[int, int]]) -> bool:
@@ -168,21 +207,41 @@ def quantized_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) 
     bits = 4 if tensor.dtype == _FORMATS[4] else 8
     codes, scales = read(tensor.codes), widened(read(tensor.scales), tensor.scales.type)
     zeros = None if tensor.zeros is None else read(tensor.zeros)
-    if tensor.layout is Layout.PACKED:
-        codes = _numbers(codes[rows], bits)
-        zeros = None if zeros is None else _numbers(zeros.T, bits).T
-    else:
-        codes = codes[rows].view(np.uint8)
+    match tensor.layout:
+        case Layout.PACKED:
+            codes = _numbers(codes[rows], bits)
+            zeros = None if zeros is None else _numbers(zeros.T, bits).T
+        case Layout.BYTES:
+            codes = codes[rows].view(np.uint8)
+        case Layout.GPTQ:
+            assert zeros is not None
+            # As numbers that may carry, in which GPTQModel takes 1 from them.
+            ones = np.uint32(tensor.zero_offset * (0xFFFFFFFF // ((1 << bits) - 1)))
+            codes = _numbers(codes[:, rows].T, bits)
+            scales, zeros = scales.T, _numbers(zeros.view(np.uint32) + ones, bits).T
+        case Layout.AWQ:
+            assert zeros is not None
+            words = slice(first // 8, -(-(first + count) // 8))
+            codes = _of_awq(codes[:, words]).T[first % 8 :][:count]
+            scales, zeros = scales.T, _of_awq(zeros).T
     if zeros is None:
         zeros = np.full_like(scales, 8 if bits == 4 else 0, dtype=np.int8)
     repeats = tensor.shape[1] // GROUP // scales.shape[1]
     factors, zeros = (np.repeat(each[rows], repeats, axis=1) for each in (scales, zeros))
     return GroupedRows(
-        codes=np.ascontiguousarray(codes), factors=factors, zeros=zeros.view(np.int8)
+        codes=np.ascontiguousarray(codes),
+        factors=np.ascontiguousarray(factors),
+        zeros=np.ascontiguousarray(zeros).view(np.int8),
     )
 
 
-def _numbers(words: npt.NDArray[np.int32], bits: int) -> Bytes:
+def _of_awq(words: npt.NDArray[np.int32]) -> Bytes:
+    """The numbers [a, b * 8] of int32s [a, b]."""
+    stored = _numbers(words, 4).reshape(*words.shape, 8)
+    return stored[..., _AWQ_PLACES].reshape(len(words), -1)
+
+
+def _numbers(words: npt.NDArray[Any], bits: int) -> Bytes:
     """The numbers of int32s [a, b]: [a, b * 32 / bits], of 8 bits as those of an int8."""
     numbers: Bytes = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:

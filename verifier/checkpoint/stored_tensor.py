@@ -29,6 +29,8 @@ class StoredTensor:
     num_paired_heads: int = 0
     # What its float32 values are more than those that are asked for.
     offset: float = 0.0
+    # Whether columns lie one after the other, not rows.
+    is_by_columns: bool = False
 
     @property
     def type(self) -> WeightType:

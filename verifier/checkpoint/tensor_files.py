@@ -159,6 +159,11 @@ class TensorFiles:
             # Some tensors may be read twice.
             percent = min(100, 100 * self._num_read_bytes // max(1, self._num_bytes))
             self._progress.show(percent=percent)
+        if tensor.is_by_columns:
+            # Every page has a part of every row.
+            if first + count < tensor.shape[0]:
+                return
+            first, count = 0, tensor.shape[0]
         start = -(-(tensor.start + first * row) // _PAGE) * _PAGE
         end = (tensor.start + (first + count) * row) // _PAGE * _PAGE
         if start < end:

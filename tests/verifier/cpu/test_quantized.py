@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.verifier.quantized_files import METHODS, VOCABULARY, packed, write_quantized
 from verifier.checkpoint.description import describe_decoder
-from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.checkpoint.weight_types import widened
 from verifier.config import VerifierConfig
@@ -107,6 +107,14 @@ def _change(options: dict[str, Any], path: str, value: Any) -> None:
         ("packed_int4", "config_groups.group_0.weights.type", "float"),
         ("packed_int4", "config_groups.group_0.weights.group_size", 48),
         ("packed_int4", "config_groups.group_0.weights.group_size", None),
+        ("gptq_int4", "bits", 3),
+        ("gptq_int4", "checkpoint_format", "marlin"),
+        ("gptq_int4", "dynamic", {"-:lm_head": {}}),
+        ("gptq_int4", "group_size", 16),
+        ("gptq_int4", "is_marlin_format", True),
+        ("awq", "version", "gemv"),
+        ("awq", "backend", "llm-awq"),
+        ("awq", "zero_point", False),
     ],
 )
 def test_what_is_not_known_is_refused_by_its_key(
@@ -131,6 +139,9 @@ def test_what_is_not_known_is_refused_by_its_key(
         ("packed_int4", "weight_g_idx", torch.arange(384) % 3, "weight_g_idx: .*actorder"),
         ("packed_int4", "weight", torch.ones(256, 384), "weight: is there beside"),
         ("int8", "weight_scale", torch.ones(256, 3), "8 bits in groups of a row"),
+        ("gptq_int4", "qzeros", None, "4 bits in groups of 128"),
+        ("gptq_int4", "g_idx", torch.arange(384) % 3, "g_idx: .*desc_act"),
+        ("awq", "scales", torch.ones(6, 128), "4 bits in groups of 64"),
     ],
 )
 def test_tensors_that_are_not_as_told_are_refused_by_name(
@@ -142,7 +153,7 @@ def test_tensors_that_are_not_as_told_are_refused_by_name(
     if tensor is not None:
         tensors[f"{LAYER}.{name}"] = tensor
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{LAYER}\.weight.*{reason}|{LAYER}\.{reason}"):
+    with pytest.raises(CheckpointError, match=rf"{LAYER}\..*weight.*{reason}|{LAYER}\.{reason}"):
         describe_decoder(tmp_path)
 
 
@@ -154,13 +165,25 @@ def test_a_trivial_order_of_the_inputs_is_served(tmp_path: Path) -> None:
     assert describe_decoder(tmp_path).in_groups
 
 
+def test_a_bias_is_overlooked_only_if_it_is_zero(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "gptq_int4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{LAYER}.bias"] = torch.zeros(256)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert describe_decoder(tmp_path).quantization == "gptq"
+    tensors[f"{LAYER}.bias"][7] = 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(NotServedError, match=f"{LAYER}.bias, which has no known use"):
+        describe_decoder(tmp_path)
+
+
 def test_a_configuration_of_quantised_weights_without_any_is_refused(tmp_path: Path) -> None:
     write_quantized(tmp_path, "packed_int4", plain=("proj",))
     with pytest.raises(CheckpointError, match="no weights of the quant_method compressed-tensors"):
         describe_decoder(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["packed_int4_zeros", "int8"])
+@pytest.mark.parametrize("method", ["packed_int4_zeros", "gptq_int8"])
 def test_a_model_is_checked_at_load_and_tells_its_format(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
