@@ -97,6 +97,22 @@ def _awq(size: int, depth: int, draw: np.random.Generator) -> tuple[Stored, Arra
     return stored, _values(codes, zeros, scales)
 
 
+def _fp8(
+    size: int, depth: int, draw: np.random.Generator, *, block: tuple[int, int] | None,
+    name: str = "weight_scale",
+) -> tuple[Stored, Array]:  # fmt: skip
+    """Args: block: rows and columns that share a scale, 0: all; None: all share one."""
+    values = torch.from_numpy(draw.normal(0, 60, (size, depth)))
+    codes = values.clamp(-448, 448).to(torch.float8_e4m3fn)
+    rows, columns = (block[0] or size, block[1] or depth) if block else (size, depth)
+    scales = _scales((-(-size // rows), -(-depth // columns)), 8, draw).float() * 4
+    spread = scales.repeat_interleave(rows, dim=0).repeat_interleave(columns, dim=1)
+    stored = {"weight": codes, name: scales if block else scales.reshape(1)}
+    if not block:
+        stored["input_scale"] = torch.ones(1)
+    return stored, (codes.float() * spread[:size, :depth]).numpy()
+
+
 def gptq_config(bits: int, group_size: int, **more: Any) -> dict[str, Any]:
     return {
         "quant_method": "gptq",
@@ -148,6 +164,15 @@ def compressed_config(bits: int, group_size: int | None, **changes: Any) -> dict
     }
 
 
+def fp8_config(strategy: str, **changes: Any) -> dict[str, Any]:
+    """Of compressed-tensors. Args: changes: of the group's weights."""
+    config = compressed_config(8, None, type="float", strategy=strategy, **changes)
+    group = config["config_groups"]["group_0"]
+    group["input_activations"] = {"num_bits": 8, "type": "float", "dynamic": True}
+    config["format"] = group["format"] = "float-quantized"
+    return config
+
+
 Make = Callable[[int, int, np.random.Generator], tuple[Stored, Array]]
 """Makes a layer's tensors, and its values, from N, K."""
 
@@ -186,6 +211,24 @@ METHODS: Mapping[str, tuple[Make, dict[str, Any]]] = {
         gptq_config(4, -1, checkpoint_format="gptq_v2"),
     ),
     "gptq_int8": (_of(_gptq, bits=8, group_size=32), gptq_config(8, 32)),
+    "fp8_tensor": (
+        _of(_fp8, block=None),
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+    "fp8_channel": (_of(_fp8, block=(1, 0)), fp8_config("channel")),
+    "fp8_blocks": (
+        _of(_fp8, block=(128, 128), name="weight_scale_inv"),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        },
+    ),
+    "fp8_cut_blocks": (
+        _of(_fp8, block=(96, 160)),
+        fp8_config("block", block_structure=[96, 160]),
+    ),
     "awq": (
         _awq,
         {

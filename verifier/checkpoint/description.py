@@ -14,6 +14,7 @@ from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.folder_checks import check_files
 from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import DTYPES, ModelConfig, read_model_config
+from verifier.checkpoint.quantized_tensors import QuantizedTensor
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, pieces
@@ -34,14 +35,14 @@ class DecoderDescription:
 
     Attributes:
         own_type: the type of the checkpoint's weights; of those in groups, of K/V.
-        in_groups: whether weights are stored in groups.
+        stored_type: the type of linear weights that are quantised already, or None.
         quantization: as in `TensorFiles`.
     """
 
     folder: Path
     config: ModelConfig
     own_type: WeightType
-    in_groups: bool
+    stored_type: WeightType | None
     quantization: str
 
     def other_type(self, dtype: str) -> WeightType:
@@ -50,8 +51,8 @@ class DecoderDescription:
 
     def linear_type(self, dtype: str, quantization: str) -> WeightType:
         """The type of the layers' linear weights, for `--quantization` too."""
-        if self.in_groups and quantization == "none":
-            return WeightType.GROUPS
+        if self.stored_type is not None and quantization == "none":
+            return self.stored_type
         return WeightType.FP8 if quantization == "fp8" else self.other_type(dtype)
 
 
@@ -87,14 +88,14 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         if unknown:
             raise NotServedError(f"the checkpoint holds {unknown[0]}, which has no known use")
         own_type = config.dtype or find_tensor(files, EMBEDDINGS).type
-        in_groups = any(tensor.dtype in FORMATS for tensor in files.tensors.values())
+        stored_type = _stored_type(files, needed, config)
         if config.ties_embeddings and not _has_tied_head(files):
             raise NotServedError(f"{HEAD} differs from the embeddings that it is tied to")
     return DecoderDescription(
         folder=folder,
         config=config,
         own_type=own_type,
-        in_groups=in_groups,
+        stored_type=stored_type,
         quantization=files.quantization,
     )
 
@@ -150,6 +151,27 @@ def _check(
                 f"{tensor.file}: {name}: has shape {list(tensor.shape)} where config.json tells "
                 f"{list(shape)}"
             )
+
+
+def _stored_type(
+    files: TensorFiles, needed: Mapping[str, tuple[int, ...]], config: ModelConfig
+) -> WeightType | None:
+    if all(tensor.dtype not in FORMATS for tensor in files.tensors.values()):
+        return None
+    experts = config.family.experts
+    others = [EMBEDDINGS, HEAD]
+    if experts is not None:
+        others += [f"model.layers.{i}.{experts.router}.weight" for i in range(len(config.layers))]
+    linear = [name for name, shape in needed.items() if len(shape) == 2 and name not in others]
+    have_row_scales = (
+        isinstance(tensor, QuantizedTensor) and tensor.has_row_scales
+        for tensor in (find_tensor(files, name) for name in linear)
+    )
+    # What is plain beside them must stay it.
+    are_plain = (
+        name not in files.tensors or files.tensors[name].dtype not in FORMATS for name in others
+    )
+    return WeightType.FP8 if all(have_row_scales) and all(are_plain) else WeightType.GROUPS
 
 
 def _is_gptqs_bias(files: TensorFiles, name: str) -> bool:

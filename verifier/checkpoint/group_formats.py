@@ -3,12 +3,13 @@
 A weight is scale * (code - zero) or scale * code + minimum, where a group of 32 inputs shares scale
 and minimum (of Q6_K: 16). Formats with a Q are GGUF's; in those with a K, 8 groups share two
 float16 factors, of which scales and minima are small multiples. Layouts:
-https://github.com/ggml-org/ggml, `ggml-common.h`. INT4 and INT8 are those of quantised safetensors
-checkpoints (`quantized_tensors`).
+https://github.com/ggml-org/ggml, `ggml-common.h`. The others are those of quantised safetensors
+checkpoints (`quantized_tensors`); codes of FP8 are e4m3fn: 4 bits of exponent, 3 of mantissa.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ class GroupFormat:
         bits: of a code.
         zero: the code of a weight of zero, where there are no minima.
         has_zeros: whether each group has its own such code; scales are float32 then.
+        is_float: whether codes are FP8; scales are float32 then.
         has_minimum: whether groups have minima.
         is_super: whether scales are multiples of factors that 8 groups share.
         halves: how many scales a group has.
@@ -40,6 +42,7 @@ class GroupFormat:
     bits: int
     zero: int = 0
     has_zeros: bool = False
+    is_float: bool = False
     has_minimum: bool = False
     is_super: bool = False
     halves: int = 1
@@ -70,6 +73,7 @@ FORMATS: Mapping[str, GroupFormat] = {
     "Q6_K": GroupFormat(bits=6, zero=32, is_super=True, halves=2),
     "INT4": GroupFormat(bits=4, has_zeros=True),
     "INT8": GroupFormat(bits=8, has_zeros=True),
+    "FP8": GroupFormat(bits=8, is_float=True),
 }
 
 
@@ -77,7 +81,7 @@ FORMATS: Mapping[str, GroupFormat] = {
 class GroupedRows:
     """Rows [n, K] of a weight, taken apart. G = K / 32 groups, B = K / `depth` blocks."""
 
-    # [n, K]; of 8 bits those of an int8.
+    # [n, K]; of 8 bits those of an int8, or of FP8.
     codes: Bytes
     # [n, B]: scales; of a format with a K what they are multiples of.
     factors: npt.NDArray[np.floating]
@@ -119,7 +123,11 @@ def take_apart(name: str, rows: Bytes) -> GroupedRows:
 def values_of(name: str, parts: GroupedRows) -> FloatArray:
     """The float32 values [n, K] of rows of a type."""
     form, num_rows = FORMATS[name], len(parts.codes)
-    codes = parts.codes.view(np.int8) if form.bits == 8 else parts.codes
+    codes: npt.NDArray[Any] = parts.codes
+    if form.is_float:
+        codes = _FP8_VALUES[codes]
+    elif form.bits == 8:
+        codes = codes.view(np.int8)
     num_scales = codes.shape[1] // GROUP * form.halves
     values = codes.reshape(num_rows, num_scales, -1).astype(np.float32)
     values -= form.zero if parts.zeros is None else parts.zeros[..., None]
@@ -129,6 +137,17 @@ def values_of(name: str, parts: GroupedRows) -> FloatArray:
         minima = _multiplied(parts.minima, parts.minimum_scales, form, num_scales)
         values += minima if parts.minimum_scales is None else -minima
     return values.reshape(num_rows, -1)
+
+
+def _fp8_values() -> FloatArray:
+    """Of each code; NaN where nothing but the sign is 0."""
+    codes = np.arange(256, dtype=np.uint8)
+    # At their places in a float16, whose exponent's bias is 8 larger.
+    halves = (codes.view(np.int8).astype(np.int16) << 7 & np.int16(-0x4080)).view(np.float16)
+    return np.where(codes & 127 == 127, np.float32(np.nan), halves.astype(np.float32) * 256)
+
+
+_FP8_VALUES = _fp8_values()
 
 
 def _multiplied(

@@ -27,11 +27,13 @@ class Quantization:
         method: `quant_method`.
         schemes: bits of a code, inputs of a group (None: all of a row), of any layer.
         zero_offset: by how much zeros are larger than they are stored.
+        block: rows and columns that share a scale of FP8, where they are not all of a row.
     """
 
     method: str
     schemes: frozenset[tuple[int, int | None]]
     zero_offset: int = 0
+    block: tuple[int, int] | None = None
 
 
 def read_quantization(folder: Path) -> Quantization | None:
@@ -49,14 +51,25 @@ def read_quantization(folder: Path) -> Quantization | None:
     if not options:
         return None
     where = f"{folder / 'config.json'}: {_KEY}: "
-    readers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq}
+    readers = {
+        "compressed-tensors": _compressed_tensors,
+        "gptq": _gptq,
+        "awq": _awq,
+        "fp8": _fp8,
+    }
     method = _object(options, where).get("quant_method")
     if method not in readers:
         raise _not_served(where, "quant_method", method)
     return readers[method](options, where)
 
 
-_CT_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+_CT_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mixed-precision",
+)
 _CT_INERT = frozenset(
     {"config_groups", "global_compression_ratio", "ignore", "quant_method", "version"}
 )
@@ -78,32 +91,40 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
         _CT_INERT,
         where,
     )
-    schemes = set()
+    schemes, blocks = set(), set()
     groups = _object(options.get("config_groups"), f"{where}config_groups ")
     for name, group in groups.items():
         within = f"{where}{name}: "
-        _check(
-            _object(group, within),
-            {"format": (None, *_CT_FORMATS)},
-            frozenset({"targets", "weights"}),
-            within,
-        )
+        weights = _object(_object(group, within).get("weights"), f"{within}weights: ")
+        is_float = weights.get("type") == "float"
+        # Activations are not rounded, which FP8 ones would be for the sake of speed alone.
+        inert = {"targets", "weights", "input_activations"} if is_float else {"targets", "weights"}
+        _check(group, {"format": (None, *_CT_FORMATS)}, inert, within)
         within += "weights: "
-        weights = _object(group.get("weights"), within)
         _check(
             weights,
             {
                 "actorder": (None, "static", "weight"),
-                "num_bits": (4, 8),
-                "strategy": ("group", "channel"),
-                "type": ("int",),
+                "num_bits": (8,) if is_float else (4, 8),
+                "strategy": ("tensor", "channel", "block") if is_float else ("group", "channel"),
+                "type": ("int", "float"),
             },
             _CT_WEIGHT_INERT,
             within,
         )
+        if is_float:
+            if weights["strategy"] == "block":
+                blocks.add(_block(weights, "block_structure", within))
+            continue
         size = -1 if weights["strategy"] == "channel" else weights.get("group_size")
         schemes.add((weights["num_bits"], _group_size(size, within)))
-    return Quantization(method="compressed-tensors", schemes=frozenset(schemes))
+    if len(blocks) > 1:
+        raise _not_served(where, "block_structure", blocks)
+    return Quantization(
+        method="compressed-tensors",
+        schemes=frozenset(schemes),
+        block=next(iter(blocks), None),
+    )
 
 
 # What decided how codes were chosen, and how other programs compute with them. What `sym` and
@@ -156,6 +177,29 @@ def _awq(options: Mapping[str, Any], where: str) -> Quantization:
     )
     size = _group_size(options.get("group_size"), where)
     return Quantization(method="awq", schemes=frozenset({(4, size)}))
+
+
+def _fp8(options: Mapping[str, Any], where: str) -> Quantization:
+    _check(
+        options,
+        {"activation_scheme": (None, "dynamic", "static"), "fmt": (None, "e4m3")},
+        frozenset(
+            {"ignored_layers", "modules_to_not_convert", "quant_method", "scale_fmt"}
+            | {"weight_block_size"}
+        ),
+        where,
+    )
+    block = None
+    if options.get("weight_block_size") is not None:
+        block = _block(options, "weight_block_size", where)
+    return Quantization(method="fp8", schemes=frozenset(), block=block)
+
+
+def _block(options: Mapping[str, Any], key: str, where: str) -> tuple[int, int]:
+    match options.get(key):
+        case [int(rows), int(columns)] if rows > 0 and columns > 0 and not columns % GROUP:
+            return rows, columns
+    raise _not_served(where, key, options.get(key))
 
 
 def _group_size(size: Any, where: str) -> int | None:

@@ -8,12 +8,15 @@ int32 hold their numbers from the lowest bits up:
     BYTES   weight int8 [N, K], weight_scale [N, G], weight_zero_point int8 [N, G]
     GPTQ    qweight int32 [K * b / 32, N] (packed by K), scales [G, N], qzeros int32
             [G, N * b / 32]: less 1, unless the configuration says gptq_v2
+    FP8     weight float8_e4m3fn [N, K], and one of weight_scale, weight_scale_inv: of one number,
+            [N, 1], or [N / a, K / b] for blocks [a, b], whose last ones may be cut
     AWQ     qweight int32 [K, N / 8], scales [G, N], qzeros int32 [G, N / 8]; of 4 bits, of each
             eight in the order 0 2 4 6 1 3 5 7
 
-compressed-tensors has the first two (https://github.com/vllm-project/compressed-tensors); without
-zero points, 0 is the zero. GPTQ: https://github.com/ModelCloud/GPTQModel. AWQ:
-https://github.com/casper-hansen/AutoAWQ, version gemm.
+Without zero points, 0 is the zero. compressed-tensors has the first two, and FP8:
+https://github.com/vllm-project/compressed-tensors. GPTQ:
+https://github.com/ModelCloud/GPTQModel. AWQ: https://github.com/casper-hansen/AutoAWQ, version
+gemm.
 """
 
 import enum
@@ -41,6 +44,7 @@ class Layout(enum.Enum):
     BYTES = enum.auto()
     GPTQ = enum.auto()
     AWQ = enum.auto()
+    FP8 = enum.auto()
 
 
 _OF_COMPRESSED = ("weight_scale", "weight_zero_point", "weight_g_idx")
@@ -51,13 +55,16 @@ _NAMES = {
     Layout.BYTES: ("weight", *_OF_COMPRESSED),
     Layout.GPTQ: _OF_GPTQ,
     Layout.AWQ: _OF_GPTQ,
+    Layout.FP8: ("weight", "weight_scale", "weight_scale_inv", "input_scale"),
 }
+_CODE_TYPES = {Layout.BYTES: "I8", Layout.FP8: "F8_E4M3"}
 # Whose tensors have an input's numbers, or those of a group of inputs, in a row.
 _BY_INPUTS = (Layout.GPTQ, Layout.AWQ)
 _SHAPE = "weight_shape"
 _FORMATS = {4: "INT4", 8: "INT8"}
 _LAYOUTS = {
-    "compressed-tensors": (Layout.PACKED, Layout.BYTES),
+    "compressed-tensors": (Layout.PACKED, Layout.BYTES, Layout.FP8),
+    "fp8": (Layout.FP8,),
     "gptq": (Layout.GPTQ,),
     "awq": (Layout.AWQ,),
 }
@@ -74,7 +81,14 @@ class QuantizedTensor(StoredTensor):
     scales: StoredTensor
     zeros: StoredTensor | None
     # By how much zeros are larger than they are stored.
-    zero_offset: int
+    zero_offset: int = 0
+    # Of FP8, rows and columns that share a scale.
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether all inputs of an output share a scale of FP8."""
+        return self.layout is Layout.FP8 and self.block[1] == self.shape[1]
 
 
 def joined(
@@ -89,8 +103,15 @@ def joined(
     for codes in tensors.values():
         module, _, own = codes.name.rpartition(".")
         layouts = _LAYOUTS[quantization.method]
-        layout = next((layout for layout in layouts if _NAMES[layout][0] == own), None)
-        if layout is None or (layout is Layout.BYTES and codes.dtype != "I8"):
+        layout = next(
+            (
+                layout
+                for layout in layouts
+                if _NAMES[layout][0] == own and codes.dtype == _CODE_TYPES.get(layout, codes.dtype)
+            ),
+            None,
+        )
+        if layout is None:
             continue
         *parts, told_shape = (
             result.pop(f"{module}.{name}", None) for name in (*_NAMES[layout], _SHAPE)
@@ -98,6 +119,9 @@ def joined(
         weight = f"{module}.weight"
         if weight in result:
             raise CheckpointError(f"{codes.file}: {weight}: is there beside {codes.name}")
+        if layout is Layout.FP8:
+            result[weight] = _fp8_weight(codes, parts[1] or parts[2], quantization)
+            continue
         result[weight] = _weight(weight, layout, parts, told_shape, quantization, read)
     if not any(isinstance(tensor, QuantizedTensor) for tensor in result.values()):
         raise CheckpointError(f"there are no weights of the quant_method {quantization.method}")
@@ -162,6 +186,41 @@ def _weight(
     )
 
 
+def _fp8_weight(
+    codes: StoredTensor, scales: StoredTensor | None, quantization: Quantization
+) -> QuantizedTensor:
+    where = f"{codes.file}: {codes.name}: "
+    if len(codes.shape) != 2 or not codes.shape[1] or codes.shape[1] % GROUP:
+        raise CheckpointError(f"{where}shape {list(codes.shape)} is not served in FP8")
+    size, depth = codes.shape
+    block = None
+    if scales is not None and scales.dtype in WEIGHT_TYPES:
+        rows, columns = quantization.block or (0, 0)
+        if scales.shape in ((), (1,), (1, 1)):
+            block = (size, depth)
+        elif scales.shape in ((size,), (size, 1)):
+            block = (1, depth)
+        elif rows and scales.shape == (-(-size // rows), -(-depth // columns)):
+            block = (rows, columns)
+    if scales is None or block is None:
+        raise CheckpointError(f"{where}there are no scales beside it, or of another shape or type")
+    if codes.name.endswith("embed_tokens.weight"):
+        raise CheckpointError(f"{where}embeddings in FP8 are not served")
+    return QuantizedTensor(
+        name=codes.name,
+        dtype="FP8",
+        shape=codes.shape,
+        start=codes.start,
+        end=codes.end,
+        file=codes.file,
+        layout=Layout.FP8,
+        codes=codes,
+        scales=scales,
+        zeros=None,
+        block=block,
+    )
+
+
 def _shape(layout: Layout, shape: tuple[int, ...], bits: int) -> tuple[int, int]:
     """N and K of codes [a, b]."""
     first, second, per_word = *shape, 32 // bits
@@ -172,7 +231,7 @@ def _shape(layout: Layout, shape: tuple[int, ...], bits: int) -> tuple[int, int]
             return first, second
         case Layout.GPTQ:
             return second, first * per_word
-        case Layout.AWQ:
+        case _:
             return second * per_word, first
 
 
@@ -192,7 +251,7 @@ def _needed(
             shapes = (size, depth), (size, num_groups), (size, num_groups)
         case Layout.GPTQ:
             shapes = (packed(depth), size), (num_groups, size), (num_groups, packed(size))
-        case Layout.AWQ:
+        case _:
             shapes = (depth, packed(size)), (num_groups, size), (num_groups, packed(size))
     return list(zip((ints, floats, ints), shapes, strict=True))
 
@@ -202,7 +261,9 @@ def _fits(tensor: StoredTensor | None, needed: tuple[tuple[str, ...], tuple[int,
 
 
 def quantized_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) -> GroupedRows:
-    """Rows [first, first + count)."""
+    """Rows [first, first + count), copied: kernels would be compiled again for read-only codes."""
+    if tensor.layout is Layout.FP8:
+        return _fp8_rows(tensor, first, count, read)
     rows = slice(first, first + count)
     bits = 4 if tensor.dtype == _FORMATS[4] else 8
     codes, scales = read(tensor.codes), widened(read(tensor.scales), tensor.scales.type)
@@ -229,10 +290,20 @@ def quantized_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) 
     repeats = tensor.shape[1] // GROUP // scales.shape[1]
     factors, zeros = (np.repeat(each[rows], repeats, axis=1) for each in (scales, zeros))
     return GroupedRows(
-        codes=np.ascontiguousarray(codes),
+        codes=np.array(codes, order="C"),
         factors=np.ascontiguousarray(factors),
         zeros=np.ascontiguousarray(zeros).view(np.int8),
     )
+
+
+def _fp8_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) -> GroupedRows:
+    codes = read(tensor.codes)[first : first + count].view(np.uint8)
+    scales = widened(read(tensor.scales), tensor.scales.type)
+    rows, columns = tensor.block
+    scales = scales.reshape(-(-tensor.shape[0] // rows), -1)
+    groups = np.arange(0, tensor.shape[1], GROUP)
+    factors = scales[np.arange(first, first + count)[:, None] // rows, groups // columns]
+    return GroupedRows(codes=np.array(codes, order="C"), factors=factors)
 
 
 def _of_awq(words: npt.NDArray[np.int32]) -> Bytes:

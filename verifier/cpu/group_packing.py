@@ -32,6 +32,9 @@ def pack_groups(name: str, parts: GroupedRows, blocks: Bytes) -> None:
         end = start + factor.itemsize * LANES
         _put(heads[..., start:end], factor.view(f"u{factor.itemsize}")[..., None])
         start = end
+    if form.is_float:
+        _put(blocks[..., start:], parts.codes.reshape(num_rows, -1, GROUP))
+        return
     if parts.zeros is not None:
         _put(heads[..., start:], parts.zeros[..., None])
     if parts.scales is not None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from verifier.checkpoint.stored_tensor import StoredTensor
-from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType, widened
 
 # FP8 is e4m3fn: 4 bits of exponent with bias 7, 3 of mantissa, largest 448.
@@ -28,7 +28,7 @@ def pack_rows(
     weight_type: WeightType,
     blocks: BitsArray,
     scales: FloatArray | None,
-    rounded_to: WeightType,
+    rounded_to: WeightType | None,
 ) -> None:
     """Packs rows [first_row, first_row + num_rows) of a tensor [N, K] into the first blocks.
 
@@ -36,8 +36,16 @@ def pack_rows(
         weight_type: what is stored in `blocks`.
         blocks: [at least num_rows / 16, at least K, 16], zero.
         scales: [at least num_rows], for FP8; set to the rows' factors.
-        rounded_to: what weights are rounded to before they are quantised.
+        rounded_to: what weights are rounded to before they are quantised; None: they are FP8 in
+            the file, with a factor for each row.
     """
+    if rounded_to is None:
+        assert scales is not None
+        for start, parts in grouped_pieces(files, tensor, first_row, num_rows):
+            scales[start : start + len(parts.codes)] = parts.factors[:, 0]
+            codes: BitsArray = parts.codes
+            _pack(codes, blocks[start // LANES :])
+        return
     for start, rows in pieces(files, tensor, first_row, num_rows):
         if scales is None:
             bits = converted(rows, tensor.type, weight_type)

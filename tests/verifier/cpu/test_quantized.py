@@ -14,7 +14,7 @@ from tests.verifier.quantized_files import METHODS, VOCABULARY, packed, write_qu
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
-from verifier.checkpoint.weight_types import widened
+from verifier.checkpoint.weight_types import WeightType, widened
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.loader import load_weights
@@ -52,6 +52,8 @@ def test_values_are_bit_equal_to_the_formula(method: str, tmp_path: Path) -> Non
     ("method", "model_type", "plain"),
     [
         *((method, "llama", ()) for method in METHODS),
+        ("fp8_channel", "llama", ("k_proj", "layers.1.mlp.down_proj")),
+        ("fp8_blocks", "qwen3", ()),
         ("packed_int4", "qwen3", ("k_proj", "gate_proj", "layers.1.mlp.down_proj")),
     ],
 )
@@ -104,7 +106,7 @@ def _change(options: dict[str, Any], path: str, value: Any) -> None:
         ("packed_int4", "config_groups.group_0.weights.num_bits", 3),
         ("packed_int4", "config_groups.group_0.weights.actorder", "group"),
         ("packed_int4", "config_groups.group_0.weights.strategy", "tensor_group"),
-        ("packed_int4", "config_groups.group_0.weights.type", "float"),
+        ("packed_int4", "config_groups.group_0.weights.type", "uint"),
         ("packed_int4", "config_groups.group_0.weights.group_size", 48),
         ("packed_int4", "config_groups.group_0.weights.group_size", None),
         ("gptq_int4", "bits", 3),
@@ -113,6 +115,12 @@ def _change(options: dict[str, Any], path: str, value: Any) -> None:
         ("gptq_int4", "group_size", 16),
         ("gptq_int4", "is_marlin_format", True),
         ("awq", "version", "gemv"),
+        ("fp8_blocks", "fmt", "e5m2"),
+        ("fp8_blocks", "weight_block_size", [128, 100]),
+        ("fp8_blocks", "activation_scheme", "odd"),
+        ("fp8_channel", "config_groups.group_0.weights.strategy", "group"),
+        ("fp8_channel", "config_groups.group_0.weights.num_bits", 4),
+        ("fp8_cut_blocks", "config_groups.group_0.weights.block_structure", None),
         ("awq", "backend", "llm-awq"),
         ("awq", "zero_point", False),
     ],
@@ -142,6 +150,9 @@ def test_what_is_not_known_is_refused_by_its_key(
         ("gptq_int4", "qzeros", None, "4 bits in groups of 128"),
         ("gptq_int4", "g_idx", torch.arange(384) % 3, "g_idx: .*desc_act"),
         ("awq", "scales", torch.ones(6, 128), "4 bits in groups of 64"),
+        ("fp8_tensor", "weight_scale", None, "no scales"),
+        ("fp8_channel", "weight_scale", torch.ones(256, 2), "no scales"),
+        ("fp8_blocks", "weight_scale_inv", torch.ones(2, 2), "no scales"),
     ],
 )
 def test_tensors_that_are_not_as_told_are_refused_by_name(
@@ -162,7 +173,7 @@ def test_a_trivial_order_of_the_inputs_is_served(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"{LAYER}.weight_g_idx"] = torch.arange(384, dtype=torch.int32) // 128
     save_file(tensors, tmp_path / "model.safetensors")
-    assert describe_decoder(tmp_path).in_groups
+    assert describe_decoder(tmp_path).stored_type is WeightType.GROUPS
 
 
 def test_a_bias_is_overlooked_only_if_it_is_zero(tmp_path: Path) -> None:
@@ -183,11 +194,11 @@ def test_a_configuration_of_quantised_weights_without_any_is_refused(tmp_path: P
         describe_decoder(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["packed_int4_zeros", "gptq_int8"])
+@pytest.mark.parametrize("method", ["packed_int4_zeros", "fp8_tensor"])
 def test_a_model_is_checked_at_load_and_tells_its_format(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_quantized(tmp_path / "model", method, plain=("v_proj",))
+    write_quantized(tmp_path / "model", method, plain=() if method == "fp8_tensor" else ("v_proj",))
     monkeypatch.setattr(own_model, "_cache_folder", lambda: tmp_path)
     config = VerifierConfig(model=tmp_path / "model", device="cpu", num_kv_blocks=8)
     described = find_own(config)
@@ -196,3 +207,14 @@ def test_a_model_is_checked_at_load_and_tells_its_format(
     assert isinstance(ready.model, CpuDecoder)
     ready.model.close()
     assert ready.dtype == f"bfloat16, {described.quantization} weights"
+
+
+def test_fp8_is_computed_in_groups_only_where_scales_or_layers_differ(tmp_path: Path) -> None:
+    for method, plain, expected in (
+        ("fp8_tensor", (), WeightType.FP8),
+        ("fp8_channel", (), WeightType.FP8),
+        ("fp8_channel", ("k_proj",), WeightType.GROUPS),
+        ("fp8_blocks", (), WeightType.GROUPS),
+    ):
+        write_quantized(tmp_path, method, plain=plain)
+        assert describe_decoder(tmp_path).stored_type is expected

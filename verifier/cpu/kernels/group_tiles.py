@@ -10,6 +10,9 @@ A rounded row is K int16, then for each group two float32: its scale, and scale 
 A block of weights has 16 outputs side by side, and for each of its K / 32 groups the codes of two
 inputs of 16 outputs as 32 numbers, 16 times. Codes of 4 bits are the quarters of int16 numbers;
 their higher bits follow. A record is the factors of a block of the file, then its groups' codes.
+
+FP8 has no integers: a group's products with the row as it is are a chain of fused multiply-adds,
+whose end is multiplied by the scale. A record is 16 scales, then for each input 16 codes.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +22,7 @@ from llvmlite import ir
 from numba import types
 
 from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, GroupFormat
-from verifier.cpu.kernels.tiles import request, switch
+from verifier.cpu.kernels.tiles import FP8_FACTOR, request, switch, widened
 from verifier.cpu.kernels.vectors import (
     FLOAT,
     FLOATS,
@@ -41,6 +44,7 @@ PLAIN = 0
 """The number of weights that are not in groups, but float32."""
 NUMBERS = {name: number for number, name in enumerate(FORMATS, start=1)}
 """The number of each format in a table of parts."""
+FP8 = NUMBERS["FP8"]
 
 STEPS = GROUP // 2
 _CODE_VECTORS = 64
@@ -61,10 +65,11 @@ def group_bytes(form: GroupFormat) -> int:
 
 def head_bytes(form: GroupFormat) -> int:
     """Of the factors of a record: float16 [1 or 2, 16], then of a format with a K for each group
-    its scales and minima, uint8 [1 or 2, 16]. Of a format with zeros: float32 [16], int8 [16].
+    its scales and minima, uint8 [1 or 2, 16]. Of a format with zeros: float32 [16], int8 [16]; of
+    FP8 float32 [16].
     """
-    if form.has_zeros:
-        return 5 * LANES
+    if form.has_zeros or form.is_float:
+        return (4 + form.has_zeros) * LANES
     scales = form.halves + form.has_minimum
     return 2 * LANES * (1 + form.has_minimum) + form.is_super * SUPER_GROUPS * scales * LANES
 
@@ -268,6 +273,31 @@ def _multiply(
     return _loop(b, num_groups, [constant(0.0)] * len(rows), add_group)
 
 
+def _multiply_floats(
+    builder: Any, form: GroupFormat, rows: list[Any], _: Any, block: Any, num_groups: Any
+) -> list[Any]:
+    """As `_multiply`, of FP8 and rows that are not rounded."""
+    b = builder
+
+    def add_group(group: Any, sums: list[Any]) -> list[Any]:
+        record = b.add(block, b.mul(group, ir.Constant(INT64, record_bytes(form))))
+        for offset in range(0, record_bytes(form), 64):
+            request(b, _plus(b, record, _PREFETCHED_BYTES + offset))
+        inputs_at = [b.add(row, b.mul(group, ir.Constant(INT64, 4 * GROUP))) for row in rows]
+        totals = [constant(0.0)] * len(rows)
+        for i in range(GROUP):
+            weights = widened(b, types.uint8, _plus(b, record, head_bytes(form) + LANES * i))
+            for r, inputs in enumerate(inputs_at):
+                place = pointer(b, _plus(b, inputs, 4 * i), FLOAT)
+                value = broadcast(b, b.load(place, align=4))
+                totals[r] = fused(b, value, weights, totals[r])
+        scale = b.load(pointer(b, record, FLOATS), align=4)
+        scale = b.fmul(scale, constant(FP8_FACTOR))
+        return [fused(b, total, scale, own) for total, own in zip(totals, sums, strict=True)]
+
+    return _loop(b, num_groups, [constant(0.0)] * len(rows), add_group)
+
+
 @intrinsic
 def group_tile(
     typing_context: Any, form: Any, num_rows: Any, x: Any, x_row: Any, w: Any, depth: Any, out: Any,
@@ -276,7 +306,7 @@ def group_tile(
     """The products of `num_rows` rounded rows (at most `TILES.max_group_rows`) with a block.
 
     form          a number of `NUMBERS`
-    x, x_row      address of the first rounded row; bytes from row to row
+    x, x_row      address of the first rounded row, of FP8 row of float32; bytes from row to row
     w             address of the block's first record
     depth         how many inputs
     out, out_row  address of the first output; bytes from row to row
@@ -295,7 +325,8 @@ def group_tile(
                     for base, stride in ((x, x_row), (out, out_row))
                 )
                 described = FORMATS[_NAMES[number]]
-                sums = _multiply(b, described, rows, scales_at, w, num_groups)
+                products = _multiply_floats if described.is_float else _multiply
+                sums = products(b, described, rows, scales_at, w, num_groups)
                 for place, value in zip(outs, sums, strict=True):
                     b.store(value, pointer(b, place, FLOATS), align=4)
 
@@ -314,7 +345,7 @@ _NAMES = {number: name for name, number in NUMBERS.items()}
 def group_values(
     typing_context: Any, form: Any, w: Any, lane: Any, depth: Any, factor: Any, out: Any
 ) -> Any:
-    """Writes factor * the weights of one of a block's outputs, as float32 [depth].
+    """Writes factor * the weights of one of a block's outputs, as float32 [depth]; not of FP8.
 
     form    a number of `NUMBERS`
     w       address of the block's first record
@@ -357,7 +388,7 @@ def group_values(
 
             _loop(b, num_groups, [], write_group)
 
-        switch(b, form, list(_NAMES), emit)
+        switch(b, form, [n for n, name in _NAMES.items() if not FORMATS[name].is_float], emit)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4, types.float32, types.int64), code

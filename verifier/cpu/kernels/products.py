@@ -12,7 +12,7 @@ from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64
 from verifier.checkpoint.group_formats import GROUP
 from verifier.cpu.kernels import vectors
-from verifier.cpu.kernels.group_tiles import PLAIN, group_tile, group_values, round_row
+from verifier.cpu.kernels.group_tiles import FP8, PLAIN, group_tile, group_values, round_row
 from verifier.cpu.kernels.rows import embed
 from verifier.cpu.kernels.tiles import in_groups, narrow_tile, wide_tile
 from verifier.cpu.processor import TILES
@@ -71,8 +71,9 @@ def multiply(
             if form == PLAIN:
                 _multiply(_FLOATS, x, x_row, num_rows, address, depth, block, stop, out, out_row)
             else:
-                _multiply_groups(form, rounded, rounded_row, num_rows, address, block_bytes, depth,
-                                 block, stop, out, out_row)  # fmt: skip
+                rows, stride = (x, x_row) if form == FP8 else (rounded, rounded_row)
+                _multiply_groups(form, rows, stride, num_rows, address, block_bytes, depth, block,
+                                 stop, out, out_row)  # fmt: skip
             block = stop
         part_start = part_end
         part += PART_BYTES

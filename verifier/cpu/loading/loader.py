@@ -20,7 +20,7 @@ from verifier.checkpoint.description import (
 from verifier.checkpoint.families import ExpertNames
 from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
-from verifier.checkpoint.refusals import NotServedError
+from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType, widened
@@ -41,14 +41,21 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
         quantization: "none" or "fp8", of the layers' linear weights.
 
     Raises:
-        CheckpointError: the files are not what they were when they were described.
+        CheckpointError: the files are not what they were when they were described, or experts of a
+            layer are stored differently.
     """
     config = described.config
     other_type = described.other_type(dtype)
     linear_type = described.linear_type(dtype, quantization)
     with reopened(described) as files:
         files.log_rounding(other_type)
-        loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
+        loader = _Loader(
+            files,
+            config,
+            linear_type=linear_type,
+            other_type=other_type,
+            keeps_codes=described.stored_type is not None and quantization == "none",
+        )
         embeddings = None if config.ties_embeddings else loader.embeddings()
         return DecoderWeights(
             hidden_size=config.hidden_size,
@@ -90,11 +97,14 @@ class _Loader:
         *,
         linear_type: WeightType,
         other_type: WeightType,
+        keeps_codes: bool,
     ) -> None:
+        """Args: keeps_codes: whether linear weights stay quantised as they are stored."""
         self._files = files
         self._config = config
         self._linear_type = linear_type
         self._other_type = other_type
+        self._keeps_codes = keeps_codes
 
     def layer(self, index: int, layer: LayerConfig) -> Layer:
         config, family = self._config, self._config.family
@@ -258,6 +268,7 @@ class _Loader:
             if self._linear_type is WeightType.GROUPS:
                 self._fill_part(matrix.parts[index], tensor, first_row, size)
                 continue
+            keeps_codes = self._keeps_codes and tensor.dtype in FORMATS
             pack_rows(
                 self._files,
                 tensor,
@@ -266,12 +277,12 @@ class _Loader:
                 weight_type=WeightType(matrix.blocks.dtype.type),
                 blocks=matrix.blocks[start // LANES :],
                 scales=None if matrix.scales is None else matrix.scales[start:],
-                rounded_to=self._other_type,
+                rounded_to=None if keeps_codes else self._other_type,
             )
 
     def _fill_part(self, part: Part, tensor: StoredTensor, first_row: int, num_rows: int) -> None:
         if part.form is not None and group_form(tensor) != part.form:
-            raise NotServedError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
+            raise CheckpointError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
         if part.form is None:
             pack_rows(
                 self._files,
