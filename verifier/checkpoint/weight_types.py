@@ -24,7 +24,7 @@ class WeightType(enum.Enum):
     BFLOAT16 = np.uint16
     FLOAT16 = np.int16
     FP8 = np.uint8  # e4m3fn
-    # Each weight in its own type of `group_formats`, or float32.
+    # Each weight in its own type of `group_formats`, or of those above FP8.
     GROUPS = np.int8
 
 

@@ -14,7 +14,13 @@ from verifier.batch.host_step import SampledOnHost
 from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
 from verifier.cpu.kernels.attention import scratch_bytes
 from verifier.cpu.kernels.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
-from verifier.cpu.kernels.group_tiles import NUMBERS, PLAIN, rounded_row_bytes
+from verifier.cpu.kernels.group_tiles import (
+    NUMBERS,
+    PLAIN_BFLOAT16,
+    PLAIN_FLOAT16,
+    PLAIN_FLOAT32,
+    rounded_row_bytes,
+)
 from verifier.cpu.kernels.products import PART_BYTES
 from verifier.cpu.kernels.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
 from verifier.cpu.kernels.tiles import FP8_FACTOR
@@ -267,6 +273,13 @@ class CpuDecoder(SampledOnHost):
         return self._address(np.zeros((num_rows, _stride(size)), dtype=np.float32))
 
 
+_PLAIN = {
+    WeightType.FLOAT32.value: PLAIN_FLOAT32,
+    WeightType.BFLOAT16.value: PLAIN_BFLOAT16,
+    WeightType.FLOAT16.value: PLAIN_FLOAT16,
+}
+
+
 def _deepest(weights: DecoderWeights) -> int:
     """Inputs of the deepest product."""
     depths = [weights.hidden_size, weights.num_heads * weights.head_dim]
@@ -287,7 +300,7 @@ def _parts_table(matrix: Matrix) -> npt.NDArray[np.int64]:
     table = np.empty((num_experts, len(matrix.parts), 4), dtype=np.int64)
     for i, (part, end) in enumerate(zip(matrix.parts, ends, strict=True)):
         assert part.blocks.flags.c_contiguous
-        form = PLAIN if part.form is None else NUMBERS[part.form]
+        form = _PLAIN[part.blocks.dtype.type] if part.form is None else NUMBERS[part.form]
         table[:, i] = end, form, part.blocks.ctypes.data, part.blocks.strides[-3]
         if num_experts > 1:
             table[:, i, 2] += np.arange(num_experts) * part.blocks.strides[0]

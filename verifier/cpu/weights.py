@@ -19,7 +19,7 @@ class Part:
     # [ceil(N / 16), K, 16], or in groups [ceil(N / 16), records, bytes of a record]; of experts one
     # more dimension, [E, ...].
     blocks: BitsArray
-    # A key of `group_formats.FORMATS`; None: not in groups.
+    # A key of `group_formats.FORMATS`; None: not in groups, but of the type that its blocks have.
     form: str | None = None
 
     @property

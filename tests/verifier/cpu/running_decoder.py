@@ -32,7 +32,7 @@ def load(folder: Path, dtype: str = "auto", quantization: str = "none") -> Decod
 
 @functools.cache
 def weights_of(name: str, dtype: str = "float32", quantization: str = "none") -> DecoderWeights:
-    """The bundled model, or a random one of `CONFIGS`, always the same one."""
+    """The bundled model, or a random one of `CONFIGS` or `METHODS`, always the same one."""
     folder = MODEL_FOLDER if name == "bundled" else Path(_saved(name).name)
     return load(folder, dtype, quantization)
 
@@ -46,7 +46,7 @@ def _saved(name: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def save(folder: Path, name: str) -> None:
-    """Saves a random model: of `CONFIGS`, or a GGUF file of an architecture ("gguf_llama")."""
+    """Saves a random model: of `CONFIGS`, of `METHODS`, or a GGUF file ("gguf_llama")."""
     kind, _, architecture = name.partition("_")
     if kind == "gguf":
         num_experts = 4 if architecture.endswith("moe") else 0
@@ -56,9 +56,13 @@ def save(folder: Path, name: str) -> None:
             shutil.copy(document, folder)
         return
     # torch and transformers take seconds, and the bundled model needs neither.
+    from tests.verifier import quantized_files
     from tests.verifier.cpu import test_loader
 
-    test_loader.save(folder, name)
+    if name in quantized_files.METHODS:
+        quantized_files.write_quantized(folder, name)
+    else:
+        test_loader.save(folder, name)
 
 
 def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:

@@ -37,6 +37,9 @@ SUBJECTS = [
     ("gguf_llama", "auto"),
     ("gguf_gemma3", "auto"),
     ("gguf_qwen3moe", "auto"),
+    ("packed_int4_zeros", "bfloat16"),
+    ("packed_int8", "bfloat16"),
+    ("fp8_blocks", "bfloat16"),
 ]
 
 

@@ -40,8 +40,8 @@ from verifier.cpu.kernels.vectors import (
 )
 from verifier.cpu.processor import TILES
 
-PLAIN = 0
-"""The number of weights that are not in groups, but float32."""
+PLAIN_FLOAT32, PLAIN_BFLOAT16, PLAIN_FLOAT16 = 0, -1, -2
+"""The numbers of weights that are not in groups."""
 NUMBERS = {name: number for number, name in enumerate(FORMATS, start=1)}
 """The number of each format in a table of parts."""
 FP8 = NUMBERS["FP8"]

@@ -12,7 +12,14 @@ from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64
 from verifier.checkpoint.group_formats import GROUP
 from verifier.cpu.kernels import vectors
-from verifier.cpu.kernels.group_tiles import FP8, PLAIN, group_tile, group_values, round_row
+from verifier.cpu.kernels.group_tiles import (
+    FP8,
+    PLAIN_BFLOAT16,
+    PLAIN_FLOAT32,
+    group_tile,
+    group_values,
+    round_row,
+)
 from verifier.cpu.kernels.rows import embed
 from verifier.cpu.kernels.tiles import in_groups, narrow_tile, wide_tile
 from verifier.cpu.processor import TILES
@@ -24,10 +31,11 @@ _NUM_BLOCKS = tuple(TILES.num_blocks(max(1, rows)) for rows in range(_MAX_ROWS +
 _DEPTH_AT_ONCE = 256
 _MAX_UNCUT_TILES = 8
 _MAX_GROUP_ROWS = TILES.max_group_rows
-_FLOATS = np.empty(0, dtype=np.float32)
+_FLOATS, _BFLOATS, _HALVES = (np.empty(0, dtype=each) for each in (np.float32, np.uint16, np.int16))
 PART_BYTES = 32
 """Of an entry of a table of parts, int64: the block after the part's last one; its number of
-`group_tiles.NUMBERS`, or `PLAIN`; the address of its first block; bytes of a block.
+`group_tiles.NUMBERS`, or one of its `PLAIN_`s, 0 or less; the address of its first block; bytes of
+a block.
 """
 
 
@@ -68,8 +76,12 @@ def multiply(
                 load_i64(part + 24),
             )
             address -= part_start * block_bytes
-            if form == PLAIN:
+            if form == PLAIN_FLOAT32:
                 _multiply(_FLOATS, x, x_row, num_rows, address, depth, block, stop, out, out_row)
+            elif form == PLAIN_BFLOAT16:
+                _multiply(_BFLOATS, x, x_row, num_rows, address, depth, block, stop, out, out_row)
+            elif form < 0:
+                _multiply(_HALVES, x, x_row, num_rows, address, depth, block, stop, out, out_row)
             else:
                 rows, stride = (x, x_row) if form == FP8 else (rounded, rounded_row)
                 _multiply_groups(form, rows, stride, num_rows, address, block_bytes, depth, block,
@@ -159,8 +171,12 @@ def embed_parts(out: int, parts: int, token: int, size: int, scale: Any) -> None
     """The token's embedding times `scale`, from a table of one part."""
     form, address, block_bytes = load_i64(parts + 8), load_i64(parts + 16), load_i64(parts + 24)
     block, lane = address + token // 16 * block_bytes, token % 16
-    if form == PLAIN:
+    if form == PLAIN_FLOAT32:
         embed(_FLOATS, out, address, 1, token, size, scale)
+    elif form == PLAIN_BFLOAT16:
+        embed(_BFLOATS, out, address, 1, token, size, scale)
+    elif form < 0:
+        embed(_HALVES, out, address, 1, token, size, scale)
     else:
         group_values(form, block, lane, size, np.float32(scale), out)
 

@@ -249,13 +249,12 @@ class _Loader:
             return Matrix(parts=parts, num_outputs=num_outputs, depth=depth, scales=scales)
         parts = []
         for (name, _), size in zip(_places(names, sizes), sizes, strict=True):
-            form = group_form(find_tensor(self._files, name + ".weight"))
-            if is_plain:
-                form = None
+            tensor = find_tensor(self._files, name + ".weight")
+            form = None if is_plain else group_form(tensor)
             shape: tuple[int, ...] = (depth, LANES)
             if form is not None:
                 shape = num_records(form, depth), record_bytes(FORMATS[form])
-            dtype = np.float32 if form is None else np.uint8
+            dtype = tensor.type.value if form is None else np.uint8
             blocks = _zeros((*experts, _rounded(size) // LANES, *shape), dtype)
             parts.append(Part(blocks=blocks, form=form))
         return Matrix(parts=parts, num_outputs=num_outputs, depth=depth)
@@ -281,7 +280,10 @@ class _Loader:
             )
 
     def _fill_part(self, part: Part, tensor: StoredTensor, first_row: int, num_rows: int) -> None:
-        if part.form is not None and group_form(tensor) != part.form:
+        is_same = group_form(tensor) == part.form
+        if part.form is None:
+            is_same = tensor.type.value == part.blocks.dtype
+        if not is_same:
             raise CheckpointError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
         if part.form is None:
             pack_rows(
@@ -289,10 +291,10 @@ class _Loader:
                 tensor,
                 first_row,
                 num_rows,
-                weight_type=WeightType.FLOAT32,
+                weight_type=tensor.type,
                 blocks=part.blocks,
                 scales=None,
-                rounded_to=WeightType.FLOAT32,
+                rounded_to=tensor.type,
             )
             return
         for start, rows in grouped_pieces(self._files, tensor, first_row, num_rows):
