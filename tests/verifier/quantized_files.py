@@ -11,6 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, VOCABULARY = 256, 384, 4, 2, 2, 128
+NUM_EXPERTS = 4
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 
 Array = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -249,14 +255,13 @@ def write_quantized(
     *,
     model_type: str = "llama",
     plain: tuple[str, ...] = (),
-    config: Mapping[str, Any] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Writes a model.
 
     Args:
         method: a key of `METHODS`.
+        model_type: a key of `ARCHITECTURES`.
         plain: parts of the names of layers that are not quantised.
-        config: keys of `quantization_config` to change.
 
     Returns:
         The values of all weights in float32.
@@ -290,16 +295,21 @@ def write_quantized(
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             add_layer(f"{prefix}self_attn.{name}_proj", heads * head_dim, HIDDEN)
         add_layer(f"{prefix}self_attn.o_proj", HIDDEN, HIDDEN)
-        if model_type == "qwen3":
+        if model_type != "llama":
             for name in ("q_norm", "k_norm"):
                 add(f"{prefix}self_attn.{name}.weight", 1, head_dim)
-        for name in ("gate", "up"):
-            add_layer(f"{prefix}mlp.{name}_proj", INNER, HIDDEN)
-        add_layer(f"{prefix}mlp.down_proj", HIDDEN, INNER)
+        modules, inner = [f"{prefix}mlp."], INNER
+        if model_type == "qwen3_moe":
+            add(f"{prefix}mlp.gate.weight", 0, NUM_EXPERTS, HIDDEN)
+            modules, inner = [f"{prefix}mlp.experts.{i}." for i in range(NUM_EXPERTS)], 64
+        for module in modules:
+            for name in ("gate", "up"):
+                add_layer(f"{module}{name}_proj", inner, HIDDEN)
+            add_layer(f"{module}down_proj", HIDDEN, inner)
     folder.mkdir(exist_ok=True)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     whole = {
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]],
+        "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -315,7 +325,10 @@ def write_quantized(
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "eos_token_id": VOCABULARY - 1,
-        "quantization_config": {**quantization, **(config or {})},
+        "quantization_config": quantization,
     }
+    if model_type == "qwen3_moe":
+        whole |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
+        whole |= {"moe_intermediate_size": 64, "norm_topk_prob": True}
     (folder / "config.json").write_text(json.dumps(whole))
     return values

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from tests.verifier.quantized_files import METHODS, VOCABULARY, packed, write_quantized
 from verifier.checkpoint.description import describe_decoder
@@ -54,6 +54,8 @@ def test_values_are_bit_equal_to_the_formula(method: str, tmp_path: Path) -> Non
         *((method, "llama", ()) for method in METHODS),
         ("fp8_channel", "llama", ("k_proj", "layers.1.mlp.down_proj")),
         ("fp8_blocks", "qwen3", ()),
+        ("packed_int4_zeros", "qwen3_moe", ("k_proj",)),
+        ("fp8_channel", "qwen3_moe", ()),
         ("packed_int4", "qwen3", ("k_proj", "gate_proj", "layers.1.mlp.down_proj")),
     ],
 )
@@ -72,10 +74,9 @@ def test_logits_are_transformers_with_the_values(
     decoder.close()
     config = AutoConfig.from_pretrained(tmp_path)
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=values, dtype=torch.float32, attn_implementation="eager"
     )
-    model.load_state_dict(values)
     with torch.no_grad():
         exact = model(torch.tensor([text])).logits[0].numpy()
     np.testing.assert_allclose(whole, exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
@@ -194,19 +195,32 @@ def test_a_configuration_of_quantised_weights_without_any_is_refused(tmp_path: P
         describe_decoder(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["packed_int4_zeros", "fp8_tensor"])
+@pytest.mark.parametrize(
+    ("method", "model_type", "plain"),
+    [("packed_int4_zeros", "qwen3_moe", ("v_proj",)), ("fp8_tensor", "llama", ())],
+)
 def test_a_model_is_checked_at_load_and_tells_its_format(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    model_type: str,
+    plain: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_quantized(tmp_path / "model", method, plain=() if method == "fp8_tensor" else ("v_proj",))
+    write_quantized(tmp_path / "model", method, model_type=model_type, plain=plain)
     monkeypatch.setattr(own_model, "_cache_folder", lambda: tmp_path)
     config = VerifierConfig(model=tmp_path / "model", device="cpu", num_kv_blocks=8)
     described = find_own(config)
     assert described is not None
     ready = load_own(config, described)
-    assert isinstance(ready.model, CpuDecoder)
-    ready.model.close()
     assert ready.dtype == f"bfloat16, {described.quantization} weights"
+    assert isinstance(ready.model, CpuDecoder)
+    # Greedy: each token is the next of the text that it ends.
+    text = [5]
+    for _ in range(20):
+        text.append(int(paged_logits(ready.model, text, [], block_size=16)[-1].argmax()))
+    whole = paged_logits(ready.model, text, list(range(1, len(text))), block_size=16)
+    assert whole.argmax(axis=-1).tolist()[:-1] == text[1:]
+    ready.model.close()
 
 
 def test_fp8_is_computed_in_groups_only_where_scales_or_layers_differ(tmp_path: Path) -> None:
