@@ -97,7 +97,7 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
         within = f"{where}{name}: "
         weights = _object(_object(group, within).get("weights"), f"{within}weights: ")
         is_float = weights.get("type") == "float"
-        # Activations are not rounded, which FP8 ones would be for the sake of speed alone.
+        # Activations stay as they are: rounding them to FP8 would serve speed alone.
         inert = {"targets", "weights", "input_activations"} if is_float else {"targets", "weights"}
         _check(group, {"format": (None, *_CT_FORMATS)}, inert, within)
         within += "weights: "

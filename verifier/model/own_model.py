@@ -43,9 +43,13 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
     reason = _reason_by_flags(config)
     if reason is None:
         try:
-            return describe_decoder(config.model)
+            described = describe_decoder(config.model)
         except NotServedError as error:
             reason = str(error)
+        else:
+            if config.quantization == "fp8" and described.stored_type is WeightType.FP8:
+                raise ConfigError("--quantization", "fp8: the checkpoint's weights are FP8 already")
+            return described
     runs_on_gpu = _runs_on_gpu(config)
     if config.numerics == "strict" and not runs_on_gpu:
         raise ConfigError(

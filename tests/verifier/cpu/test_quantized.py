@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+from servicekit.config import ConfigError
 from tests.verifier.quantized_files import METHODS, VOCABULARY, packed, write_quantized
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
@@ -19,6 +20,7 @@ from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.loader import load_weights
 from verifier.model import own_model
+from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.own_model import find_own, load_own
 from verifier.parity.comparison import paged_logits
 
@@ -74,7 +76,8 @@ def test_logits_are_transformers_with_the_values(
     decoder.close()
     config = AutoConfig.from_pretrained(tmp_path)
     del config.quantization_config
-    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = kind.from_pretrained(
         None, config=config, state_dict=values, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
@@ -221,6 +224,23 @@ def test_a_model_is_checked_at_load_and_tells_its_format(
     whole = paged_logits(ready.model, text, list(range(1, len(text))), block_size=16)
     assert whole.argmax(axis=-1).tolist()[:-1] == text[1:]
     ready.model.close()
+
+
+def test_fp8_is_not_quantised_again(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "fp8_channel")
+    config = VerifierConfig(model=tmp_path, device="cpu", quantization="fp8")
+    with pytest.raises(ConfigError, match="--quantization: fp8: the checkpoint's weights are FP8"):
+        find_own(config)
+
+
+def test_the_decoder_for_gpus_widens_the_values(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "awq")
+    cpu = torch.device("cpu")
+    config = VerifierConfig(model=tmp_path, device="cpu", num_kv_blocks=8, dtype="float32")
+    described = find_on_gpu(config, cpu)
+    assert described is not None
+    ready = load_on_gpu(config, described, cpu)
+    assert ready.dtype == "float32"
 
 
 def test_fp8_is_computed_in_groups_only_where_scales_or_layers_differ(tmp_path: Path) -> None:
