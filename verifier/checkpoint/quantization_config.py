@@ -58,7 +58,7 @@ def read_quantization(folder: Path) -> Quantization | None:
         "fp8": _fp8,
     }
     method = _object(options, where).get("quant_method")
-    if method not in readers:
+    if not isinstance(method, str) or method not in readers:
         raise _not_served(where, "quant_method", method)
     return readers[method](options, where)
 
@@ -85,7 +85,7 @@ def _compressed_tensors(options: Mapping[str, Any], where: str) -> Quantization:
         {**options, "sparsity_config": sparsity.get("format")},
         {
             "format": _CT_FORMATS,
-            "quantization_status": (None, "compressed"),
+            "quantization_status": (None, "compressed", "frozen"),
             "sparsity_config": (None, "dense"),
         },
         _CT_INERT,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
+from tests.verifier.quantized_files import METHODS, write_quantized
 
 SUBJECTS = [
     "bundled:bfloat16:none:1",
@@ -15,6 +16,8 @@ SUBJECTS = [
     "qwen3_moe_step:float32:none:3",
     "qwen3_moe:bfloat16:fp8:2",
     "mixtral:bfloat16:fp8:1",
+    "packed_int4_zeros:bfloat16:none:2",
+    "fp8_blocks:bfloat16:none:1",
 ]
 
 
@@ -22,7 +25,10 @@ def test_full_steps_stay_within_their_arrays(tmp_path: Path) -> None:
     """A process of its own: what leaves an array ends it. It need not import transformers."""
     (tmp_path / "bundled").symlink_to(MODEL_FOLDER)
     for name in {subject.partition(":")[0] for subject in SUBJECTS} - {"bundled"}:
-        save(tmp_path / name, name)
+        if name in METHODS:
+            write_quantized(tmp_path / name, name)
+        else:
+            save(tmp_path / name, name)
     result = subprocess.run(
         [
             sys.executable, "-X", "faulthandler", "-m", "tests.verifier.cpu.guarded_decoder",

@@ -97,7 +97,8 @@ def _change(options: dict[str, Any], path: str, value: Any) -> None:
     [
         ("packed_int4", "quant_method", "bitsandbytes"),
         ("packed_int4", "format", "marlin-24"),
-        ("packed_int4", "quantization_status", "frozen"),
+        ("packed_int4", "quant_method", ["awq"]),
+        ("packed_int4", "quantization_status", "initialized"),
         ("packed_int4", "kv_cache_scheme", {"num_bits": 8}),
         ("packed_int4", "transform_config", {"config_groups": {"R1": {}}}),
         ("packed_int4", "sparsity_config", {"format": "sparse-24-bitmask"}),
