@@ -6,6 +6,7 @@ Of a byte-level vocabulary ("gpt2"), what splits a text into words is told by a 
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from servicekit.gguf.header import GgufError, GgufHeader
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 # What SentencePiece writes for a space.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+# Of a token that merges make, many times what SentencePiece learns. All its cuts are tried.
+_LONGEST_PIECE = 256
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -79,6 +82,8 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
     kind = str(metadata.get("tokenizer.ggml.model"))
     tokens = _strings(header, "tokenizer.ggml.tokens")
     kinds = _numbers(header, "tokenizer.ggml.token_type", len(tokens))
+    if not tokens:
+        raise GgufError(f"{path}: tokenizer.ggml.tokens: is empty")
     if len(set(tokens)) < len(tokens):
         raise GgufError(f"{path}: tokenizer.ggml.tokens: a token is there twice")
     if kind == "gpt2":
@@ -163,12 +168,12 @@ def _sentencepiece_model(
         "fuse_unk": True,
         "byte_fallback": True,
         "ignore_merges": False,
-        "merges": _merges_by_score(tokens, scores, kinds),
+        "merges": _merges_by_score(header.path, tokens, scores.astype(np.float64), kinds),
     }
 
 
 def _merges_by_score(
-    tokens: Sequence[str], scores: npt.NDArray[Any], kinds: npt.NDArray[Any]
+    path: Path, tokens: Sequence[str], scores: npt.NDArray[Any], kinds: npt.NDArray[Any]
 ) -> list[tuple[str, str]]:
     """All pairs of tokens that make a token, the best token's first.
 
@@ -176,6 +181,9 @@ def _merges_by_score(
     """
     normal = np.flatnonzero(kinds == _NORMAL)
     known = {tokens[token] for token in normal.tolist()}
+    longest = max(map(len, known), default=0)
+    if longest > _LONGEST_PIECE:
+        raise GgufError(f"{path}: tokenizer.ggml.tokens: has one of {longest} characters")
     return [
         (left, right)
         for token in normal[np.argsort(-scores[normal], kind="stable")].tolist()

@@ -131,18 +131,22 @@ _PIECE_KINDS = [2, 3, 3, *[6] * 256, *[1] * len(_PIECES), 4]
 
 
 def _sentencepiece(path: Path, **metadata: bool) -> tuple[tokenizers.Tokenizer, list[str]]:
-    tokens = [*_SENTENCEPIECE, *_PIECES, "  "]
-    written = {
+    written = _sentencepiece_metadata(**metadata)
+    folder = model_folder(write_model(path / "a.gguf", "Q8_0", metadata=written))
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return tokenizer, written["tokenizer.ggml.tokens"]
+
+
+def _sentencepiece_metadata(**metadata: bool) -> dict[str, Any]:
+    return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.tokens": [*_SENTENCEPIECE, *_PIECES, "  "],
         "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(_PIECES))] + [0.0],
         "tokenizer.ggml.token_type": _PIECE_KINDS,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.eos_token_id": 2,
         **{f"tokenizer.ggml.{key}": value for key, value in metadata.items()},
     }
-    folder = model_folder(write_model(path / "a.gguf", "Q8_0", metadata=written))
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), tokens
 
 
 def _best_merged(text: str) -> list[str]:
@@ -185,6 +189,14 @@ def test_sentencepiece_has_a_space_before_text_unless_the_file_says_not(tmp_path
     assert tokenizer.decode([tokens.index("▁ab")]) == "ab"
 
 
+def test_a_token_that_is_too_long_to_be_cut_everywhere_is_refused(tmp_path: Path) -> None:
+    metadata = _sentencepiece_metadata()
+    metadata["tokenizer.ggml.tokens"][-2] = "a" * 1_000_000
+    path = write_model(tmp_path / "a.gguf", "Q8_0", metadata=metadata)
+    with pytest.raises(GgufError, match="has one of 1000000 characters"):
+        model_folder(path)
+
+
 def test_configurations_say_what_their_family_computes(tmp_path: Path) -> None:
     def config(architecture: str, num_experts: int = 0, **metadata: int | str) -> dict[str, Any]:
         told = {f"{architecture}.{key.replace('__', '.')}": metadata[key] for key in metadata}
@@ -225,8 +237,13 @@ def test_a_missing_part_is_named(file: Path) -> None:
         model_folder(first)
 
 
-def test_broken_files_raise_one_line_that_names_the_file(file: Path) -> None:
+@pytest.mark.parametrize("is_sentencepiece", [False, True])
+def test_broken_files_raise_one_line_that_names_the_file(
+    tmp_path: Path, is_sentencepiece: bool
+) -> None:
     """Changed bytes, and ends cut off, anywhere in the header."""
+    metadata = _sentencepiece_metadata() if is_sentencepiece else None
+    file = write_model(tmp_path / "whole.gguf", "Q4_1", metadata=metadata)
     whole = file.read_bytes()
     end = min(tensor.start for tensor in read_header(file).tensors.values())
     draw = random.Random(7)
