@@ -63,12 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{table(start)}", flush=True)
     figures: dict[str, Any] = {"tiles": TILES.name, "start": start}
     for threads in arguments.threads:
-        found = {
-            "rows": _forward_passes(arguments, threads),
-            "speeds": asyncio.run(_speeds(arguments, threads, tasks)),
-        }
-        for name, rows in found.items():
-            print(f"\n{name}, threads: {threads}\n\n{table(rows)}", flush=True)
+        found: dict[str, Any] = {}
+        found["rows"] = _forward_passes(arguments, threads)
+        print(f"\nrows, threads: {threads}\n\n{table(found['rows'])}", flush=True)
+        found["speeds"] = asyncio.run(_speeds(arguments, threads, tasks))
+        print(f"\nspeeds, threads: {threads}\n\n{table(found['speeds'])}", flush=True)
         figures[f"threads {threads}"] = found
     write_figures("real", arguments, figures)
 
