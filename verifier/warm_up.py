@@ -97,7 +97,7 @@ def warm_up_all() -> None:
     rows = np.zeros((1, FORMATS["Q8_0"].block_bytes), dtype=np.uint8)
     blocks = np.zeros((1, 1, record_bytes(FORMATS["Q8_0"])), dtype=np.uint8)
     pack_groups("Q8_0", take_apart("Q8_0", rows), blocks)
-    # As GGUF files are served by default.
+    # As GGUF files and quantised checkpoints are served by default.
     for other_type in (WeightType.FLOAT16, WeightType.BFLOAT16):
         warm_up(WeightType.GROUPS, other_type)
 

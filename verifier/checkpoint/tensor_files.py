@@ -22,7 +22,8 @@ from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.gguf_names import stored_as
 from verifier.checkpoint.group_formats import FORMATS, Bytes, GroupedRows, take_apart, values_of
 from verifier.checkpoint.quantization_config import read_quantization
-from verifier.checkpoint.quantized_tensors import QuantizedTensor, joined, quantized_rows
+from verifier.checkpoint.quantized_rows import quantized_rows
+from verifier.checkpoint.quantized_tensors import QuantizedTensor, joined
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import WEIGHT_TYPES, StoredTensor
 from verifier.checkpoint.text_part import is_text_part, text_tensors
