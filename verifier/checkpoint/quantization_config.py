@@ -13,6 +13,7 @@ from typing import Any
 from verifier.checkpoint.group_formats import GROUP
 from verifier.checkpoint.inert_keys import is_inert
 from verifier.checkpoint.refusals import CheckpointError
+from verifier.checkpoint.text_part import text_config
 
 _KEY = "quantization_config"
 # By key, values that are served; None: the key is absent.
@@ -47,7 +48,7 @@ def read_quantization(folder: Path) -> Quantization | None:
     except (OSError, ValueError, RecursionError):
         # What needs the file says so.
         return None
-    options = content.get(_KEY) if isinstance(content, dict) else None
+    options = text_config(content).get(_KEY) if isinstance(content, dict) else None
     if not options:
         return None
     where = f"{folder / 'config.json'}: {_KEY}: "

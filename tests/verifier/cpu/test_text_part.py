@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.verifier.cpu.numpy_decoder import all_logits
 from tests.verifier.cpu.running_decoder import load
 from tests.verifier.cpu.test_loader import SMALL
+from tests.verifier.quantized_files import write_quantized
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
 from verifier.checkpoint.refusals import NotServedError
@@ -154,3 +155,31 @@ def test_other_parts_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(NotServedError, match="models of type mamba"):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_quantised_text_part_is_read(tmp_path: Path, is_nested: bool) -> None:
+    """Wherever the configuration tells how it is quantised."""
+    plain, whole = tmp_path / "plain", tmp_path / "whole"
+    write_quantized(plain, "packed_int4")
+    whole.mkdir()
+    text = json.loads((plain / "config.json").read_bytes())
+    content = {"model_type": "llava", "text_config": text, "vision_config": {}}
+    content["tie_word_embeddings"] = text["tie_word_embeddings"]
+    if not is_nested:
+        content["quantization_config"] = text.pop("quantization_config")
+    (whole / "config.json").write_text(json.dumps(content))
+    tensors = {
+        f"language_model.{name}": tensor
+        for name, tensor in load_file(plain / "model.safetensors").items()
+    }
+    tensors["vision_tower.patch.weight"] = torch.zeros(2, 2)
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    with TensorFiles(whole) as own, TensorFiles(plain) as expected:
+        assert own.quantization == expected.quantization == "compressed-tensors"
+        assert own.tensors.keys() == expected.tensors.keys()
+        name = "model.layers.1.mlp.down_proj.weight"
+        np.testing.assert_array_equal(
+            own.rows(own.tensors[name], 0, 32), expected.rows(expected.tensors[name], 0, 32)
+        )
+    assert describe_decoder(whole).linear_type("auto", "none") is WeightType.GROUPS
