@@ -32,6 +32,10 @@ SUBJECTS = [
     ("bundled", "bfloat16"),
     ("phi3_partial", "bfloat16"),
     ("gguf_llama", "auto"),
+    ("packed_int4_zeros", "auto"),
+    ("packed_int8", "auto"),
+    ("fp8_blocks", "auto"),
+    ("olmo3", "bfloat16"),
 ]
 NUM_TOKENS = 300
 
