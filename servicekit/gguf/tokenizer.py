@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from servicekit.gguf.header import GgufError, GgufHeader
 
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPECIAL = (_UNKNOWN, _CONTROL)
 # What SentencePiece writes for a space.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Of a token that merges make, many times what SentencePiece learns. All its cuts are tried.
@@ -68,7 +69,7 @@ _PRE_TOKENIZERS: Mapping[str, list[dict[str, Any]]] = {
 # Whose words may be tokens of the vocabulary that no merges lead to.
 _IGNORING_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
 _COMPOSING = ("qwen2", "deepseek-r1-qwen")
-# Tokens of phi3 after which spaces count; after the others that are cut out they do not.
+# Added tokens of phi3 that do not take the spaces after them.
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -92,7 +93,7 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
         parts, model = _sentencepiece_model(header, tokens, kinds)
     else:
         raise GgufError(f"{path}: tokenizer.ggml.model: {kind} is not served")
-    # Of which the file says nothing.
+    # Whether added tokens take the spaces that follow them; a file has no place to say so.
     strips = metadata.get("general.architecture") == "phi3" and kind == "llama"
     return {
         "version": "1.0",
@@ -106,9 +107,9 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
                 "lstrip": False,
                 "rstrip": strips and tokens[token] not in _UNSTRIPPED,
                 "normalized": False,
-                "special": int(kinds[token]) == _CONTROL,
+                "special": int(kinds[token]) in _SPECIAL,
             }
-            for token in np.flatnonzero((kinds == _CONTROL) | (kinds == _USER_DEFINED)).tolist()
+            for token in np.flatnonzero(np.isin(kinds, (*_SPECIAL, _USER_DEFINED))).tolist()
         ],
         "post_processor": None,
         **parts,

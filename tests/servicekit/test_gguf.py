@@ -189,6 +189,25 @@ def test_sentencepiece_has_a_space_before_text_unless_the_file_says_not(tmp_path
     assert tokenizer.decode([tokens.index("▁ab")]) == "ab"
 
 
+def test_the_unknown_token_is_a_special_one(tmp_path: Path) -> None:
+    tokenizer, tokens = _sentencepiece(tmp_path, add_space_prefix=False)
+    ids = tokenizer.encode("a<unk>b", add_special_tokens=False).ids
+    assert [tokens[token] for token in ids] == ["a", "<unk>", "b"]
+    assert tokenizer.decode(ids) == "ab"
+
+
+@pytest.mark.parametrize(("architecture", "kept"), [("phi3", ["a"]), ("llama", ["▁a"])])
+def test_added_tokens_of_phi3_take_the_spaces_after_them(
+    tmp_path: Path, architecture: str, kept: list[str]
+) -> None:
+    metadata = _sentencepiece_metadata(add_space_prefix=False)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    path = write_model(tmp_path / "a.gguf", "Q8_0", architecture=architecture, metadata=metadata)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model_folder(path) / "tokenizer.json"))
+    ids = tokenizer.encode("</s> a<s> a", add_special_tokens=False).ids
+    assert [tokens[token] for token in ids] == ["</s>", *kept, "<s>", "▁a"]
+
+
 def test_a_token_that_is_too_long_to_be_cut_everywhere_is_refused(tmp_path: Path) -> None:
     metadata = _sentencepiece_metadata()
     metadata["tokenizer.ggml.tokens"][-2] = "a" * 1_000_000
