@@ -223,7 +223,7 @@ def _product(packed: BitsArray, x: BitsArray, out: BitsArray, depth: int) -> Cal
 
     def call() -> None:
         multiply(
-            marker, addresses[0], x.strides[0], 0, 0, len(x), addresses[1], depth, 0,
+            marker, addresses[0], x.strides[0], 0, len(x), addresses[1], depth, 0,
             len(packed), addresses[2], out.strides[0],
         )  # fmt: skip
 

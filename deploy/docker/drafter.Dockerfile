@@ -23,7 +23,7 @@ COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY drafter /opt/tandem/app/drafter
 # The root file system is read-only at run time. The kernels are compiled here, on x86-64 for all
-# processors with AVX2 and again for all with AVX-512, elsewhere for the processor of the build: a
+# processors with AVX2, with AVX-512 and with VNNI too, elsewhere for the processor of the build: a
 # new container serves in about a second.
 WORKDIR /opt/tandem/app
 RUN python3 -m compileall -q . && /opt/tandem/bin/python -m drafter.warm_up

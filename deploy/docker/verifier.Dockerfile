@@ -56,7 +56,7 @@ COPY servicekit /opt/tandem/app/servicekit
 COPY verifier /opt/tandem/app/verifier
 # The root file system is read-only at run time. The kernels of Tandem's own decoder and of sampling
 # are compiled here for all types of weights, on x86-64 for all processors with AVX2 and again for
-# all with AVX-512, elsewhere for the processor of the build.
+# all with AVX-512, without VNNI and with it, elsewhere for the processor of the build.
 WORKDIR /opt/tandem/app
 RUN python3 -m compileall -q . && /opt/tandem/bin/python -m verifier.warm_up
 

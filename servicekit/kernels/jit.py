@@ -9,8 +9,8 @@ only as long as no file of its package that has kernels changes, and no file of 
 Kernels take their constants from such files, or from ones that say so with a line
 `# Kernels take constants from here.`
 
-On x86-64, code is generated for a level (with AVX2, or with AVX-512), not for this processor alone,
-so an image's kernels run on all nodes of a cluster (`ship.py`).
+On x86-64, code is generated for a level (with AVX2, AVX-512, or VNNI too), not for this processor
+alone, so an image's kernels run on all nodes of a cluster (`ship.py`).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import llvmlite.binding
 import numba
@@ -37,25 +37,50 @@ _AVX2 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _AVX512 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 # What `platform.machine` calls x86-64.
 MACHINES = ("x86_64", "AMD64")
-# Levels of x86-64, the best one first, and the features that they require.
-LEVELS = {"x86-64-v4": (*_AVX2, *_AVX512), "x86-64-v3": _AVX2}
+
+
+class Level(NamedTuple):
+    """Instructions that kernels are compiled for.
+
+    Attributes:
+        cpu, features: as LLVM and numba's variables name them; features are those beside the cpu's.
+        required: features that a processor must have.
+    """
+
+    cpu: str
+    features: str
+    required: tuple[str, ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process compiles for this level."""
+        return {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features}
+
+
+# The best one first. Without the tuning, LLVM takes VNNI's instructions apart again.
+LEVELS = (
+    Level("x86-64-v4", "+avx512vnni,+fast-dpwssd", (*_AVX2, *_AVX512, "avx512vnni")),
+    Level("x86-64-v4", "", (*_AVX2, *_AVX512)),
+    Level("x86-64-v3", "", _AVX2),
+)
 
 
 def _target_level() -> None:
     """Makes numba target the best level whose features this processor has.
 
-    `NUMBA_CPU_NAME` overrides it, with one of the levels or a name that LLVM knows.
+    `NUMBA_CPU_NAME` overrides it, with a level's or another name that LLVM knows, and
+    `NUMBA_CPU_FEATURES`.
     """
     config: Any = numba.config
-    if config.CPU_NAME in LEVELS and config.CPU_FEATURES is None:
+    if config.CPU_NAME in [level.cpu for level in LEVELS] and config.CPU_FEATURES is None:
         # Those of the level, as in an image; not all that this processor has.
         config.CPU_FEATURES = ""
     if platform.machine() not in MACHINES or config.CPU_NAME is not None:
         return
     has = llvmlite.binding.get_host_cpu_features()
-    for level, features in LEVELS.items():
-        if all(has.get(feature, False) for feature in features):
-            config.CPU_NAME, config.CPU_FEATURES = level, ""
+    for level in LEVELS:
+        if all(has.get(feature, False) for feature in level.required):
+            config.CPU_NAME, config.CPU_FEATURES = level.cpu, level.features
             return
 
 

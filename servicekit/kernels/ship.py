@@ -35,10 +35,10 @@ def compile_for_all_levels(scenario: Callable[[], None]) -> None:
     config: Any = numba.config
     versions = pickle.dumps(_compiled_versions())
     for level in LEVELS:
-        if level != config.CPU_NAME:
+        if (level.cpu, level.features) != (config.CPU_NAME, config.CPU_FEATURES):
             subprocess.run(
                 [sys.executable, "-m", "servicekit.kernels.ship"],
-                env={**os.environ, "NUMBA_CPU_NAME": level},
+                env={**os.environ, **level.environment},
                 input=versions,
                 check=True,
             )

@@ -205,7 +205,7 @@ def test_an_image_has_kernels_for_all_levels_whatever_the_builder_can_run(tmp_pa
     for level in LEVELS:
         done = subprocess.run(
             [sys.executable, "-c", look_up],
-            env={**os.environ, **path, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""},
+            env={**os.environ, **path, **level.environment},
             capture_output=True,
             text=True,
             check=True,

@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -18,11 +19,13 @@ class Tiles:
         blocks: `blocks[r - 1]`: how many blocks of 16 outputs a tile of r rows has: so many that
             all sums stay in registers, and that enough chains hide the latency of an addition.
         max_group_rows: rows of a tile of weights in groups.
+        fuses_products: whether one instruction multiplies 16-bit integers and adds.
     """
 
     name: str
     blocks: tuple[int, ...]
     max_group_rows: int
+    fuses_products: bool = False
 
     @property
     def max_rows(self) -> int:
@@ -36,6 +39,7 @@ class Tiles:
 
 # 32 registers of 16 floats.
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2), 8)
+VNNI = Tiles("avx512vnni", AVX512.blocks, 8, fuses_products=True)
 # 16 registers of 8 floats.
 AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 4)
 # 32 registers of 4 floats. By reading only: it has not run.
@@ -59,7 +63,10 @@ def unsupported_reason() -> str | None:
 def _choose() -> Tiles:
     if platform.machine() in ("aarch64", "arm64"):
         return NEON
-    return AVX512 if numba.config.CPU_NAME == "x86-64-v4" else AVX2  # type: ignore[attr-defined]
+    config: Any = numba.config
+    if config.CPU_NAME != "x86-64-v4":
+        return AVX2
+    return VNNI if "+avx512vnni" in (config.CPU_FEATURES or "") else AVX512
 
 
 TILES = _choose()

@@ -24,9 +24,9 @@ from verifier.cpu.kernels.group_tiles import (
     group_tile,
     group_values,
     record_bytes,
-    round_row,
     rounded_row_bytes,
 )
+from verifier.cpu.kernels.products import round_rows
 from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.processor import TILES
 from verifier.parity.comparison import paged_logits
@@ -39,18 +39,13 @@ TEXT = [(7 * i) % VOCABULARY for i in range(40)]
 
 
 @kernel
-def _round(x: int, depth: int, out: int) -> None:
-    round_row(x, depth, out)
-
-
-@kernel
 def _multiply(
-    form: int, num_rows: int, x: int, x_row: int, w: int, block_bytes: int, num_blocks: int,
-    depth: int, out: int, out_row: int,
+    form: int, count: int, x: int, x_row: int, panel: int, first_row: int, num_rows: int, w: int,
+    block_bytes: int, num_blocks: int, depth: int, out: int, out_row: int,
 ) -> None:  # fmt: skip
     for block in range(num_blocks):
-        group_tile(form, num_rows, x, x_row, w + block * block_bytes, depth, out + 64 * block,
-                   out_row)  # fmt: skip
+        group_tile(form, count, x + first_row * x_row, x_row, panel, first_row, num_rows,
+                   w + block * block_bytes, depth, out + 64 * block, out_row)  # fmt: skip
 
 
 @kernel
@@ -59,18 +54,20 @@ def _values(form: int, w: int, lane: int, depth: int, out: int) -> None:
 
 
 def _rounded(x: Array) -> npt.NDArray[np.uint8]:
-    result = np.zeros((len(x), rounded_row_bytes(x.shape[1])), dtype=np.uint8)
-    for row, own in zip(x, result, strict=True):
-        _round(address_of(np.ascontiguousarray(row)), len(row), address_of(own))
-    return result
+    """The panel of the rows."""
+    num_rows, depth = x.shape
+    panel = np.zeros(num_rows * rounded_row_bytes(depth), dtype=np.uint8)
+    round_rows(address_of(x), x.strides[0], 0, 2, num_rows, depth, address_of(panel))
+    round_rows(address_of(x), x.strides[0], 2, num_rows, num_rows, depth, address_of(panel))
+    return panel
 
 
-def _scaled(rounded: npt.NDArray[np.uint8], depth: int) -> npt.NDArray[np.float64]:
-    """What rounded rows stand for."""
-    codes = rounded[:, : 2 * depth].copy().view(np.int16).reshape(len(rounded), -1, 32)
-    scales = rounded[:, 2 * depth :].copy().view(np.float32).reshape(len(rounded), -1, 2)
-    values: npt.NDArray[np.float64] = codes.astype(np.float64) * scales[..., :1]
-    return values.reshape(len(rounded), -1)
+def _scaled(panel: npt.NDArray[np.uint8], num_rows: int, depth: int) -> npt.NDArray[np.float64]:
+    """What a panel's rows stand for."""
+    codes, factors = np.split(panel, [2 * num_rows * depth])
+    values = codes.view(np.int16).reshape(-1, num_rows, GROUP).astype(np.float64)
+    values *= factors.view(np.float32).reshape(-1, num_rows, 2)[..., :1]
+    return values.transpose(1, 0, 2).reshape(num_rows, depth)
 
 
 def _some_parts(name: str, draw: np.random.Generator) -> tuple[GroupedRows, Array]:
@@ -122,19 +119,19 @@ def test_products_are_the_values_sums_and_do_not_depend_on_the_other_rows(name: 
     parts, expected = _some_parts(name, draw)
     x = draw.standard_normal((TILES.max_group_rows, DEPTH)).astype(np.float32)
     x[:, 7] *= 300
-    rounded: npt.NDArray[Any] = x if name == "FP8" else _rounded(x)
+    panel = _rounded(x)
     blocks = _packed(name, parts)
     values = expected.astype(np.float64)
 
     def products(first: int, count: int) -> Array:
         out = np.full((count, 48), 7, dtype=np.float32)
-        _multiply(NUMBERS[name], count, address_of(rounded) + first * rounded.strides[0],
-                  rounded.strides[0], address_of(blocks), blocks.strides[0], len(blocks), DEPTH,
+        _multiply(NUMBERS[name], count, address_of(x), x.strides[0], address_of(panel), first,
+                  len(x), address_of(blocks), blocks.strides[0], len(blocks), DEPTH,
                   address_of(out), out.strides[0])  # fmt: skip
         return out
 
     together = products(0, len(x))
-    exact = (x if name == "FP8" else _scaled(rounded, DEPTH)) @ values.T
+    exact = (x if name == "FP8" else _scaled(panel, len(x), DEPTH)) @ values.T
     np.testing.assert_allclose(
         together[:, :OUTPUTS], exact, rtol=0, atol=2e-6 * float(np.abs(exact).max())
     )
@@ -146,7 +143,7 @@ def test_products_are_the_values_sums_and_do_not_depend_on_the_other_rows(name: 
 def test_rows_are_rounded_to_16_bits_and_keep_what_is_not_finite() -> None:
     x = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
     x[1, :32], x[2, 3], x[3, 40], x[4, :32] = 0, np.nan, -np.inf, 1e-38
-    scaled = _scaled(_rounded(x), 64)
+    scaled = _scaled(_rounded(x), 5, 64)
     for row in (0, 1, 4):
         largest = np.abs(x[row]).reshape(2, 32).max(axis=1).repeat(32)
         assert (np.abs(scaled[row] - x[row]) <= largest / 32767 * 0.51 + 1e-37).all()

@@ -76,7 +76,7 @@ def test_outputs_are_chains_in_order(weight_type: WeightType) -> None:
             first_row = int(draw.integers(MAX_ROWS - num_rows + 1))
             out = np.full((MAX_ROWS + 1, MAX_BLOCKS * LANES + 32), 7, dtype=np.float32)
             multiply(
-                marker, address_of(x) + first_row * x.strides[0], x.strides[0], 0, 0, num_rows,
+                marker, address_of(x) + first_row * x.strides[0], x.strides[0], 0, num_rows,
                 address_of(own), depth, first, end, address_of(out), out.strides[0],
             )  # fmt: skip
             columns = slice(LANES * first, LANES * end)
@@ -92,7 +92,7 @@ def test_no_rows_and_no_blocks_write_nothing() -> None:
     weights = np.ones((1, 16, 16), dtype=np.float32)
     for num_rows, end in ((0, 1), (2, 0)):
         multiply(
-            np.empty(0, dtype=np.float32), address_of(x), 64, 0, 0, num_rows, address_of(weights),
+            np.empty(0, dtype=np.float32), address_of(x), 64, 0, num_rows, address_of(weights),
             16, 0, end, address_of(out), 64,
         )  # fmt: skip
     assert (out == 7).all()

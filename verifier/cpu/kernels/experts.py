@@ -98,7 +98,7 @@ def _route(marker: npt.NDArray[Any], model: Any, layer: Any, t: int) -> None:
     """Chooses the token's experts: the likeliest ones, the first of equals."""
     own = model.routing + t * model.routing_row
     matrix = layer.router
-    multiply(marker, model.normed + t * model.hidden_row, model.hidden_row, 0, 0, 1, matrix.weights,
+    multiply(marker, model.normed + t * model.hidden_row, model.hidden_row, 0, 1, matrix.weights,
              matrix.depth, 0, matrix.num_blocks, own, model.routing_row)  # fmt: skip
     if matrix.bias:
         finish(own, model.routing_row, 1, 0, matrix.num_blocks, 0, matrix.bias)
@@ -182,9 +182,9 @@ def _multiply_rows(
     x += first * x_row
     rounded = model.rounded + first * model.rounded_row
     if in_groups(linear):
-        round_rows(x, x_row, end - first, matrix.depth, rounded, model.rounded_row)
-    multiply(linear, x, x_row, rounded, model.rounded_row, end - first, weights, matrix.depth, 0,
-             matrix.num_blocks, out, out_row)  # fmt: skip
+        round_rows(x, x_row, 0, end - first, end - first, matrix.depth, rounded)
+    multiply(linear, x, x_row, rounded, end - first, weights, matrix.depth, 0, matrix.num_blocks,
+             out, out_row)  # fmt: skip
 
 
 @kernel

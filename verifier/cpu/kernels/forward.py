@@ -199,9 +199,8 @@ def _round_rows(
         first = take(mark) * _ROWS_PER_ITEM
         if first >= num_rows:
             break
-        count = min(_ROWS_PER_ITEM, num_rows - first)
-        round_rows(x + first * x_row, x_row, count, depth,
-                   model.rounded + first * model.rounded_row, model.rounded_row)  # fmt: skip
+        end = min(first + _ROWS_PER_ITEM, num_rows)
+        round_rows(x, x_row, first, end, num_rows, depth, model.rounded)
     arrive(mark, model.num_threads)
     return mark + MARK_BYTES
 
@@ -218,7 +217,7 @@ def _multiply_rows(
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(marker, x, x_row, model.rounded, model.rounded_row, step.num_tokens,
+        multiply(marker, x, x_row, model.rounded, step.num_tokens,
                  matrix.weights, matrix.depth, first, end, out, out_row)  # fmt: skip
         if matrix.scales or matrix.bias:
             finish(out, out_row, step.num_tokens, first, end, matrix.scales, matrix.bias)
@@ -237,7 +236,7 @@ def _update_hidden(
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(marker, x, x_row, model.rounded, model.rounded_row, step.num_tokens,
+        multiply(marker, x, x_row, model.rounded, step.num_tokens,
                  matrix.weights, matrix.depth, first, end, model.update,
                  model.hidden_row)  # fmt: skip
         if matrix.scales or matrix.bias:
@@ -351,7 +350,7 @@ def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
         end = min(first + per_item, half)
         for begin in (first, half + first):
             to = begin + end - first
-            multiply(linear, model.normed, model.hidden_row, model.rounded, model.rounded_row,
+            multiply(linear, model.normed, model.hidden_row, model.rounded,
                      step.num_tokens, matrix.weights, matrix.depth, begin, to, model.gate_up,
                      model.gate_up_row)  # fmt: skip
             if matrix.scales or matrix.bias:
@@ -394,7 +393,7 @@ def _logits(marker: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
         if first >= matrix.num_blocks:
             break
         end = min(first + per_item, matrix.num_blocks)
-        multiply(marker, step.last_hidden, model.hidden_row, model.rounded, model.rounded_row,
+        multiply(marker, step.last_hidden, model.hidden_row, model.rounded,
                  step.num_rows, matrix.weights, matrix.depth, first, end, step.logits,
                  step.logits_row)  # fmt: skip
         if matrix.scales or matrix.bias:

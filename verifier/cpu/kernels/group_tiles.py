@@ -5,7 +5,8 @@ are then summed as integers, and each group's sum is multiplied by the scales of
 added to the output's chain in the order of the groups. So bits depend on nothing but the row and
 the weights, as in `tiles`.
 
-A rounded row is K int16, then for each group two float32: its scale, and scale * sum of its inputs.
+A product's rounded rows are a panel: for each group of 32 inputs the rows' int16 [rows, 32]; then
+for each group the rows' factors, float32 [rows, 2]: the scale, and scale * sum of the inputs.
 
 A block of weights has 16 outputs side by side, and for each of its K / 32 groups the codes of two
 inputs of 16 outputs as 32 numbers, 16 times. Codes of 4 bits are the quarters of int16 numbers;
@@ -36,7 +37,6 @@ from verifier.cpu.kernels.vectors import (
     fused,
     intrinsic,
     pointer,
-    reduced,
 )
 from verifier.cpu.processor import TILES
 
@@ -48,6 +48,8 @@ FP8 = NUMBERS["FP8"]
 
 STEPS = GROUP // 2
 _CODE_VECTORS = 64
+# Bytes of a row's group in a panel.
+_ROW_CODES, _ROW_FACTORS = 2 * GROUP, 8
 _LARGEST = 32767.0
 # Below it, 32767 / x is not finite any more.
 _SMALLEST = 1e-33
@@ -80,8 +82,8 @@ def record_bytes(form: GroupFormat) -> int:
 
 
 def rounded_row_bytes(depth: int) -> int:
-    """Of a rounded row of `depth` inputs."""
-    return 2 * depth + 8 * (depth // GROUP)
+    """Of a panel of rows of `depth` inputs, for each row."""
+    return (_ROW_CODES + _ROW_FACTORS) * (depth // GROUP)
 
 
 def _plus(builder: Any, address: Any, offset: int) -> Any:
@@ -171,7 +173,7 @@ def _pair_products(builder: Any, inputs: Any, codes: Any) -> Any:
         kind = ir.VectorType(INT32, len(indices))
         return b.shuffle_vector(vector, vector, ir.Constant(kind, indices))
 
-    if TILES.name == "avx512":
+    if TILES.name.startswith("avx512"):
         return b.call(
             declared(b, "llvm.x86.avx512.pmaddw.d.512", 2, _SHORTS, INTS), [inputs, codes]
         )
@@ -188,6 +190,14 @@ def _pair_products(builder: Any, inputs: Any, codes: Any) -> Any:
         for part in (list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2)))
     ]
     return b.add(*products)
+
+
+def _add_pair_products(builder: Any, sums: Any, inputs: Any, codes: Any) -> Any:
+    b = builder
+    if not TILES.fuses_products:
+        return b.add(sums, _pair_products(b, inputs, codes))
+    function = declared(b, "llvm.x86.avx512.vpdpwssd.512", 3, INTS, INTS)
+    return b.call(function, [sums, b.bitcast(inputs, INTS), b.bitcast(codes, INTS)])
 
 
 def _input_pair(builder: Any, address: Any) -> Any:
@@ -236,10 +246,24 @@ def _loop(
     return values
 
 
+def _panel_places(
+    builder: Any, panel: Any, row: Any, num_rows: Any, group: Any, num_groups: Any
+) -> tuple[Any, Any]:
+    """Addresses of a row's codes and factors of a group."""
+    b = builder
+    index = b.add(b.mul(group, num_rows), row)
+    factors = b.add(panel, b.mul(b.mul(num_groups, num_rows), ir.Constant(INT64, _ROW_CODES)))
+    return tuple(
+        b.add(base, b.mul(index, ir.Constant(INT64, size)))
+        for base, size in ((panel, _ROW_CODES), (factors, _ROW_FACTORS))
+    )
+
+
 def _multiply(
-    builder: Any, form: GroupFormat, rows: list[Any], scales_at: Any, block: Any, num_groups: Any
-) -> list[Any]:
-    """Sums of rows with one block."""
+    builder: Any, form: GroupFormat, count: int, first_row: Any, panel: Any, num_rows: Any,
+    block: Any, num_groups: Any,
+) -> list[Any]:  # fmt: skip
+    """Sums of `count` rows of a panel with one block."""
     b = builder
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
@@ -247,20 +271,19 @@ def _multiply(
         per_group = record_bytes(form) * GROUP // form.depth
         for offset in range(0, per_group, 64):
             request(b, _plus(b, codes_at, _PREFETCHED_BYTES + offset))
-        inputs_at = [b.add(row, b.mul(group, ir.Constant(INT64, 2 * GROUP))) for row in rows]
-        totals: list[list[Any]] = [[] for _ in rows]
+        inputs_at, factors_at = _panel_places(b, panel, first_row, num_rows, group, num_groups)
+        totals: list[list[Any]] = [[] for _ in range(count)]
         for step, codes in enumerate(_codes(b, form, codes_at)):
             begins = step % (STEPS // form.halves) == 0
-            for total, inputs in zip(totals, inputs_at, strict=True):
-                products = _pair_products(b, _input_pair(b, _plus(b, inputs, 4 * step)), codes)
+            for r, total in enumerate(totals):
+                inputs = _input_pair(b, _plus(b, inputs_at, _ROW_CODES * r + 4 * step))
                 if begins:
-                    total.append(products)
+                    total.append(_pair_products(b, inputs, codes))
                 else:
-                    total[-1] = b.add(total[-1], products)
+                    total[-1] = _add_pair_products(b, total[-1], inputs, codes)
         scales, minimum = _scales(b, form, record, inside)
-        offset = b.add(scales_at, b.mul(group, ir.Constant(INT64, 8)))
-        for r, row in enumerate(rows):
-            place = b.add(row, offset)
+        for r in range(count):
+            place = _plus(b, factors_at, _ROW_FACTORS * r)
             row_scale = broadcast(b, b.load(pointer(b, place, FLOAT), align=4))
             for scale, total in zip(scales, totals[r], strict=True):
                 factor = b.fmul(scale, row_scale)
@@ -270,11 +293,11 @@ def _multiply(
                 sums[r] = fused(b, minimum, row_sum, sums[r])
         return sums
 
-    return _loop(b, num_groups, [constant(0.0)] * len(rows), add_group)
+    return _loop(b, num_groups, [constant(0.0)] * count, add_group)
 
 
 def _multiply_floats(
-    builder: Any, form: GroupFormat, rows: list[Any], _: Any, block: Any, num_groups: Any
+    builder: Any, form: GroupFormat, rows: list[Any], block: Any, num_groups: Any
 ) -> list[Any]:
     """As `_multiply`, of FP8 and rows that are not rounded."""
     b = builder
@@ -300,42 +323,45 @@ def _multiply_floats(
 
 @intrinsic
 def group_tile(
-    typing_context: Any, form: Any, num_rows: Any, x: Any, x_row: Any, w: Any, depth: Any, out: Any,
-    out_row: Any,
+    typing_context: Any, form: Any, count: Any, x: Any, x_row: Any, panel: Any, first_row: Any,
+    num_rows: Any, w: Any, depth: Any, out: Any, out_row: Any,
 ) -> Any:  # fmt: skip
-    """The products of `num_rows` rounded rows (at most `TILES.max_group_rows`) with a block.
+    """The products of `count` rows (at most `TILES.max_group_rows`) with a block.
 
     form          a number of `NUMBERS`
-    x, x_row      address of the first rounded row, of FP8 row of float32; bytes from row to row
+    x, x_row      of FP8: address of the first of the rows, float32; bytes from row to row
+    panel         of others: address of the panel of rounded rows that has these
+    first_row, num_rows  the first one's number in the panel; how many the panel has
     w             address of the block's first record
     depth         how many inputs
     out, out_row  address of the first output; bytes from row to row
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        form, num_rows, x, x_row, w, depth, out, out_row = arguments
+        form, count, x, x_row, panel, first_row, num_rows, w, depth, out, out_row = arguments
         b = builder
         num_groups = b.lshr(depth, ir.Constant(INT64, 5))
-        scales_at = b.mul(depth, ir.Constant(INT64, 2))
+
+        def rows_at(base: Any, stride: Any, rows: int) -> list[Any]:
+            return [b.add(base, b.mul(stride, ir.Constant(INT64, r))) for r in range(rows)]
 
         def emit_format(number: int) -> None:
-            def emit(count: int) -> None:
-                rows, outs = (
-                    [b.add(base, b.mul(stride, ir.Constant(INT64, r))) for r in range(count)]
-                    for base, stride in ((x, x_row), (out, out_row))
-                )
-                described = FORMATS[_NAMES[number]]
-                products = _multiply_floats if described.is_float else _multiply
-                sums = products(b, described, rows, scales_at, w, num_groups)
-                for place, value in zip(outs, sums, strict=True):
+            described = FORMATS[_NAMES[number]]
+
+            def emit(rows: int) -> None:
+                if described.is_float:
+                    sums = _multiply_floats(b, described, rows_at(x, x_row, rows), w, num_groups)
+                else:
+                    sums = _multiply(b, described, rows, first_row, panel, num_rows, w, num_groups)
+                for place, value in zip(rows_at(out, out_row, rows), sums, strict=True):
                     b.store(value, pointer(b, place, FLOATS), align=4)
 
-            switch(b, num_rows, range(1, TILES.max_group_rows + 1), emit)
+            switch(b, count, range(1, TILES.max_group_rows + 1), emit)
 
         switch(b, form, list(_NAMES), emit_format)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), code
+    return types.void(*[types.int64] * 11), code
 
 
 _NAMES = {number: name for name, number in NUMBERS.items()}
@@ -395,55 +421,52 @@ def group_values(
 
 
 @intrinsic
-def round_row(typing_context: Any, x: Any, depth: Any, out: Any) -> Any:
-    """Rounds `depth` floats at `x`, a multiple of 32, to a rounded row at `out`.
+def round_row(typing_context: Any, x: Any, depth: Any, panel: Any, row: Any, num_rows: Any) -> Any:
+    """Rounds `depth` floats at `x`, a multiple of 32, to row number `row` of a panel of `num_rows`.
 
     A group with a number that is not finite gets a scale of NaN.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, depth, out = arguments
+        x, depth, panel, row, num_rows = arguments
         b = builder
-        scales_at = b.add(out, b.mul(depth, ir.Constant(INT64, 2)))
+        num_groups = b.lshr(depth, ir.Constant(INT64, 5))
         absolute = declared(b, "llvm.fabs.v16f32", 1)
         nearest = declared(b, "llvm.rint.v16f32", 1)
-
-        def larger(u: Any, v: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", u, v), u, v)
+        largest_of = declared(b, "llvm.vector.reduce.umax.v16i32", 1, INTS, INT32)
+        sum_of = declared(b, "llvm.vector.reduce.add.v16i32", 1, INTS, INT32)
 
         def round_group(group: Any, _: list[Any]) -> list[Any]:
+            to, at = _panel_places(b, panel, row, num_rows, group, num_groups)
             place = b.add(x, b.mul(group, ir.Constant(INT64, 4 * GROUP)))
             values = [
                 b.load(pointer(b, _plus(b, place, 4 * LANES * i), FLOATS), align=4) for i in (0, 1)
             ]
-            sizes = [b.call(absolute, [value]) for value in values]
-            largest = reduced(b, larger(*sizes), larger)
-            # NaN if any value is not finite.
-            odd = b.fmul(reduced(b, b.fadd(*sizes), b.fadd), ir.Constant(FLOAT, 0.0))
-            fits = b.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST))
+            # Sizes are ordered as their bits are; those of what is not finite come last.
+            sizes = [b.bitcast(b.call(absolute, [value]), INTS) for value in values]
+            larger = b.select(b.icmp_unsigned(">", *sizes), *sizes)
+            largest = b.bitcast(b.call(largest_of, [larger]), FLOAT)
+            is_finite = b.fcmp_ordered("<", largest, ir.Constant(FLOAT, float("inf")))
+            fits = b.and_(is_finite, b.fcmp_ordered(">", largest, ir.Constant(FLOAT, _SMALLEST)))
             inverse = b.fdiv(ir.Constant(FLOAT, _LARGEST), largest)
             inverse = broadcast(b, b.select(fits, inverse, ir.Constant(FLOAT, 0.0)))
-            to = b.add(out, b.mul(group, ir.Constant(INT64, 2 * GROUP)))
-            rounded = []
+            codes = []
             for i, value in enumerate(values):
                 number = b.call(nearest, [b.fmul(value, inverse)])
-                # Others cannot be converted to integers.
+                # What is not finite cannot be converted.
                 is_sound = b.fcmp_ordered("<=", b.call(absolute, [number]), constant(_LARGEST))
-                number = b.select(is_sound, number, constant(0.0))
-                rounded.append(number)
-                shorts = b.fptosi(number, ir.VectorType(_SHORT, LANES))
-                at = pointer(b, _plus(b, to, 2 * LANES * i), ir.VectorType(_SHORT, LANES))
-                b.store(shorts, at, align=2)
-            # Of whole numbers below 2^24, so exact in any order.
-            total = reduced(b, b.fadd(*rounded), b.fadd)
+                codes.append(b.fptosi(b.select(is_sound, number, constant(0.0)), INTS))
+                shorts = ir.VectorType(_SHORT, LANES)
+                there = pointer(b, _plus(b, to, 2 * LANES * i), shorts)
+                b.store(b.trunc(codes[i], shorts), there, align=2)
+            total = b.sitofp(b.call(sum_of, [b.add(*codes)]), FLOAT)
             scale = b.fmul(largest, ir.Constant(FLOAT, 1.0 / _LARGEST))
-            scale = b.fadd(scale, odd)
-            at = b.add(scales_at, b.mul(group, ir.Constant(INT64, 8)))
+            scale = b.select(is_finite, scale, ir.Constant(FLOAT, float("nan")))
             b.store(scale, pointer(b, at, FLOAT), align=4)
             b.store(b.fmul(scale, total), pointer(b, _plus(b, at, 4), FLOAT), align=4)
             return []
 
-        _loop(b, b.lshr(depth, ir.Constant(INT64, 5)), [], round_group)
+        _loop(b, num_groups, [], round_group)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3), code
+    return types.void(*[types.int64] * 5), code

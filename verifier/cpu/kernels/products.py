@@ -13,7 +13,6 @@ from servicekit.kernels.memory import load_i64
 from verifier.checkpoint.group_formats import GROUP
 from verifier.cpu.kernels import vectors
 from verifier.cpu.kernels.group_tiles import (
-    FP8,
     PLAIN_BFLOAT16,
     PLAIN_FLOAT32,
     group_tile,
@@ -44,8 +43,7 @@ def multiply(
     marker: npt.NDArray[Any],
     x: int,
     x_row: int,
-    rounded: int,
-    rounded_row: int,
+    panel: int,
     num_rows: int,
     weights: int,
     depth: int,
@@ -58,7 +56,7 @@ def multiply(
 
     Args:
         marker: its type is that of the weights, see `tiles`.
-        rounded: the rows as weights in groups take them.
+        panel: address of the rows as weights in groups take them, see `round_rows`.
         weights: address of [N / 16, depth, 16], or of the table of parts.
         out: address of the first row's output 0.
     """
@@ -83,9 +81,8 @@ def multiply(
             elif form < 0:
                 _multiply(_HALVES, x, x_row, num_rows, address, depth, block, stop, out, out_row)
             else:
-                rows, stride = (x, x_row) if form == FP8 else (rounded, rounded_row)
-                _multiply_groups(form, rows, stride, num_rows, address, block_bytes, depth, block,
-                                 stop, out, out_row)  # fmt: skip
+                _multiply_groups(form, x, x_row, panel, num_rows, address, block_bytes, depth,
+                                 block, stop, out, out_row)  # fmt: skip
             block = stop
         part_start = part_end
         part += PART_BYTES
@@ -93,8 +90,8 @@ def multiply(
 
 @kernel
 def _multiply_groups(
-    form: int, x: int, x_row: int, num_rows: int, weights: int, block_bytes: int, depth: int,
-    first_block: int, end_block: int, out: int, out_row: int,
+    form: int, x: int, x_row: int, panel: int, num_rows: int, weights: int, block_bytes: int,
+    depth: int, first_block: int, end_block: int, out: int, out_row: int,
 ) -> None:  # fmt: skip
     num_tiles = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
     for block in range(first_block, end_block):
@@ -102,8 +99,9 @@ def _multiply_groups(
         for tile in range(num_tiles):
             # Rows are spread evenly.
             rows = (num_rows - row) // (num_tiles - tile)
-            group_tile(form, rows, x + row * x_row, x_row, weights + block * block_bytes, depth,
-                       out + row * out_row + 64 * block, out_row)  # fmt: skip
+            group_tile(form, rows, x + row * x_row, x_row, panel, row, num_rows,
+                       weights + block * block_bytes, depth, out + row * out_row + 64 * block,
+                       out_row)  # fmt: skip
             row += rows
 
 
@@ -158,12 +156,20 @@ def _multiply(
 
 
 @kernel
-def round_rows(x: int, x_row: int, num_rows: int, depth: int, out: int, out_row: int) -> None:
-    """Rows as weights in groups take them; none of less than a group, which no such weight has."""
+def round_rows(
+    x: int, x_row: int, first_row: int, end_row: int, num_rows: int, depth: int, panel: int
+) -> None:
+    """Rows from `first_row` to before `end_row` of `num_rows`, as weights in groups take them; none
+    of less than a group, which no such weight has.
+
+    Args:
+        x: address of row 0.
+        panel: address of the panel of all these rows (`group_tiles`).
+    """
     if depth < GROUP:
         return
-    for row in range(num_rows):
-        round_row(x + row * x_row, depth, out + row * out_row)
+    for row in range(first_row, end_row):
+        round_row(x + row * x_row, depth, panel, row, num_rows)
 
 
 @kernel
