@@ -36,6 +36,64 @@ def test_reports_the_outcome_of_a_useless_hint(
     assert not buffer
 
 
+@pytest.mark.parametrize(
+    ("grown_by", "draft"),
+    [
+        pytest.param([5, 3], [7, 8, 9, 10], id="another token in its place"),
+        pytest.param([9], [10], id="tokens left out"),
+        pytest.param([5, 6, 7, 8, 9, 9], [], id="at the end"),
+        pytest.param([9, 6], [], id="before the last token"),
+        pytest.param([5, 6, 7, 8, 9, 10, 11], [], id="beyond the end"),
+    ],
+)
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_hint_is_resumed_behind_its_contradiction(
+    grown_by: list[int], draft: list[int], comes_late: bool
+) -> None:
+    buffer, known, hint = DraftBuffer(), [1, 2], [5, 6, 7, 8, 9, 10]
+    if not comes_late:
+        buffer.offer(2, hint, 3, known, resumes=True)
+    known += grown_by
+    if comes_late:
+        buffer.offer(2, hint, 3, known, resumes=True)
+    else:
+        buffer.advance(known, resumes=True)
+    assert buffer.ahead(len(known), 9) == draft
+    if draft:
+        assert buffer.match_length(len(known)) == buffer.place(len(known)) == 0
+        # Its outcome was told.
+        assert buffer.use(len(known)) is None
+        # As a hint that came whole: it agrees on, and is contradicted.
+        assert buffer.advance([*known, draft[0]]) is None
+        assert buffer.ahead(len(known) + 1, 9) == draft[1:]
+
+
+def test_tokens_are_left_out_only_if_the_last_one_comes_soon() -> None:
+    for num_between, draft in ((15, [4]), (16, [7] * 16 + [3, 4])):
+        buffer = DraftBuffer()
+        buffer.offer(1, [9, *[7] * num_between, 3, 4], 1, [0])
+        buffer.advance([0, 3], resumes=True)
+        assert buffer.ahead(2, 64) == draft
+
+
+def test_any_hint_takes_the_place_of_a_resumed_one_and_none_is_resumed_in_place_of_another() -> (
+    None
+):
+    buffer, known = DraftBuffer(), [1, 2]
+    buffer.offer(2, [5, 6, 7], 3, known)
+    known = [1, 2, 9]
+    assert buffer.advance(known, resumes=True) is STALE
+    # Requested before, and right.
+    assert buffer.offer(1, [2, 9, 4], 1, known, resumes=True) is None
+    assert buffer.ahead(3, 9) == [4]
+    assert buffer.use(3) is REALIGNED
+    assert buffer.offer(2, [8, 7, 6], 1, known, resumes=True) is STALE
+    assert buffer.ahead(3, 9) == [4]
+    # Without a wish for it, a contradicted hint is no more.
+    buffer.advance([*known, 5])
+    assert not buffer
+
+
 @dataclass
 class _Hint:
     base_length: int

@@ -58,7 +58,7 @@ class DraftCandidate(NamedTuple):
     """The drafts that one sequence could verify in a step. One is made per sequence and step.
 
     Attributes:
-        match_length: of the hint.
+        match_length: of the hint; 0: unknown, or of a drafter's hint that it is resumed.
         place: in the hint, of the first draft.
         token_ids: in order; as many as the limits allow, at least one.
     """
@@ -68,6 +68,10 @@ class DraftCandidate(NamedTuple):
     match_length: int
     place: int
     token_ids: list[int]
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.source > 0 and self.match_length == 0
 
 
 class DepthOutcome(NamedTuple):
@@ -150,7 +154,10 @@ class DepthPolicy:
         if not (is_due and has_drafts):
             for candidate, depth in zip(candidates, chosen, strict=True):
                 record = candidate.record
-                record.num_declined = 0 if depth else record.num_declined + 1
+                if depth:
+                    record.num_declined = 0
+                elif not candidate.is_resumed:
+                    record.num_declined += 1
         return chosen
 
     def learn_plain(self, duration_s: float) -> DepthOutcome | None:

@@ -22,6 +22,8 @@ class DraftedBy:
     hint_tokens: int
     # What its pool keeps when the sequence ends by itself; None: its Close says it.
     keep: Keep | None
+    # Whether drafts may be more than the policy's: a contradicted hint can be resumed.
+    resumes_hints: bool = False
     # The span that its history is part of; "": none.
     trace_parent: str = ""
 

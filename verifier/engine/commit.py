@@ -198,7 +198,7 @@ class Committer:
         if not remaining:
             sequence.num_wanted_draft_tokens = 0
             return
-        outcome = sequence.draft_buffer.advance(known)
+        outcome = sequence.draft_buffer.advance(known, resumes=sequence.resumes_hints)
         if outcome is not None:
             self._hint_counts[outcome] += 1
         num_wanted = num_wanted_draft_tokens(

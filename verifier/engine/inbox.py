@@ -194,8 +194,9 @@ class Inbox:
         if is_first and (hint.token_ids or not hint.is_indexing):
             sequence.hint_record.record_hint(hint.base_length, hint.token_ids, known)
         outcome = buffer.offer(
-            hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
-        )
+            hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source,
+            resumes=sequence.resumes_hints,
+        )  # fmt: skip
         if outcome is not None:
             self._hint_counts[outcome] += 1
         return is_first

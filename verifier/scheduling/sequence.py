@@ -188,6 +188,11 @@ class Sequence(OpenSequence):
         return self.drafted_by is not None and self.drafted_by.address != ""
 
     @property
+    def resumes_hints(self) -> bool:
+        """A contradicted hint goes on behind the contradiction, until the next one comes."""
+        return self.drafted_by is not None and self.drafted_by.resumes_hints
+
+    @property
     def is_drafted_by_session(self) -> bool:
         """A hint for the current length is requested of its session."""
         return self.drafting and self.num_wanted_draft_tokens > 0 and not self.names_drafter

@@ -223,6 +223,9 @@ def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedB
         trace_parent=message.trace_parent,
         hint_tokens=message.hint_tokens,
         keep=_KEEPS[message.keep],
+        # Other policies are those of known drafters, whose drafts are theirs alone.
+        resumes_hints=params.tie == drafter_pb2.TIE_LONGEST
+        and message.draft_wait != verifier_pb2.DRAFT_WAIT_ALWAYS,
     )
 
 
