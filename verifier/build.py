@@ -38,10 +38,13 @@ OpenLink = Callable[[str, Callable[[DrafterMessage], None]], Link]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and its description for clients."""
+    """A model ready to run, and its description for clients; `max_short_tokens` as in
+    `ModelConfig`.
+    """
 
     model: TargetModel
     served: ServedModel
+    max_short_tokens: int | None = None
 
 
 def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
@@ -100,7 +103,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         max_model_len=ready.max_model_len,
         num_kv_blocks=ready.num_kv_blocks,
     )
-    return LoadedModel(model=ready.model, served=served)
+    return LoadedModel(model=ready.model, served=served, max_short_tokens=ready.max_short_tokens)
 
 
 def _with_end_tokens(numerics_digest: str, eos_token_ids: frozenset[int]) -> str:
@@ -162,6 +165,7 @@ def build_engine(
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
             draft_timeout_s=_DRAFT_TIMEOUT_S,
+            max_short_tokens=loaded.max_short_tokens,
         ),
         observer=observer,
     )

@@ -8,7 +8,14 @@ import numpy as np
 
 from servicekit.gguf.header import GgufError, GgufHeader
 
-ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_FACTORS = "rope_freqs.weight"
+# longrope's, by their names in config.json.
+_LONGROPE_FACTORS = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+ROPE_FACTORS = (_LLAMA3_FACTORS, *_LONGROPE_FACTORS.values())
+"""Names of tensors that are no weights."""
 _ARCHITECTURE = "general.architecture"
 # Metadata key, after the architecture → key of config.json.
 _SIZES = {
@@ -109,11 +116,13 @@ _LLAMA3_ROPES: list[dict[str, Any]] = [
 ]
 
 
-def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> dict[str, Any]:
+def config_of(
+    header: GgufHeader, rope_factors: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, Any]:
     """The configuration.
 
     Args:
-        rope_factors: the values of the tensor `ROPE_FACTORS`, if there is one.
+        rope_factors: the values of those tensors of `ROPE_FACTORS` that there are.
 
     Raises:
         GgufError: it is of another family, or says what is not known here, by its key.
@@ -148,8 +157,12 @@ def config_of(header: GgufHeader, rope_factors: np.ndarray[Any, Any] | None) -> 
         config["sliding_window"] = None
     if rope := _scaled_rope(told):
         config["rope_scaling"] = rope
-    if rope_factors is not None:
-        config["rope_scaling"] = _llama3_rope(path, config, rope_factors)
+    if _LLAMA3_FACTORS in rope_factors:
+        config["rope_scaling"] = _llama3_rope(path, config, rope_factors[_LLAMA3_FACTORS])
+    elif family.model_type == "phi3":
+        config |= _phi3_rope(config, told, rope_factors)
+    elif rope_factors:
+        raise GgufError(f"{path}: {min(rope_factors)}: is not served with {architecture}")
     _check_rest(path, architecture, told, config)
     ends = set()
     for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
@@ -197,6 +210,29 @@ def _scaled_rope(told: dict[str, Any]) -> dict[str, Any] | None:
     return rope
 
 
+def _phi3_rope(
+    config: Mapping[str, Any],
+    told: dict[str, Any],
+    factors: Mapping[str, np.ndarray[Any, Any]],
+) -> dict[str, Any]:
+    """What `told` and `factors` say of rotary embeddings, taken out of `told`."""
+    rope: dict[str, Any] = {}
+    rotated, size = told.get("rope.dimension_count"), config.get("head_dim")
+    if type(rotated) is int and type(size) is int and 0 < rotated < size:
+        del told["rope.dimension_count"]
+        rope["partial_rotary_factor"] = rotated / size
+    if factors:
+        if told.get("rope.scaling.type") == "longrope":
+            del told["rope.scaling.type"]
+        rope["rope_scaling"] = {
+            "rope_type": "longrope",
+            "attention_factor": told.pop("rope.scaling.attn_factor", 1.0),
+            **{key: factors[name].tolist() for key, name in _LONGROPE_FACTORS.items()
+               if name in factors},
+        }  # fmt: skip
+    return rope
+
+
 def _check_rest(
     path: Any, architecture: str, told: dict[str, Any], config: Mapping[str, Any]
 ) -> None:
@@ -219,7 +255,7 @@ def _llama3_rope(
 ) -> dict[str, Any]:
     dimensions, theta = config.get("head_dim"), config.get("rope_theta")
     if type(dimensions) is not int or dimensions < 2 or type(theta) is not float or theta <= 0:
-        raise GgufError(f"{path}: {ROPE_FACTORS}: for heads of {dimensions}, base {theta}")
+        raise GgufError(f"{path}: {_LLAMA3_FACTORS}: for heads of {dimensions}, base {theta}")
     frequencies = theta ** -(np.arange(0, dimensions, 2) / dimensions)
     wavelengths = 2 * np.pi / frequencies
     for rope in _LLAMA3_ROPES:
@@ -229,4 +265,4 @@ def _llama3_rope(
         expected = 1.0 / ((1.0 - smooth) / factor + smooth)
         if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
             return rope
-    raise GgufError(f"{path}: {ROPE_FACTORS}: these factors are of no known scaling")
+    raise GgufError(f"{path}: {_LLAMA3_FACTORS}: these factors are of no known scaling")

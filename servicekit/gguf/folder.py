@@ -120,13 +120,17 @@ def _documents(files: list[Path]) -> dict[str, Any]:
     return dict(zip(_DOCUMENTS, contents, strict=True))
 
 
-def _rope_factors(headers: list[GgufHeader]) -> "np.ndarray[Any, Any] | None":
+def _rope_factors(headers: list[GgufHeader]) -> "dict[str, np.ndarray[Any, Any]]":
+    found = {}
     for header in headers:
-        tensor = header.tensors.get(ROPE_FACTORS)
-        if tensor is not None:
+        for name in ROPE_FACTORS:
+            tensor = header.tensors.get(name)
+            if tensor is None:
+                continue
             if tensor.dtype != "F32":
-                raise GgufError(f"{header.path}: {ROPE_FACTORS}: is stored as {tensor.dtype}")
+                raise GgufError(f"{header.path}: {name}: is stored as {tensor.dtype}")
             with header.path.open("rb") as file:
                 file.seek(tensor.start)
-                return np.frombuffer(file.read(tensor.end - tensor.start), dtype="<f4")
-    return None
+                content = file.read(tensor.end - tensor.start)
+            found[name] = np.frombuffer(content, dtype="<f4")
+    return found

@@ -57,6 +57,7 @@ def write_model(
     tensors_per_file: int = 0,
     context: int = 512,
     metadata: Mapping[str, Any] | None = None,
+    vectors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
     """A model with random weights.
 
@@ -65,7 +66,8 @@ def write_model(
         num_experts: of which two are used; 0: an MLP instead.
         tensors_per_file: 0: all in one file; else the path returned is of the first of several.
         context: tokens, at most.
-        metadata: further keys, of whole numbers, truths, strings and lists.
+        metadata: further keys, of numbers, truths, strings and lists.
+        vectors: further tensors.
     """
     draw = np.random.default_rng(5)
     path.parent.mkdir(exist_ok=True)
@@ -95,6 +97,8 @@ def write_model(
             writer.add_array(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         else:
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
 
@@ -141,6 +145,8 @@ def write_model(
                 add(f"{prefix}{name}.weight", INNER, HIDDEN)
         add(f"{prefix}ffn_down.weight", HIDDEN, INNER)
     add("output_norm.weight", HIDDEN)
+    for name, values in (vectors or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,6 +18,7 @@ class Chunk:
     start: int
     block_table: list[int]
     num_rows: int = 1
+    uses_long_rope: bool = False
 
     @property
     def end(self) -> int:
@@ -37,6 +38,7 @@ def lay_out_chunks(
             num_computed_tokens=chunk.start,
             block_table=chunk.block_table[: -(-chunk.end // block_size)],
             is_sampled=chunk.num_rows > 0,
+            uses_long_rope=chunk.uses_long_rope,
         )
         scheduled.append(whole._replace(draft_token_ids=[]) if is_expanded else whole)
         if is_expanded:

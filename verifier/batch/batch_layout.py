@@ -40,7 +40,7 @@ IntArray = npt.NDArray[np.int64]
 BlockTable = SequenceOf[int]
 
 # How many numbers of each sequence `_fill` reads.
-_NUM_NUMBERS = 6
+_NUM_NUMBERS = 7
 
 
 class ScheduledTokens(NamedTuple):
@@ -58,6 +58,8 @@ class ScheduledTokens(NamedTuple):
     is_sampled: bool = True
     # Offsets, among its scheduled tokens, of rows that are scored.
     scored_offsets: range = range(0)
+    # Whether its rotary embedding is that of long sequences, if the model has one.
+    uses_long_rope: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class BatchLayout:
 
     input_token_ids: IntArray  # [T]
     positions: IntArray  # [T]
+    uses_long_rope: IntArray  # [T], 1 or 0, as in `ScheduledTokens`
     slot_mapping: IntArray  # [T], where each token's K/V is written
     cu_seqlens_q: IntArray  # [B + 1], query offsets
     seq_lens: IntArray  # [B], tokens attended to after this step
@@ -111,12 +114,12 @@ def lay_out(
     token_ids: list[int] = []
     written_blocks: list[int] = []
     num_drafts = num_rows = num_sampled = num_written_blocks = 0
-    for own, drafts, num_computed, block_table, table_id, is_sampled, _ in scheduled:
+    for own, drafts, num_computed, block_table, table_id, is_sampled, _, is_long in scheduled:
         count = len(own) + len(drafts)
         # Only the part of the table that is written to: tables may be long.
         first = num_computed // block_size
         end = (num_computed + count - 1) // block_size + 1
-        numbers += (count, len(drafts), num_computed, is_sampled, table_id, end - first)
+        numbers += (count, len(drafts), num_computed, is_sampled, table_id, end - first, is_long)
         token_ids += own
         token_ids += drafts
         written_blocks += block_table[first:end]
@@ -132,12 +135,12 @@ def lay_out(
     values = np.array(numbers + token_ids + written_blocks, dtype=np.int64)
     each, tokens = values[: len(numbers)], values[len(numbers) : len(numbers) + num_tokens]
     sizes = (
-        num_tokens, num_tokens, num_sequences + 1, num_sequences, num_sequences, num_rows,
-        num_sequences, num_rows - num_sampled, num_sampled, num_drafts, num_sequences,
+        num_tokens, num_tokens, num_tokens, num_sequences + 1, num_sequences, num_sequences,
+        num_rows, num_sequences, num_rows - num_sampled, num_sampled, num_drafts, num_sequences,
     )  # fmt: skip
     (
-        positions, slots, cu_seqlens_q, seq_lens, table_ids, logits, num_sampled_tokens, targets,
-        bonus, draft_token_ids, num_draft_tokens,
+        positions, uses_long_rope, slots, cu_seqlens_q, seq_lens, table_ids, logits,
+        num_sampled_tokens, targets, bonus, draft_token_ids, num_draft_tokens,
     ) = arrays = _parts(np.empty(sum(sizes), dtype=np.int64), sizes)  # fmt: skip
     _fill(
         each.reshape(num_sequences, _NUM_NUMBERS), tokens, values[len(numbers) + num_tokens :],
@@ -150,6 +153,7 @@ def lay_out(
     return BatchLayout(
         input_token_ids=tokens,
         positions=positions,
+        uses_long_rope=uses_long_rope,
         slot_mapping=slots,
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=seq_lens,
@@ -183,6 +187,7 @@ def _fill(
     written_blocks: IntArray,
     block_size: int,
     positions: IntArray,
+    uses_long_rope: IntArray,
     slots: IntArray,
     cu_seqlens_q: IntArray,
     seq_lens: IntArray,
@@ -197,8 +202,8 @@ def _fill(
     """Fills the arrays of `BatchLayout`, but for rows that are only scored.
 
     Args:
-        numbers: [B, 6]: tokens and drafts, drafts, tokens computed before, whether it is sampled,
-            table id, blocks written to.
+        numbers: [B, 7]: tokens and drafts, drafts, tokens computed before, whether it is sampled,
+            table id, blocks written to, whether its rotary embedding is the long one.
         token_ids: [T].
         written_blocks: sequence after sequence.
     """
@@ -209,6 +214,7 @@ def _fill(
         end, first_block = token + count, num_computed // block_size
         for position in range(num_computed, num_computed + count):
             positions[token] = position
+            uses_long_rope[token] = numbers[i, 6]
             place = written_blocks[block + position // block_size - first_block]
             slots[token] = place * block_size + position % block_size
             token += 1

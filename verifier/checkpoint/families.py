@@ -28,7 +28,7 @@ class Ropes(enum.Enum):
     """How rotary embeddings are configured."""
 
     ONE = enum.auto()
-    # Of the first dimensions of a head only, as `partial_rotary_factor` says; no other types.
+    # Of the first dimensions of a head only, as `partial_rotary_factor` says; or longrope.
     PARTIAL = enum.auto()
     # One per layer type: full_attention, sliding_attention.
     PER_LAYER_TYPE = enum.auto()

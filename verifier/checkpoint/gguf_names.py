@@ -68,7 +68,7 @@ def stored_as(header: GgufHeader) -> dict[str, StoredTensor]:
     return {
         each.name: each
         for tensor in header.tensors.values()
-        if tensor.name != ROPE_FACTORS
+        if tensor.name not in ROPE_FACTORS
         for each in _stored(header, model_type, tensor)
     }
 

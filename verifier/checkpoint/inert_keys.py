@@ -175,7 +175,7 @@ INERT_KEYS = frozenset(
 )
 
 # Values at which other keys are off, beside null, false, and an empty list or object.
-OFF_VALUES = {"chunk_size_feed_forward": 0}
+OFF_VALUES = {"chunk_size_feed_forward": 0, "full_attn_mod": 1, "interpolate_factor": 1}
 # Keys that count when they are false.
 ON_BY_DEFAULT = frozenset({"is_causal"})
 

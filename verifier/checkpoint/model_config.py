@@ -101,6 +101,13 @@ class ModelConfig:
     def architecture(self) -> str:
         return self.family.architecture
 
+    @property
+    def max_short_tokens(self) -> int | None:
+        """As in `Rotary`, if a sequence's limit decides its rotary embedding."""
+        return next(
+            (r.max_short_tokens for r in self.rotaries if r.long_inv_freq is not None), None
+        )
+
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads config.json and generation_config.json.
@@ -320,7 +327,14 @@ def _rotaries(
         if family.ropes is not Ropes.PARTIAL and factor not in (None, 1):
             raise NotServedError(f"rotary embeddings of a part of the head, {factor}")
         kind = complete.get("rope_type", complete.get("type", "default"))
-        if family.ropes is Ropes.PARTIAL and kind != "default":
+        if family.ropes is Ropes.PARTIAL:
+            if kind not in ("default", "longrope", "su"):
+                raise NotServedError(f"rotary embeddings of type {kind}")
+            if kind != "default":
+                # What stands beside the other parameters is not heeded.
+                key = "original_max_position_embeddings"
+                complete[key] = values[key]
+        elif kind in ("longrope", "su"):
             raise NotServedError(f"rotary embeddings of type {kind}")
         return rotary(
             complete,

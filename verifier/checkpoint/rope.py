@@ -33,7 +33,16 @@ _KEYS = {
         "truncate",
         "original_max_position_embeddings",
     },
+    "longrope": {
+        "factor",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+        "original_max_position_embeddings",
+    },
 }
+# The first name of longrope.
+_KEYS["su"] = _KEYS["longrope"]
 _ALL_TYPES = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -64,6 +73,8 @@ def rotary(parameters: Mapping[str, Any], *, head_dim: int, max_position_embeddi
             return Rotary(inv_freq=_llama3(_inv_freq(theta, dim), given))
         if kind == "yarn":
             return _yarn(theta, dim, given)
+        if kind in ("longrope", "su"):
+            return _longrope(_powers(theta, dim), given, max_position_embeddings)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise NotServedError(f"rotary embeddings of type {kind}: {error!r}") from error
     return Rotary(inv_freq=_inv_freq(theta, dim))
@@ -90,6 +101,30 @@ def _llama3(inv_freq: FloatArray, given: Mapping[str, Any]) -> FloatArray:
     is_between = (wavelength >= length / high) & (wavelength <= length / low)
     result: FloatArray = np.where(is_between, blended, scaled).astype(np.float32)
     return result
+
+
+def _longrope(powers: FloatArray, given: Mapping[str, Any], max_position_embeddings: int) -> Rotary:
+    """Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024."""
+    length = given["original_max_position_embeddings"]
+    if type(length) is not int or length < 1:
+        raise NotServedError(f"rotary embeddings with original_max_position_embeddings {length}")
+
+    def scaled(key: str) -> FloatArray:
+        factors = np.array(given[key], dtype=np.float32)
+        if factors.shape != powers.shape or not (np.isfinite(factors) & (factors > 0)).all():
+            raise NotServedError(f"rotary embeddings whose {key} is not {len(powers)} factors")
+        return np.float32(1.0) / (factors * powers)
+
+    scaling = given.get("attention_factor")
+    if scaling is None:
+        factor = float(given.get("factor", max_position_embeddings / length))
+        scaling = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    return Rotary(
+        inv_freq=scaled("short_factor"),
+        scaling=float(scaling),
+        long_inv_freq=scaled("long_factor"),
+        max_short_tokens=length,
+    )
 
 
 def _yarn(theta: float, dim: int, given: Mapping[str, Any]) -> Rotary:

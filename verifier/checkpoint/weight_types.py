@@ -49,7 +49,11 @@ class Activation(enum.IntEnum):
 class Rotary:
     """A rotary embedding of the first `2 * len(inv_freq)` dimensions of a head, in halves as
     transformers' `rotate_half` pairs them; cos and sin are multiplied by `scaling`.
+
+    Sequences that may grow beyond `max_short_tokens` have `long_inv_freq` instead, if there is one.
     """
 
     inv_freq: FloatArray
     scaling: float = 1.0
+    long_inv_freq: FloatArray | None = None
+    max_short_tokens: int = 0

@@ -174,7 +174,11 @@ class CpuDecoder(SampledOnHost):
         layers = weights.layers
         experts = next((layer.experts for layer in layers if layer.experts is not None), None)
         num_pairs = len(weights.rotaries[0].inv_freq)
-        inv_freq = np.array([r.inv_freq for r in weights.rotaries], dtype=np.float32)
+        short = [r.inv_freq for r in weights.rotaries]
+        long = [
+            r.inv_freq if r.long_inv_freq is None else r.long_inv_freq for r in weights.rotaries
+        ]
+        inv_freq = np.array([short, long], dtype=np.float32)
         scaling = np.array([r.scaling for r in weights.rotaries], dtype=np.float32)
         for name in (
             "hidden_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps",

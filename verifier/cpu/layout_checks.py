@@ -49,6 +49,7 @@ _FAULTS = (
     "a sequence that is longer than the cache, or shorter than its queries",
     "a block outside the cache",
     "a block table that is shorter than its sequence",
+    "rotary embeddings of neither short nor long sequences",
 )
 
 
@@ -82,11 +83,12 @@ def describe_step(
         tables = np.repeat(tables * pieces, pieces)
         tables += np.tile(np.arange(pieces, dtype=np.int32), len(tables) // pieces)
     table_offsets = np.empty(len(layout.seq_lens), dtype=np.int64)
-    token_ids, positions, slots, rows, query_offsets, lengths = arrays = [
+    token_ids, positions, uses_long_rope, slots, rows, query_offsets, lengths = arrays = [
         np.ascontiguousarray(array, dtype=np.int64)
         for array in (
             layout.input_token_ids,
             layout.positions,
+            layout.uses_long_rope,
             layout.slot_mapping,
             layout.logits_indices,
             layout.cu_seqlens_q,
@@ -94,8 +96,8 @@ def describe_step(
         )
     ]
     fault = _describe(
-        steps, token_ids, positions, slots, rows, query_offsets, lengths, tables, table_offsets,
-        is_finite, limits.max_num_tokens, limits.vocab_size, limits.num_slots,
+        steps, token_ids, positions, uses_long_rope, slots, rows, query_offsets, lengths, tables,
+        table_offsets, is_finite, limits.max_num_tokens, limits.vocab_size, limits.num_slots,
         limits.num_cache_blocks, block_size, pieces,
     )  # fmt: skip
     if fault:
@@ -105,10 +107,10 @@ def describe_step(
 
 @kernel
 def _describe(
-    steps: Any, token_ids: IntArray, positions: IntArray, slots: IntArray, rows: IntArray,
-    query_offsets: IntArray, lengths: IntArray, tables: Any, table_offsets: IntArray,
-    is_finite: BoolArray, max_num_tokens: int, vocab_size: int, num_slots: int,
-    num_cache_blocks: int, block_size: int, pieces: int,
+    steps: Any, token_ids: IntArray, positions: IntArray, uses_long_rope: IntArray,
+    slots: IntArray, rows: IntArray, query_offsets: IntArray, lengths: IntArray, tables: Any,
+    table_offsets: IntArray, is_finite: BoolArray, max_num_tokens: int, vocab_size: int,
+    num_slots: int, num_cache_blocks: int, block_size: int, pieces: int,
 ) -> int:  # fmt: skip
     """The place in `_FAULTS` of the first thing that is wrong; 0: nothing is."""
     num_tokens, num_sequences, num_blocks = len(token_ids), len(lengths), 0
@@ -121,6 +123,8 @@ def _describe(
         return 1
     if len(positions) != num_tokens or len(slots) != num_tokens:
         return 2
+    if len(uses_long_rope) != num_tokens:
+        return 2
     if len(query_offsets) != num_sequences + 1:
         return 2
     for t in range(num_tokens):
@@ -130,6 +134,8 @@ def _describe(
             return 4
         if not 0 <= slots[t] < num_slots:
             return 5
+        if not 0 <= uses_long_rope[t] <= 1:
+            return 11
     for row in rows:
         if not 0 <= row < num_tokens:
             return 6
@@ -147,6 +153,7 @@ def _describe(
     step = steps[0]
     step.num_tokens, step.num_rows, step.num_sequences = num_tokens, len(rows), num_sequences
     step.token_ids, step.positions = token_ids.ctypes.data, positions.ctypes.data
+    step.uses_long_rope = uses_long_rope.ctypes.data
     step.slots, step.rows = slots.ctypes.data, rows.ctypes.data
     step.query_offsets, step.lengths = query_offsets.ctypes.data, lengths.ctypes.data
     step.tables, step.table_offsets = tables.ctypes.data, table_offsets.ctypes.data

@@ -8,15 +8,17 @@ and logarithms, in rotary embeddings and noise. Versions of numba or numpy decid
 
 import hashlib
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
+from verifier.checkpoint.weight_types import Rotary
 from verifier.cpu.weights import DecoderWeights
 
 _ROOT = Path(__file__).parents[2]
 
 
-def numerics_digest(weights: DecoderWeights) -> str:
-    """The digest of a decoder in this process."""
+def numerics_digest(weights: DecoderWeights, *, max_model_len: int) -> str:
+    """The digest of a decoder in this process, of sequences of up to so many tokens."""
     digest = hashlib.sha256()
     for part in (
         "own decoder",
@@ -27,9 +29,20 @@ def numerics_digest(weights: DecoderWeights) -> str:
         *platform.libc_ver(),
     ):
         digest.update(f"{part}\n".encode())
-    for rotary in weights.rotaries:
+    digest.update(rotaries_digest(weights.rotaries, max_model_len=max_model_len).encode())
+    return digest.hexdigest()
+
+
+def rotaries_digest(rotaries: Sequence[Rotary], *, max_model_len: int) -> str:
+    """A digest of the rotary embeddings of sequences of up to so many tokens."""
+    digest = hashlib.sha256()
+    for rotary in rotaries:
         digest.update(rotary.inv_freq.tobytes())
         digest.update(repr(rotary.scaling).encode())
+        # A limit that no sequence exceeds makes them all short.
+        if rotary.long_inv_freq is not None and max_model_len > rotary.max_short_tokens:
+            digest.update(rotary.long_inv_freq.tobytes())
+            digest.update(repr(rotary.max_short_tokens).encode())
     return digest.hexdigest()
 
 

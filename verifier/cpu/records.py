@@ -61,7 +61,7 @@ MODEL = np.dtype(
         ("head", MATRIX),
         ("num_rotaries", np.int64),
         ("num_pairs", np.int64),  # of a rotary embedding
-        ("inv_freq", np.int64),  # [num_rotaries, num_pairs]
+        ("inv_freq", np.int64),  # [2, num_rotaries, num_pairs]: of short sequences, of long ones
         ("rotary_scaling", np.int64),  # [num_rotaries]
         ("block_bytes", np.int64),  # of one layer's K/V
         ("hidden", np.int64),  # [T, hidden_size], the residual stream
@@ -102,6 +102,7 @@ STEP = np.dtype(
         ("num_sequences", np.int64),  # B
         ("token_ids", np.int64),  # int64 [T]
         ("positions", np.int64),  # int64 [T]
+        ("uses_long_rope", np.int64),  # int64 [T]
         ("slots", np.int64),  # int64 [T]
         ("rows", np.int64),  # int64 [R]
         ("query_offsets", np.int64),  # int64 [B + 1]

@@ -71,6 +71,8 @@ class EngineOptions:
     max_waiting_tokens: int
     # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
     draft_timeout_s: float
+    # Sequences that may grow longer have the rotary embedding of long ones. None: there is one.
+    max_short_tokens: int | None = None
 
 
 class Engine:
@@ -100,6 +102,7 @@ class Engine:
             max_model_len=options.max_model_len,
             max_num_waiting=options.max_num_waiting,
             max_waiting_tokens=options.max_waiting_tokens,
+            max_short_tokens=options.max_short_tokens,
         )
         self._estimates = DraftWaitEstimates()
         self._faults = FaultHandler(self._table, scheduler, observer)

@@ -55,13 +55,16 @@ class SequenceTable:
         max_num_waiting: int,
         max_waiting_tokens: int,
         drafters: Drafters,
+        max_short_tokens: int | None = None,
     ) -> None:
+        """Args: max_short_tokens: as in `EngineOptions`."""
         self._scheduler = scheduler
         self._drafters = drafters
         drafters.state_changed = self._report_drafter
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._max_waiting_tokens = max_waiting_tokens
+        self._max_short_tokens = max_short_tokens
         self._sinks: dict[int, EventSink] = {}
         # By session and sequence id: a session can address its own sequences only.
         self._sequences: dict[tuple[int, str], Sequence] = {}
@@ -114,10 +117,13 @@ class SequenceTable:
             self.refuse(command, error)
             return
         requested = {name: getattr(opened, name) for name in _REQUESTED}
+        max_length, max_short = self._max_length(opened), self._max_short_tokens
         sequence = Sequence(
             **(requested | {"token_ids": list(opened.token_ids)}),
             session_id=command.session_id,
-            max_length=self._max_length(opened),
+            max_length=max_length,
+            # By its limit, so that no token's embedding changes while it grows.
+            uses_long_rope=max_short is not None and max_length > max_short,
             rows_to_score=opened.requested_rows,
             hint_log=HintLog() if opened.trace else None,
             hint_record=self._useless_hints.begin(),

@@ -115,6 +115,7 @@ class StepBatch:
                     sequence.table_id,
                     item.is_sampled,
                     range(max(rows.start, first) - first, min(rows.stop, last) - first),
+                    sequence.uses_long_rope,
                 )
             )
 

@@ -237,7 +237,7 @@ class GpuDecoder(DeviceModel):
         num_tokens = len(arrays.token_ids)
         step = _Step(
             attention=attention,
-            cos_sin=self._cos_sin(arrays.positions),
+            cos_sin=self._cos_sin(arrays),
             slot_mapping=slots,
             is_bad=torch.zeros(num_tokens, dtype=torch.int32, device=weights.device),
         )
@@ -318,13 +318,15 @@ class GpuDecoder(DeviceModel):
             dtype=self._weights.dtype,
         )
 
-    def _cos_sin(self, positions: torch.Tensor) -> list[torch.Tensor]:
+    def _cos_sin(self, arrays: DeviceArrays) -> list[torch.Tensor]:
         """Cosines and sines [T, 2, P] float32 of each rotary embedding."""
         cos_sin = []
         for rotary, inv_freq in zip(
             self._weights.config.rotaries, self._weights.inv_freqs, strict=True
         ):
-            angles = positions.float()[:, None] * inv_freq
+            if len(inv_freq) > 1:
+                inv_freq = inv_freq[arrays.uses_long_rope]
+            angles = arrays.positions.float()[:, None] * inv_freq
             both = torch.stack((angles.cos(), angles.sin()), dim=1)
             cos_sin.append(both.mul_(rotary.scaling))
         return cos_sin

@@ -68,6 +68,7 @@ class DeviceArrays(NamedTuple):
     counts: torch.Tensor  # [3]: entries and tokens that are no padding, the longest entry's tokens
     token_ids: torch.Tensor  # [N]
     positions: torch.Tensor  # [N]
+    uses_long_rope: torch.Tensor  # [N]
     slot_mapping: torch.Tensor  # [N]
     cu_seqlens_q: torch.Tensor  # [E + 1]
     seq_lens: torch.Tensor  # [E]
@@ -141,6 +142,7 @@ class DeviceBatch:
         staged["counts"][:] = num_entries, num_tokens, layout.seq_lens.max()
         staged["token_ids"][:num_tokens] = layout.input_token_ids
         staged["positions"][:num_tokens] = layout.positions
+        staged["uses_long_rope"][:num_tokens] = layout.uses_long_rope
         _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, _NO_SLOT)
         _fill(staged["cu_seqlens_q"], layout.cu_seqlens_q, num_padded_entries + 1, num_tokens)
         _fill(staged["seq_lens"], layout.seq_lens, num_padded_entries, 0)
@@ -176,6 +178,7 @@ class DeviceBatch:
             counts=arrays["counts"],
             token_ids=arrays["token_ids"][:num_tokens],
             positions=arrays["positions"][:num_tokens],
+            uses_long_rope=arrays["uses_long_rope"][:num_tokens],
             slot_mapping=arrays["slot_mapping"][:num_tokens],
             cu_seqlens_q=arrays["cu_seqlens_q"][: num_entries + 1],
             seq_lens=arrays["seq_lens"][:num_entries],

@@ -14,7 +14,7 @@ from verifier.checkpoint.description import DecoderDescription
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.tensor_files import TensorFiles, pieces
-from verifier.checkpoint.weight_types import WeightType
+from verifier.checkpoint.weight_types import Rotary, WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
 from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
@@ -73,7 +73,7 @@ def load_weights(
             head=head,
             final_norm=loader.norm("model.norm", hidden),
             layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
-            inv_freqs=[torch.from_numpy(r.inv_freq).to(device) for r in config.rotaries],
+            inv_freqs=[_inv_freq(rotary).to(device) for rotary in config.rotaries],
         )
 
 
@@ -233,3 +233,9 @@ class _Loader:
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
         )
+
+
+def _inv_freq(rotary: Rotary) -> torch.Tensor:
+    """As in `GpuWeights`."""
+    kinds = [each for each in (rotary.inv_freq, rotary.long_inv_freq) if each is not None]
+    return torch.stack([torch.from_numpy(each) for each in kinds])

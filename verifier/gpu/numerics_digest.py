@@ -11,12 +11,14 @@ import platform
 
 import torch
 
-from verifier.cpu.numerics_digest import sources_digest
+from verifier.cpu.numerics_digest import rotaries_digest, sources_digest
 from verifier.gpu.weights import GpuWeights
 
 
-def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
-    """The digest of a strict decoder, over K/V blocks of so many tokens."""
+def numerics_digest(weights: GpuWeights, *, block_size: int, max_model_len: int) -> str:
+    """The digest of a strict decoder, over K/V blocks of `block_size` tokens, of sequences of up to
+    `max_model_len`.
+    """
     # A CPU needs not have it. Its distribution may have another name than the package.
     import triton
 
@@ -37,7 +39,6 @@ def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
         *platform.libc_ver(),
     ):
         digest.update(f"{part}\n".encode())
-    for rotary in weights.config.rotaries:
-        digest.update(rotary.inv_freq.tobytes())
-        digest.update(repr(rotary.scaling).encode())
+    rotaries = rotaries_digest(weights.config.rotaries, max_model_len=max_model_len)
+    digest.update(rotaries.encode())
     return digest.hexdigest()

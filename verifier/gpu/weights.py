@@ -87,4 +87,5 @@ class GpuWeights:
     head: torch.Tensor  # [V, H]; the embeddings themselves if they are tied
     final_norm: torch.Tensor  # [H] float32
     layers: list[Layer]
-    inv_freqs: list[torch.Tensor]  # [P] float32 of each of `config.rotaries`
+    # [1, P] float32 of each of `config.rotaries`, or [2, P]: of short sequences, of long ones.
+    inv_freqs: list[torch.Tensor]

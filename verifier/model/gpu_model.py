@@ -167,7 +167,9 @@ def load_on_gpu(
         num_threads=torch.get_num_threads(),
         model_digest=digest.result(),
         # Else bits depend on the batch.
-        numerics_digest=numerics_digest(weights, block_size=attention.block_size)
+        numerics_digest=numerics_digest(
+            weights, block_size=attention.block_size, max_model_len=max_model_len
+        )
         if is_strict
         else "",
         architecture=shape.architecture,
@@ -184,6 +186,7 @@ def load_on_gpu(
         num_kv_blocks=num_kv_blocks,
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
+        max_short_tokens=shape.max_short_tokens,
     )
 
 

@@ -119,7 +119,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         numerics="strict",
         num_threads=num_threads,
         model_digest=model_digest,
-        numerics_digest=numerics_digest(weights),
+        numerics_digest=numerics_digest(weights, max_model_len=max_model_len),
         architecture=shape.architecture,
         dtype=dtype_name(
             dtype,
@@ -133,6 +133,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         num_kv_blocks=num_kv_blocks,
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
+        max_short_tokens=shape.max_short_tokens,
     )
 
 

@@ -13,6 +13,7 @@ class ReadyModel:
 
     Attributes:
         num_threads: that compute on a CPU.
+        max_short_tokens: as in `ModelConfig`.
     """
 
     model: TargetModel
@@ -30,6 +31,7 @@ class ReadyModel:
     num_kv_blocks: int
     eos_token_ids: frozenset[int]
     hidden_size: int
+    max_short_tokens: int | None = None
 
 
 def dtype_name(dtype: str, quantization: str, *, multiplies_in_fp8: bool = False) -> str:

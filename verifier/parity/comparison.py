@@ -24,11 +24,29 @@ def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
 
 
 def paged_logits(
-    model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
+    model: TargetModel,
+    text: list[int],
+    cuts: list[int],
+    *,
+    block_size: int,
+    has_long_rope: bool = False,
 ) -> FloatArray:
     """All logits [T, V] of a text, computed in pieces, empty ones left out; writes to the first
     blocks.
+
+    Args:
+        has_long_rope: whether the text is computed a second time as one that may grow long; its
+            logits follow then, [2 * T, V].
     """
+    if has_long_rope:
+        both = [_logits_of(model, text, cuts, block_size, is_long) for is_long in (False, True)]
+        return np.concatenate(both)
+    return _logits_of(model, text, cuts, block_size, False)
+
+
+def _logits_of(
+    model: TargetModel, text: list[int], cuts: list[int], block_size: int, uses_long_rope: bool
+) -> FloatArray:
     rows: list[FloatArray] = []
     for start, end in itertools.pairwise([0, *cuts, len(text)]):
         if start == end:
@@ -42,6 +60,7 @@ def paged_logits(
                     block_table=list(range(-(-end // block_size))),
                     is_sampled=False,
                     scored_offsets=range(end - start),
+                    uses_long_rope=uses_long_rope,
                 )
             ],
             block_size=block_size,

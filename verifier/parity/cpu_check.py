@@ -147,10 +147,15 @@ class ParityCheck:
             max_num_tokens=NUM_TOKENS,
         )
         try:
-            logits = paged_logits(decoder, text, [], block_size=_BLOCK_SIZE)
-            for cuts in ([len(text) // 2], [max(1, len(text) - 8)]):
-                others = paged_logits(decoder, text, cuts, block_size=_BLOCK_SIZE)
-                if not np.array_equal(logits, others):
+            has_long_rope = any(r.long_inv_freq is not None for r in weights.rotaries)
+            logits, *others = [
+                paged_logits(
+                    decoder, text, cuts, block_size=_BLOCK_SIZE, has_long_rope=has_long_rope
+                )
+                for cuts in ([], [len(text) // 2], [max(1, len(text) - 8)])
+            ]
+            for other in others:
+                if not np.array_equal(logits, other):
                     raise CheckpointError("logits depend on how a text is cut into chunks")
         finally:
             decoder.close()

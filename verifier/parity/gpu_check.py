@@ -147,7 +147,14 @@ def _probed_logits(
     other_cuts = [[], list(range(1, len(text), 5))] if is_strict else []
     try:
         logits, *others = [
-            paged_logits(decoder, text, each, block_size=block_size) for each in (cuts, *other_cuts)
+            paged_logits(
+                decoder,
+                text,
+                each,
+                block_size=block_size,
+                has_long_rope=weights.config.max_short_tokens is not None,
+            )
+            for each in (cuts, *other_cuts)
         ]
         tiles_agree = not is_strict or _tiles_agree(weights)
     except Exception as error:

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.checkpoint.weight_types import widened
-from verifier.parity.comparison import WINDOW_TOKENS, probe_text
+from verifier.parity.comparison import NUM_TOKENS, WINDOW_TOKENS, probe_text
 from verifier.parity.quantised_values import computed_in
 from verifier.parity.transformers_check import shortened_windows
 from verifier.transformers_model.config import read_config
@@ -229,22 +230,42 @@ class _Model:
         rounds_rows: bool = False,
         kv_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says.
+        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says. With longrope
+        [2 * T, V]: by the short factors, then by the long ones.
 
         Args:
             kv_dtype: what K and V are rounded to; None: `dtype`.
         """
         model: Any = self._model
         quantization = self._quantization
+        outputs = []
         with (
             shortened_windows(model, WINDOW_TOKENS),
             computed_in(model, dtype, quantization=quantization, rounds_rows=rounds_rows),
             torch.inference_mode(),
         ):
-            cache = {} if kv_dtype is None else {cache_name(model): _RoundingCache(kv_dtype)}
-            output = model(input_ids=self._input_ids, use_cache=bool(cache), **cache)
-        logits: torch.Tensor = output.logits[0].float()
-        return logits
+            for _ in _longropes(model.config):
+                cache = {} if kv_dtype is None else {cache_name(model): _RoundingCache(kv_dtype)}
+                output = model(input_ids=self._input_ids, use_cache=bool(cache), **cache)
+                outputs.append(output.logits[0].float())
+        return torch.cat(outputs)
+
+
+def _longropes(config: Any) -> Iterator[None]:
+    """Makes transformers, which choose by the longest text of a batch, compute the probe's text by
+    longrope's short factors, then by its long ones; once, as it is, with other embeddings.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") != "longrope":
+        yield
+        return
+    told = config.original_max_position_embeddings
+    for original in (NUM_TOKENS, 2):
+        config.original_max_position_embeddings = original
+        config.standardize_rope_params()
+        yield
+    config.original_max_position_embeddings = told
+    config.standardize_rope_params()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Maps prefixes to the blocks with their K/V, so that a prefix is computed once.
 
 The key of a block is its digest: BLAKE2b over the digest of the block before it and its own token
-ids. The chain begins with the salt, so equal digests mean equal salts and equal tokens from the
-first one on; a collision would break BLAKE2b, so tokens are not compared. Only whole blocks of
-computed, verified tokens are entered.
+ids. The chain begins with the salt and the kind of rotary embedding, so equal digests mean equal
+ones of both, and equal tokens from the first one on; a collision would break BLAKE2b, so tokens are
+not compared. Only whole blocks of computed, verified tokens are entered.
 
 A block that no sequence holds stays here, idle, until it is evicted, least recently used first.
 Knows no tensor and no sequence.
@@ -17,14 +17,21 @@ _DIGEST_BYTES = 32
 
 
 def extend_digests(
-    digests: list[bytes], token_ids: list[int], num_blocks: int, *, block_size: int, cache_salt: str
+    digests: list[bytes],
+    token_ids: list[int],
+    num_blocks: int,
+    *,
+    block_size: int,
+    cache_salt: str,
+    uses_long_rope: bool = False,
 ) -> None:
     """Appends the digests of a sequence's next whole blocks until there are `num_blocks`.
 
     Args:
         digests: of the first blocks of `token_ids`, under the same salt.
+        uses_long_rope: as in `ScheduledTokens`.
     """
-    digest = digests[-1] if digests else _root_digest(cache_salt)
+    digest = digests[-1] if digests else _root_digest(cache_salt, uses_long_rope)
     for start in range(len(digests) * block_size, num_blocks * block_size, block_size):
         content = array.array("I", token_ids[start : start + block_size]).tobytes()
         digest = hashlib.blake2b(digest + content, digest_size=_DIGEST_BYTES).digest()
@@ -96,8 +103,7 @@ class PrefixCache:
         assert self._idle.keys() <= self._digests.keys(), "an idle block is not cached"
 
 
-def _root_digest(cache_salt: str) -> bytes:
+def _root_digest(cache_salt: str, uses_long_rope: bool) -> bytes:
     """The start of a salt's chains, hashed in its own domain so that no salt equals a block."""
-    return hashlib.blake2b(
-        cache_salt.encode(), digest_size=_DIGEST_BYTES, person=b"cache salt"
-    ).digest()
+    domain = b"long rope salt" if uses_long_rope else b"cache salt"
+    return hashlib.blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES, person=domain).digest()

@@ -114,6 +114,7 @@ class RunningSet:
             num_blocks,
             block_size=self.block_size,
             cache_salt=sequence.cache_salt,
+            uses_long_rope=sequence.uses_long_rope,
         )
 
     def num_blocks_for(self, num_tokens: int) -> int:

@@ -107,6 +107,8 @@ class Sequence(OpenSequence):
     session_id: int
     # The length at which generation ends, by max_new_tokens or the model's limit.
     max_length: int
+    # As in `ScheduledTokens`.
+    uses_long_rope: bool = False
     # The scheduler's count.
     arrival: int = 0
     # The turn by which it last began to run, counted by changes of the tenant.

@@ -56,6 +56,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Of 8 pairs.
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.05 * i for i in range(8)],
+    "long_factor": [1.0 + 1.5 * i for i in range(8)],
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SMALL),
@@ -119,6 +125,15 @@ CONFIGS: dict[str, Any] = {
             "rope_theta": 1e4,
             "partial_rotary_factor": 0.75,
         },
+    ),
+    "phi3_longrope": lambda: Phi3Config(
+        **SMALL, pad_token_id=0, original_max_position_embeddings=128, rope_parameters=LONGROPE
+    ),
+    "phi3_longrope_partial": lambda: Phi3Config(
+        **{**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1},
+        pad_token_id=0,
+        original_max_position_embeddings=128,
+        rope_parameters={**LONGROPE, "partial_rotary_factor": 0.5, "attention_factor": 1.25},
     ),
     "olmo2": lambda: TRANSFORMERS.Olmo2Config(**SMALL, pad_token_id=0, attention_bias=True),
     "olmo3": lambda: TRANSFORMERS.Olmo3Config(

@@ -266,9 +266,9 @@ class CallsItselfStrict(PlainOperations):
 
 
 def in_one_piece(
-    model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
+    model: TargetModel, text: list[int], cuts: list[int], **options: Any
 ) -> FloatArray:
-    return paged_logits(model, text, [], block_size=block_size)
+    return paged_logits(model, text, [], **options)
 
 
 class OnlyCallsItselfStrict(CallsItselfStrict):

@@ -128,11 +128,12 @@ def _begin(
             else:
                 rows.embed(other, embedding, model.embeddings, model.embeddings_are_packed, token,
                            model.hidden_size, model.embedding_scale)  # fmt: skip
+            first_rotary = load_i64(step.uses_long_rope + 8 * t) * model.num_rotaries
             for rotary in range(model.num_rotaries):
                 cos = model.cos_sin + (rotary * step.num_tokens + t) * 2 * pairs_bytes
                 rows.cos_sin(
                     cos, cos + pairs_bytes, load_i64(step.positions + 8 * t),
-                    model.inv_freq + rotary * pairs_bytes, model.num_pairs,
+                    model.inv_freq + (first_rotary + rotary) * pairs_bytes, model.num_pairs,
                     rows.load_f32(model.rotary_scaling + 4 * rotary),
                 )  # fmt: skip
     arrive(mark, model.num_threads)
