@@ -251,7 +251,7 @@ def _attention(context: int, num_tokens: int, dtype: str) -> Callable[[], object
                     address_of(cache) + (KV_HEADS + head) * cache.strides[1], address_of(table),
                     cache.strides[0], min(MAX_TASK_ROWS, num_tokens * group - first), group, first,
                     context - num_tokens, HEAD_DIM, 0, np.float32(HEAD_DIM**-0.5),
-                    np.float32(0), address_of(scratch),
+                    np.float32(0), 0, address_of(scratch),
                 )  # fmt: skip
 
     return call

@@ -95,6 +95,18 @@ _FAMILIES: Mapping[str, _Family] = {
             "rope.scaling.original_context_length": "original_max_position_embeddings",
         },
     ),
+    "gpt-oss": _Family(
+        model_type="gpt_oss",
+        architecture="GptOssForCausalLM",
+        # Numbers of these models are beyond float16.
+        constants={"hidden_act": "silu", "dtype": "bfloat16"},
+        keys={
+            **_EXPERTS_USED,
+            "attention.sliding_window": "sliding_window",
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+    ),
 }
 _MIXTRAL = _Family(
     model_type="mixtral",
@@ -157,6 +169,11 @@ def config_of(
         config["sliding_window"] = None
     if rope := _scaled_rope(told):
         config["rope_scaling"] = rope
+        if family.model_type == "gpt_oss":
+            # What the format has no place for.
+            rope["truncate"] = False
+    elif family.model_type == "gpt_oss":
+        config["rope_scaling"] = {"rope_type": "default"}
     if _LLAMA3_FACTORS in rope_factors:
         config["rope_scaling"] = _llama3_rope(path, config, rope_factors[_LLAMA3_FACTORS])
     elif family.model_type == "phi3":
@@ -203,7 +220,11 @@ def _scaled_rope(told: dict[str, Any]) -> dict[str, Any] | None:
         return None
     names = {"type": "rope_type", "factor": "factor", "finetuned": ""}
     if kind == "yarn":
-        names["original_context_length"] = "original_max_position_embeddings"
+        names |= {
+            "original_context_length": "original_max_position_embeddings",
+            "yarn_beta_fast": "beta_fast",
+            "yarn_beta_slow": "beta_slow",
+        }
     keys = {key: f"rope.scaling.{key}" for key in names}
     rope = {names[key]: told.pop(full) for key, full in keys.items() if full in told}
     rope.pop("", None)

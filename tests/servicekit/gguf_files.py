@@ -80,15 +80,16 @@ def write_model(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    if architecture.startswith(("gemma", "qwen3")):
+    is_gpt_oss = architecture == "gpt-oss"
+    if architecture.startswith(("gemma", "qwen3", "gpt-oss")):
         writer.add_key_length(HIDDEN // HEADS)
         writer.add_value_length(HIDDEN // HEADS)
-    if architecture.startswith("gemma"):
+    if architecture.startswith(("gemma", "gpt-oss")):
         writer.add_sliding_window(16)
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(2)
-        if architecture == "qwen3moe":
+        if architecture in ("qwen3moe", "gpt-oss"):
             writer.add_expert_feed_forward_length(INNER)
     if "tokenizer.ggml.tokens" not in (metadata or {}):
         add_byte_level_vocabulary(writer)
@@ -103,7 +104,7 @@ def write_model(
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
 
     def add(name: str, *shape: int) -> None:
-        if len(shape) == 1:
+        if len(shape) == 1 or name.endswith(".bias"):
             values = draw.normal(1 if "norm" in name else 0, 0.1, shape).astype(np.float32)
             writer.add_tensor(name, values)
             return
@@ -117,6 +118,8 @@ def write_model(
     norms = ["attn_norm", "ffn_norm"]
     if architecture.startswith("gemma"):
         norms += ["post_attention_norm", "post_ffw_norm"]
+    if is_gpt_oss:
+        norms = ["attn_norm", "post_attention_norm"]
     of_queries = [("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)]
     if architecture == "phi3":
         of_queries = [("attn_qkv", HIDDEN + 2 * kv)]
@@ -126,12 +129,18 @@ def write_model(
             add(f"{prefix}{name}.weight", HIDDEN)
         for name, size in of_queries:
             add(f"{prefix}{name}.weight", size, HIDDEN)
-            if architecture == "qwen2":
+            if architecture in ("qwen2", "gpt-oss"):
                 add(f"{prefix}{name}.bias", size)
         if architecture in ("gemma3", "qwen3", "qwen3moe"):
             for name in ("attn_q_norm", "attn_k_norm"):
                 add(f"{prefix}{name}.weight", HIDDEN // HEADS)
         add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN)
+        if is_gpt_oss:
+            add(f"{prefix}attn_output.bias", HIDDEN)
+            add(f"{prefix}attn_sinks.weight", HEADS)
+            add(f"{prefix}ffn_gate_inp.bias", num_experts)
+            for name, size in (("gate", INNER), ("up", INNER), ("down", HIDDEN)):
+                add(f"{prefix}ffn_{name}_exps.bias", num_experts, size)
         if num_experts:
             add(f"{prefix}ffn_gate_inp.weight", num_experts, HIDDEN)
             for name in ("ffn_gate_exps", "ffn_up_exps"):

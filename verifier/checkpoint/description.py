@@ -224,6 +224,8 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         qkv = qkv_sizes(config)
         add([attention + name for name in family.qkv], qkv, hidden, config.has_qkv_bias)
         add([attention + "o_proj"], [hidden], qkv[0], config.has_output_bias)
+        if family.has_sinks:
+            shapes[attention + "sinks"] = (config.num_heads,)
         if not layer.has_experts:
             size = config.intermediate_size
             names = [f"{prefix}mlp.{name}" for name in family.gate_up]
@@ -232,9 +234,10 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             continue
         experts, size = family.experts, config.expert_size
         assert experts is not None
-        add([prefix + experts.router], [config.num_experts], hidden, False)
+        bias = experts.has_biases
+        add([prefix + experts.router], [config.num_experts], hidden, bias)
         for expert in range(config.num_experts):
-            add([prefix + experts.gate.format(expert=expert)], [size], hidden, False)
-            add([prefix + experts.up.format(expert=expert)], [size], hidden, False)
-            add([prefix + experts.down.format(expert=expert)], [hidden], size, False)
+            add([prefix + experts.gate.format(expert=expert)], [size], hidden, bias)
+            add([prefix + experts.up.format(expert=expert)], [size], hidden, bias)
+            add([prefix + experts.down.format(expert=expert)], [hidden], size, bias)
     return shapes

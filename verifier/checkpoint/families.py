@@ -46,6 +46,8 @@ class ExpertNames:
     width_key: str
     # None: always divided by their sum.
     normalises_key: str | None
+    # Of the router and of the experts.
+    has_biases: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,9 @@ class Family:
         has_attention_softcap: whether attention heeds `attn_logit_softcapping`.
         has_multipliers: whether it has Granite's factors, of embeddings, attention scores, updates
             of the residual stream, and logits.
+        has_sinks: whether attention has a logit of each head beside the scores, of a token that has
+            no value.
+        clamps_gates: whether the activation is `Activation.CLAMPED`, whatever its key says.
         skips_ropes: whether `no_rope_layers` tells which layers have a rotary embedding (1) and
             which have none (0).
     """
@@ -91,6 +96,8 @@ class Family:
     has_attention_softcap: bool = False
     has_multipliers: bool = False
     skips_ropes: bool = False
+    has_sinks: bool = False
+    clamps_gates: bool = False
     windows: Windows = Windows.NONE
     ropes: Ropes = Ropes.ONE
     default_theta: float = 10_000.0
@@ -343,5 +350,48 @@ FAMILIES: Mapping[str, Family] = {
             normalises_key="norm_topk_prob",
         ),
         aliases={"num_local_experts": "num_experts"},
+    ),
+    "gpt_oss": Family(
+        architecture="GptOssForCausalLM",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "layer_types": None,
+            "num_experts_per_tok": 4,
+            "num_local_experts": 128,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            # What its rotary embedding tells, too.
+            "initial_context_length": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        has_sinks=True,
+        clamps_gates=True,
+        windows=Windows.PATTERN,
+        default_theta=150_000.0,
+        experts=ExpertNames(
+            router="mlp.router",
+            gate="mlp.experts.{expert}.gate_proj",
+            up="mlp.experts.{expert}.up_proj",
+            down="mlp.experts.{expert}.down_proj",
+            count_key="num_local_experts",
+            width_key="intermediate_size",
+            normalises_key=None,
+            has_biases=True,
+        ),
+        aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
     ),
 }

@@ -38,6 +38,11 @@ _OF_MODEL_TYPES: Mapping[str, Mapping[str, str]] = {
     "gemma3_text": _OF_GEMMA,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
+    "gpt_oss": {
+        "attn_sinks": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+        "post_attention_norm": "post_attention_layernorm",
+    },
 }
 # Of all experts in one, [experts, outputs, inputs].
 _OF_EXPERTS = {
@@ -93,8 +98,10 @@ def _stored(header: GgufHeader, model_type: str, tensor: GgufTensor) -> Iterator
     if part in of_layers:
         heads = _paired_heads(header, part, tensor)
         name = f"{prefix}{of_layers[part]}.{suffix}"
+        # No module's.
+        name = name.removesuffix(".weight") if part == "attn_sinks" else name
         yield dataclasses.replace(whole, name=name, num_paired_heads=heads)
-    elif part in of_experts and len(tensor.shape) == 3:
+    elif part in of_experts and len(tensor.shape) == (2 if suffix == "bias" else 3):
         size = (tensor.end - tensor.start) // tensor.shape[0]
         for expert in range(tensor.shape[0]):
             start = tensor.start + expert * size

@@ -5,6 +5,9 @@ and minimum (of Q6_K: 16). Formats with a Q are GGUF's; in those with a K, 8 gro
 float16 factors, of which scales and minima are small multiples. Layouts:
 https://github.com/ggml-org/ggml, `ggml-common.h`. The others are those of quantised safetensors
 checkpoints (`quantized_tensors`); codes of FP8 are e4m3fn: 4 bits of exponent, 3 of mantissa.
+MXFP4, which both have, is that of the Open Compute Project: codes are e2m1, a sign and 2 bits of
+exponent and 1 of mantissa, and the scale is a power of two, stored as its exponent. Of a code's
+value twice is a whole number, so half of the scale is kept.
 """
 
 from collections.abc import Mapping
@@ -36,6 +39,7 @@ class GroupFormat:
         is_float: whether codes are FP8; scales are float32 then.
         has_minimum: whether groups have minima.
         is_super: whether scales are multiples of factors that 8 groups share.
+        is_mx: whether codes are e2m1, and scales exponents.
         halves: how many scales a group has.
     """
 
@@ -45,6 +49,7 @@ class GroupFormat:
     is_float: bool = False
     has_minimum: bool = False
     is_super: bool = False
+    is_mx: bool = False
     halves: int = 1
 
     @property
@@ -55,7 +60,7 @@ class GroupFormat:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of a GGUF file."""
-        factors = 2 * (1 + self.has_minimum)
+        factors = 1 if self.is_mx else 2 * (1 + self.has_minimum)
         scales = 0
         if self.is_super:
             scales = 12 if self.has_minimum else SUPER_GROUPS * self.halves
@@ -74,6 +79,7 @@ FORMATS: Mapping[str, GroupFormat] = {
     "INT4": GroupFormat(bits=4, has_zeros=True),
     "INT8": GroupFormat(bits=8, has_zeros=True),
     "FP8": GroupFormat(bits=8, is_float=True),
+    "MXFP4": GroupFormat(bits=4, is_mx=True),
 }
 
 
@@ -83,8 +89,8 @@ class GroupedRows:
 
     # [n, K]; of 8 bits those of an int8, or of FP8.
     codes: Bytes
-    # [n, B]: scales; of a format with a K what they are multiples of.
-    factors: npt.NDArray[np.floating]
+    # [n, B]: scales; of a format with a K what they are multiples of; of MXFP4 uint8.
+    factors: npt.NDArray[Any]
     # [n, B] likewise, or None.
     minima: npt.NDArray[np.floating] | None = None
     # [n, G * halves] of a format with a K; of Q6_K the bits of an int8.
@@ -102,7 +108,7 @@ def take_apart(name: str, rows: Bytes) -> GroupedRows:
     if form.is_super:
         return _super(form, blocks)
     end = 2 * (1 + form.has_minimum)
-    factors = _halves(blocks[..., :2])
+    factors = blocks[..., 0].copy() if form.is_mx else _halves(blocks[..., :2])
     minima = _halves(blocks[..., 2:4]) if form.has_minimum else None
     codes = np.empty((*blocks.shape[:2], GROUP), dtype=np.uint8)
     if form.bits == 8:
@@ -126,6 +132,8 @@ def values_of(name: str, parts: GroupedRows) -> FloatArray:
     codes: npt.NDArray[Any] = parts.codes
     if form.is_float:
         codes = _FP8_VALUES[codes]
+    elif form.is_mx:
+        codes = _TWICE_E2M1[codes]
     elif form.bits == 8:
         codes = codes.view(np.int8)
     num_scales = codes.shape[1] // GROUP * form.halves
@@ -148,13 +156,25 @@ def _fp8_values() -> FloatArray:
 
 
 _FP8_VALUES = _fp8_values()
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the codes without a sign; those with one follow."""
+TWICE_E2M1 = [int(2 * value * sign) for sign in (1, -1) for value in E2M1_VALUES]
+_TWICE_E2M1 = np.array(TWICE_E2M1, dtype=np.int8)
+
+
+def _half_powers(exponents: Bytes) -> FloatArray:
+    """2 ** (e - 128)."""
+    wide = exponents.astype(np.uint32)
+    bits = np.where(wide < 2, np.uint32(1 << 21) << wide, (wide - 1) << 23)
+    powers: FloatArray = bits.astype(np.uint32).view(np.float32)
+    return powers
 
 
 def _multiplied(
-    factors: npt.NDArray[np.floating], scales: Bytes | None, form: GroupFormat, num_scales: int
+    factors: npt.NDArray[Any], scales: Bytes | None, form: GroupFormat, num_scales: int
 ) -> FloatArray:
     """The scales of groups, [n, scales, 1]."""
-    result = factors.astype(np.float32)
+    result = _half_powers(factors) if form.is_mx else factors.astype(np.float32)
     if scales is not None:
         numbers = scales.view(np.int8) if form.halves == 2 else scales
         result = np.repeat(result, num_scales // result.shape[1], axis=1) * numbers

@@ -226,6 +226,10 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values.get(key) is not None and not values[key] > 0:
             raise NotServedError(f"its config.json has {key} {values[key]}")
+    if family.clamps_gates:
+        for key, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+            if values[key] != value:
+                raise NotServedError(f"its config.json has {key} {values[key]}")
     softcap = values.get("attn_logit_softcapping")
     if softcap and not family.has_attention_softcap:
         raise NotServedError("attn_logit_softcapping, which this family's attention ignores")
@@ -269,7 +273,11 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         ),
         residual_scale=config.factor("residual_multiplier"),
         logits_scale=1.0 / config.factor("logits_scaling"),
-        activation=_ACTIVATIONS[values[family.activation_key]],
+        activation=(
+            Activation.CLAMPED
+            if family.clamps_gates
+            else _ACTIVATIONS[values[family.activation_key]]
+        ),
         has_qkv_bias=config.flag(family.qkv_bias),
         has_output_bias=config.flag(family.output_bias),
         has_mlp_bias=config.flag(family.mlp_bias),

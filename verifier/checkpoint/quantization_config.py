@@ -57,6 +57,7 @@ def read_quantization(folder: Path) -> Quantization | None:
         "gptq": _gptq,
         "awq": _awq,
         "fp8": _fp8,
+        "mxfp4": _mxfp4,
     }
     method = _object(options, where).get("quant_method")
     if not isinstance(method, str) or method not in readers:
@@ -194,6 +195,11 @@ def _fp8(options: Mapping[str, Any], where: str) -> Quantization:
     if options.get("weight_block_size") is not None:
         block = _block(options, "weight_block_size", where)
     return Quantization(method="fp8", schemes=frozenset(), block=block)
+
+
+def _mxfp4(options: Mapping[str, Any], where: str) -> Quantization:
+    _check(options, {}, frozenset({"modules_to_not_convert", "quant_method"}), where)
+    return Quantization(method="mxfp4", schemes=frozenset())
 
 
 def _block(options: Mapping[str, Any], key: str, where: str) -> tuple[int, int]:

@@ -17,6 +17,8 @@ def quantized_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) 
     """Rows [first, first + count), copied: kernels would be compiled again for read-only codes."""
     if tensor.layout is Layout.FP8:
         return _fp8_rows(tensor, first, count, read)
+    if tensor.layout is Layout.MXFP4:
+        return _mx_rows(tensor, first, count, read)
     rows = slice(first, first + count)
     bits = FORMATS[tensor.dtype].bits
     codes, scales = read(tensor.codes), widened(read(tensor.scales), tensor.scales.type)
@@ -57,6 +59,14 @@ def _fp8_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) -> Gr
     groups = np.arange(0, tensor.shape[1], GROUP)
     factors = scales[np.arange(first, first + count)[:, None] // rows, groups // columns]
     return GroupedRows(codes=np.array(codes, order="C"), factors=factors)
+
+
+def _mx_rows(tensor: QuantizedTensor, first: int, count: int, read: Read) -> GroupedRows:
+    codes, scales = (
+        read(each).view(np.uint8)[tensor.first_row :: tensor.row_step][first : first + count]
+        for each in (tensor.codes, tensor.scales)
+    )
+    return GroupedRows(codes=_numbers(codes.reshape(count, -1), 4), factors=np.array(scales))
 
 
 def _of_awq(words: npt.NDArray[np.int32]) -> Bytes:

@@ -13,7 +13,8 @@ int32 hold their numbers from the lowest bits up:
     AWQ     qweight int32 [K, N / 8], scales [G, N], qzeros int32 [G, N / 8]; of 4 bits, of each
             eight in the order 0 2 4 6 1 3 5 7
 
-Without zero points, 0 is the zero. compressed-tensors has the first two, and FP8:
+Without zero points, 0 is the zero. MXFP4 is in `fused_experts`. compressed-tensors has the first
+two, and FP8:
 https://github.com/vllm-project/compressed-tensors. GPTQ:
 https://github.com/ModelCloud/GPTQModel. AWQ: https://github.com/casper-hansen/AutoAWQ, version
 gemm.
@@ -44,6 +45,7 @@ class Layout(enum.Enum):
     GPTQ = enum.auto()
     AWQ = enum.auto()
     FP8 = enum.auto()
+    MXFP4 = enum.auto()
 
 
 _OF_COMPRESSED = ("weight_scale", "weight_zero_point", "weight_g_idx")
@@ -66,6 +68,8 @@ _LAYOUTS = {
     "fp8": (Layout.FP8,),
     "gptq": (Layout.GPTQ,),
     "awq": (Layout.AWQ,),
+    # Of `fused_experts`.
+    "mxfp4": (),
 }
 
 

@@ -31,6 +31,9 @@ class StoredTensor:
     offset: float = 0.0
     # Whether columns lie one after the other, not rows.
     is_by_columns: bool = False
+    # Its rows are every `row_step`-th of those between start and end, from `first_row` on.
+    first_row: int = 0
+    row_step: int = 1
 
     @property
     def type(self) -> WeightType:

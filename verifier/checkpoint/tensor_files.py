@@ -19,6 +19,7 @@ import numpy as np
 from servicekit.gguf.header import GgufError, read_header
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
+from verifier.checkpoint.fused_experts import split_experts
 from verifier.checkpoint.gguf_names import stored_as
 from verifier.checkpoint.group_formats import FORMATS, Bytes, GroupedRows, take_apart, values_of
 from verifier.checkpoint.quantization_config import read_quantization
@@ -90,6 +91,7 @@ class TensorFiles:
             self.is_text_part = is_text_part(self.tensors)
             if self.is_text_part:
                 self.tensors = text_tensors(self.tensors)
+            self.tensors = split_experts(self.tensors)
             if quantization := read_quantization(folder):
                 self.tensors = joined(self.tensors, quantization, self._array)
                 self.quantization = quantization.method
@@ -142,8 +144,14 @@ class TensorFiles:
 
     def _stored_rows(self, tensor: StoredTensor, first: int, count: int) -> Bytes:
         """As `rows`, as bytes [count, bytes of a row]."""
-        row_bytes = (tensor.end - tensor.start) // tensor.shape[0]
-        rows: Bytes = np.frombuffer(self._bytes(tensor), dtype=np.uint8).reshape(-1, row_bytes)
+        stored = np.frombuffer(self._bytes(tensor), dtype=np.uint8)
+        num_stored = tensor.shape[0] * tensor.row_step
+        if tensor.is_by_columns:
+            columns = stored.view(f"V{len(stored) // (num_stored * tensor.shape[1])}")
+            columns = columns.reshape(-1, num_stored)[:, tensor.first_row :: tensor.row_step]
+            by_rows: Bytes = columns[:, first : first + count].T.copy().view(np.uint8)
+            return by_rows
+        rows: Bytes = stored.reshape(num_stored, -1)[tensor.first_row :: tensor.row_step]
         if not tensor.num_paired_heads:
             return rows[first : first + count]
         half = tensor.shape[0] // tensor.num_paired_heads // 2

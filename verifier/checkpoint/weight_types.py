@@ -43,6 +43,8 @@ class Activation(enum.IntEnum):
 
     SILU = 0
     GELU_TANH = 1
+    # gate * sigmoid(1.702 gate) * (up + 1), of gates up to 7 and ups from -7 to 7 (GPT-OSS).
+    CLAMPED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

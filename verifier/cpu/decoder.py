@@ -154,7 +154,7 @@ class CpuDecoder(SampledOnHost):
             record = self._layers[number]
             for name in (
                 "input_norm", "query_norm", "key_norm", "attention_output_norm", "mlp_norm",
-                "mlp_output_norm",
+                "mlp_output_norm", "sinks",
             ):  # fmt: skip
                 record[name] = self._address(getattr(layer, name))
             record["qkv"] = self._matrix(layer.qkv)

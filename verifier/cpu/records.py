@@ -14,7 +14,7 @@ MATRIX = np.dtype(
         ("depth", np.int64),
         ("num_blocks", np.int64),
         ("scales", np.int64),  # [N / 16 * 16], or 0
-        ("bias", np.int64),  # [N / 16 * 16], or 0
+        ("bias", np.int64),  # likewise
     ]
 )
 # Of one layer. Addresses of norms are 0 where there is none.
@@ -31,6 +31,7 @@ LAYER = np.dtype(
         ("gate_up", MATRIX),  # of experts: of expert 0
         ("down", MATRIX),
         ("router", MATRIX),  # num_blocks 0: no experts
+        ("sinks", np.int64),  # [num_heads], or 0
         ("sliding_window", np.int64),
         ("rotary", np.int64),
         ("cache", np.int64),  # K/V of block 0

@@ -39,7 +39,7 @@ class Matrix:
     depth: int
     # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, bias excluded.
     scales: FloatArray | None = None
-    # [ceil(N / 16) * 16]
+    # Likewise; not multiplied by the factors.
     bias: FloatArray | None = None
 
     @property
@@ -87,6 +87,8 @@ class Layer:
     gate_up: Matrix | None
     # Depth I'.
     down: Matrix | None
+    # [heads]: logits of a token without a value, which attention sees beside the others (GPT-OSS).
+    sinks: FloatArray | None
     # Instead of gate_up and down.
     experts: Experts | None
     # How many tokens a token sees, itself included; 0: all before it.

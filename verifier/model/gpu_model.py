@@ -219,6 +219,8 @@ def _lacks(
         return f"--quantization {config.quantization} of a mixture of experts"
     if described.config.family.norms_projections:
         return "norms of the queries and keys of all heads together"
+    if described.config.family.has_sinks:
+        return "attention with sinks"
     if described.config.attention_softcap and not serves_softcap(backend):
         return f"attention backend {backend.name} serves no softcap"
     if config.numerics == "strict" and backend.name != STRICT_ATTENTION:

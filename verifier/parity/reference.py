@@ -13,6 +13,7 @@ import argparse
 import inspect
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from verifier.transformers_model.config import read_config
 from verifier.transformers_model.dtypes import DTYPES
 
 _CPU = torch.device("cpu")
+_GPT_OSS_EXPERT = re.compile(r"(.*\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -178,7 +180,7 @@ def _loaded(
                 ).reshape(tensor.shape)
                 for name, tensor in files.tensors.items()
             }
-            source = {"pretrained_model_name_or_path": None, "state_dict": state}
+            source = {"pretrained_model_name_or_path": None, "state_dict": fused_experts(state)}
     loaded: Any = kind.from_pretrained(
         **source,
         config=config,
@@ -191,6 +193,26 @@ def _loaded(
         **_PLAIN,
     )
     return loaded[0], sorted(loaded[1]["missing_keys"])
+
+
+def fused_experts(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, with GPT-OSS's experts as its class has them: all in one, by columns."""
+    result = {}
+    by_layer: dict[str, dict[tuple[str, str], list[torch.Tensor]]] = {}
+    for name, tensor in state.items():
+        match = _GPT_OSS_EXPERT.fullmatch(name)
+        if match is None or f"{match[1]}0.gate_proj.bias" not in state:
+            result[name] = tensor
+            continue
+        by_layer.setdefault(match[1], {}).setdefault((match[2], match[3]), []).append(tensor)
+    for prefix, parts in by_layer.items():
+        for suffix, end in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (torch.stack(parts[part, suffix]) for part in ("gate", "up", "down"))
+            gate_up = torch.stack((gate, up), dim=2).flatten(1, 2)
+            for own, whole in (("gate_up", gate_up), ("down", down)):
+                by_columns = whole.mT if suffix == "weight" else whole
+                result[f"{prefix}{own}_proj{end}"] = by_columns.contiguous()
+    return result
 
 
 class _Model:

@@ -137,8 +137,12 @@ def _attention(
     distance = np.arange(num_tokens)[:, None] - np.arange(num_tokens)
     is_seen = (distance >= 0) & (distance < (layer.sliding_window or num_tokens))
     scores = np.where(is_seen, scores, -np.inf)
+    if layer.sinks is not None:
+        sinks = np.broadcast_to(layer.sinks[:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate((scores, sinks), axis=-1)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
+    shares = shares[..., :num_tokens]
     mixed = (shares @ value).swapaxes(0, 1).reshape(num_tokens, -1)
     return _product(mixed, layer.output, weights.linear_type)
 
@@ -159,6 +163,9 @@ def _gated(weights: DecoderWeights, gate_up: Matrix, down: Matrix, rows: Array) 
     gate, up = np.split(_product(rows, gate_up, weights.linear_type), 2, axis=-1)
     if weights.activation is Activation.SILU:
         gate = gate / (1 + np.exp(-gate))
+    elif weights.activation is Activation.CLAMPED:
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+        gate = gate / (1 + np.exp(-1.702 * gate))
     else:
         gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
     return _product(gate * up, down, weights.linear_type)
@@ -184,6 +191,6 @@ def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
 
 
 def _one_of(matrix: Matrix, expert: int) -> Matrix:
-    scales = None if matrix.scales is None else matrix.scales[expert]
+    scales, bias = (None if each is None else each[expert] for each in (matrix.scales, matrix.bias))
     parts = [Part(blocks=matrix.blocks[expert])]
-    return dataclasses.replace(matrix, parts=parts, scales=scales)
+    return dataclasses.replace(matrix, parts=parts, scales=scales, bias=bias)

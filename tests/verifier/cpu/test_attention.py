@@ -153,7 +153,7 @@ def attended(
         np.empty(0, dtype=cache.dtype), address_of(out), out.strides[0], address_of(queries),
         address_of(cache), address_of(cache) + cache.strides[1], address_of(table),
         cache.strides[0], case.num_rows, case.group, case.first_row, case.first_position, head_dim,
-        case.window, np.float32(scale), np.float32(case.softcap), address_of(scratch),
+        case.window, np.float32(scale), np.float32(case.softcap), 0, address_of(scratch),
     )  # fmt: skip
     rows = [divmod(case.first_row + row, case.group) for row in range(case.num_rows)]
     places = [(t, slice(h * head_dim, (h + 1) * head_dim)) for t, h in rows]

@@ -80,6 +80,10 @@ def _some_parts(name: str, draw: np.random.Generator) -> tuple[GroupedRows, Arra
         return parts, floats.float().numpy() * factors.repeat(GROUP, axis=1)
     if not FORMATS[name].has_zeros:
         rows = some_rows(name, (OUTPUTS, DEPTH), draw)
+        if name == "MXFP4":
+            # Powers of two that have no float32 of full precision, and far ones.
+            rows[:6, 0] = 0, 1, 2, 3, 100, 130
+            rows[:, 1:17] = draw.integers(0, 256, (OUTPUTS, 16))
         return take_apart(name, rows), gguf.dequantize(rows, gguf.GGMLQuantizationType[name])
     low, high = (-128, 128) if name == "INT8" else (0, 16)
     codes = draw.integers(low, high, (OUTPUTS, DEPTH))

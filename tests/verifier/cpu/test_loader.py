@@ -169,6 +169,13 @@ CONFIGS: dict[str, Any] = {
         sliding_window=20,
     ),
     "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4, sliding_window=20),
+    "gpt_oss": lambda: TRANSFORMERS.GptOssConfig(
+        **{**SMALL, "num_hidden_layers": 4},
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=20,
+    ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SMALL,
         num_experts=8,
@@ -187,8 +194,8 @@ CONFIGS: dict[str, Any] = {
         sliding_window=20,
     ),
 }
-# The decoder for GPUs has no norms of all heads together.
-ON_GPUS = [name for name in CONFIGS if not name.startswith("olmo")]
+# The decoder for GPUs has no norms of all heads together, and no sinks.
+ON_GPUS = [name for name in CONFIGS if not name.startswith(("olmo", "gpt_oss"))]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 
@@ -213,6 +220,8 @@ def save(
         for key, parameter in model.named_parameters():
             if "norm" in key or "bias" in key:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
+            if "sinks" in key:
+                parameter.data.mul_(5)
     model = model.to(dtype).eval()
     model.save_pretrained(folder)
     return model

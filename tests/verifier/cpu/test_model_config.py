@@ -59,7 +59,7 @@ def test_a_mixture_has_a_sound_number_of_experts_and_layers_with_them(tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model_type": "gpt_oss"}, "type gpt_oss"),
+        ({"model_type": "cohere2"}, "type cohere2"),
         ({"model_type": None}, "type None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification"),
         ({"attention_multiplier": 0.3}, "attention_multiplier"),

@@ -72,7 +72,10 @@ def logits_of(weights: DecoderWeights) -> FloatArray:
     )
     text = comparison.probe_text(vocab_size=SMALL["vocab_size"], max_model_len=512)
     try:
-        return comparison.paged_logits(decoder, text, [], block_size=16)
+        has_long_rope = weights.rotaries[0].long_inv_freq is not None
+        return comparison.paged_logits(
+            decoder, text, [], block_size=16, has_long_rope=has_long_rope
+        )
     finally:
         decoder.close()
 

@@ -104,12 +104,21 @@ def test_sums_combine_neighbours_and_the_largest_is_found_anywhere() -> None:
 def test_gates_are_the_definitions(activation: Activation) -> None:
     gate = np.concatenate((np.linspace(-120, 120, 1 << 16), np.linspace(-3, 3, 1 << 16)))
     gate = gate.astype(np.float32)
-    up = np.random.default_rng(2).standard_normal(len(gate)).astype(np.float32)
+    # Some beyond the limits of those that have any.
+    up = (3 * np.random.default_rng(2).standard_normal(len(gate))).astype(np.float32)
     out = np.empty_like(gate)
     rows.gate(address_of(out), address_of(gate), address_of(up), len(gate), int(activation))
     x = gate.astype(np.float64)
     if activation is Activation.SILU:
         expected = x / (1 + np.exp(-x)) * up
+    elif activation is Activation.CLAMPED:
+        x, up = np.minimum(x, 7), np.clip(up, -7, 7) + 1
+        expected = x / (1 + np.exp(-1.702 * x)) * up
+        # Not a number stays none, on either side.
+        ones, odd = np.ones(16, dtype=np.float32), np.full(16, np.nan, dtype=np.float32)
+        for own_gate, own_up in ((ones, odd), (odd, ones)):
+            rows.gate(address_of(odd), address_of(own_gate), address_of(own_up), 16, 2)
+            assert np.isnan(odd).all()
     else:
         expected = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) * up
     assert (np.abs(out - expected) <= 5e-7 * np.maximum(np.abs(x * up), 0.1)).all()

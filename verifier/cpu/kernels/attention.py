@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from verifier.cpu.kernels import vectors
-from verifier.cpu.kernels.rows import store_f32
+from verifier.cpu.kernels.rows import load_f32, store_f32
 from verifier.cpu.kernels.tiles import (
     narrow_score_tile,
     narrow_value_tile,
@@ -53,7 +53,7 @@ def scratch_bytes(head_dim: int) -> int:
 def attend(
     marker: npt.NDArray[Any], out: int, out_row: int, queries: int, keys: int, values: int,
     table: int, stride: int, num_rows: int, group: int, first_row: int, first_position: int,
-    head_dim: int, window: int, scaling: Any, softcap: Any, scratch: int,
+    head_dim: int, window: int, scaling: Any, softcap: Any, sinks: int, scratch: int,
 ) -> None:  # fmt: skip
     """Attention of some rows of one sequence and K/V head. Row r of the sequence belongs to the
     token at `first_position + r // group`, and to the head's `r % group`-th query head.
@@ -68,6 +68,7 @@ def attend(
         first_row: the first row's number in the sequence.
         first_position: of the sequence's first row.
         window: how many tokens a token sees, itself included; 0: all before it.
+        sinks: address of the logits of tokens without a value, [group] by query head; 0: none.
         scratch: of `scratch_bytes(head_dim)`.
     """
     row_bytes, sums_row = 4 * head_dim, 4 * head_dim + _TAIL_BYTES
@@ -76,7 +77,14 @@ def attend(
         own = sums + row * sums_row
         for offset in range(0, row_bytes + 64, 64):
             vectors.store(own + offset, vectors.fill(np.float32(0.0)))
-        vectors.store(own + row_bytes + 64, vectors.fill(_LOWEST))
+        largest = _LOWEST
+        if sinks:
+            sink = load_f32(sinks + 4 * ((first_row + row) % group))
+            # NaN stays NaN, and infinity as a minimum is exp(-infinity) = 0.
+            largest = _LOWEST if sink < _LOWEST else sink
+            share = vectors.exp(vectors.fill(sink - largest))
+            store_f32(own + row_bytes, vectors.largest_of(share))
+        vectors.store(own + row_bytes + 64, vectors.fill(largest))
 
     first_seen = 0
     if window:

@@ -64,23 +64,23 @@ def mix_experts(
         if first == end:
             continue
         matrix = layer.gate_up
-        weights, scales = _of_expert(linear, matrix, expert)
+        weights, scales, bias = _of_expert(linear, matrix, expert)
         to = model.gate_up + first * model.gate_up_row
         _multiply_rows(linear, model, model.expert_rows, model.hidden_row, first, end, weights,
                        matrix, to, model.gate_up_row)  # fmt: skip
-        if scales:
-            finish(to, model.gate_up_row, end - first, 0, matrix.num_blocks, scales, 0)
+        if scales or bias:
+            finish(to, model.gate_up_row, end - first, 0, matrix.num_blocks, scales, bias)
         for row in range(first, end):
             gates = model.gate_up + row * model.gate_up_row
             rows.gate(model.gated + row * model.gated_row, gates, gates + 64 * half, 16 * half,
                       model.activation)  # fmt: skip
         matrix = layer.down
-        weights, scales = _of_expert(linear, matrix, expert)
+        weights, scales, bias = _of_expert(linear, matrix, expert)
         to = model.expert_updates + first * model.hidden_row
         _multiply_rows(linear, model, model.gated, model.gated_row, first, end, weights, matrix,
                        to, model.hidden_row)  # fmt: skip
-        if scales:
-            finish(to, model.hidden_row, end - first, 0, matrix.num_blocks, scales, 0)
+        if scales or bias:
+            finish(to, model.hidden_row, end - first, 0, matrix.num_blocks, scales, bias)
     arrive(mark, model.num_threads)
     mark += MARK_BYTES
 
@@ -164,13 +164,15 @@ def _rows_of(model: Any, expert: int) -> tuple[int, int]:
 
 
 @kernel
-def _of_expert(linear: npt.NDArray[Any], matrix: Any, expert: int) -> tuple[int, int]:
-    """Addresses of the expert's weights and scales."""
+def _of_expert(linear: npt.NDArray[Any], matrix: Any, expert: int) -> tuple[int, int, int]:
+    """Addresses of the expert's weights, scales and bias; 0 of those that there are not."""
     size = matrix.num_blocks * matrix.depth * 16 * linear.itemsize
     if in_groups(linear):
         size = matrix.num_parts * PART_BYTES
-    scales = matrix.scales + expert * matrix.num_blocks * 64 if matrix.scales else 0
-    return matrix.weights + expert * size, scales
+    offset = expert * matrix.num_blocks * 64
+    scales = matrix.scales + offset if matrix.scales else 0
+    bias = matrix.bias + offset if matrix.bias else 0
+    return matrix.weights + expert * size, scales, bias
 
 
 @kernel

@@ -333,6 +333,7 @@ def _attend(
             layer.sliding_window,
             model.attention_scaling,
             model.attention_softcap,
+            layer.sinks + head * group * 4 if layer.sinks else 0,
             model.scratch + thread * model.scratch_bytes,
         )
     arrive(mark, model.num_threads)

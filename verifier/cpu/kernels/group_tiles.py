@@ -22,7 +22,13 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, GroupFormat
+from verifier.checkpoint.group_formats import (
+    FORMATS,
+    GROUP,
+    SUPER_GROUPS,
+    TWICE_E2M1,
+    GroupFormat,
+)
 from verifier.cpu.kernels.tiles import FP8_FACTOR, request, switch, widened
 from verifier.cpu.kernels.vectors import (
     FLOAT,
@@ -68,8 +74,10 @@ def group_bytes(form: GroupFormat) -> int:
 def head_bytes(form: GroupFormat) -> int:
     """Of the factors of a record: float16 [1 or 2, 16], then of a format with a K for each group
     its scales and minima, uint8 [1 or 2, 16]. Of a format with zeros: float32 [16], int8 [16]; of
-    FP8 float32 [16].
+    FP8 float32 [16]; of MXFP4 uint8 [16].
     """
+    if form.is_mx:
+        return LANES
     if form.has_zeros or form.is_float:
         return (4 + form.has_zeros) * LANES
     scales = form.halves + form.has_minimum
@@ -122,7 +130,38 @@ def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
             codes = b.or_(codes, b.and_(moved, _shorts(((1 << extra) - 1) << 4)))
         if form.halves == 2:
             codes = b.sub(codes, _shorts(form.zero))
-        yield codes
+        yield _twice_e2m1(b, codes) if form.is_mx else codes
+
+
+def _twice_e2m1(builder: Any, codes: Any) -> Any:
+    """Twice the values of 32 codes."""
+    b = builder
+    if TILES.name == "neon":
+        size = b.and_(codes, _shorts(7))
+        none = _shorts(0)
+        for start, step in ((4, 1), (6, 2)):
+            more = b.sub(b.and_(codes, _shorts(7)), _shorts(start))
+            more = b.select(b.icmp_signed(">", more, none), more, none)
+            size = b.add(size, b.mul(more, _shorts(step)))
+        is_negative = b.icmp_signed(">", codes, _shorts(7))
+        return b.select(is_negative, b.sub(none, size), size)
+    # A byte looks up the byte of that number in its 16 bytes. In the upper half of each int16, so
+    # that the sign is its own; the lower half looks up 0.
+    num_bytes = 64 if TILES.name == "avx512" else 32
+    kind = ir.VectorType(_BYTE, num_bytes)
+    name = "llvm.x86.avx512.pshuf.b.512" if num_bytes == 64 else "llvm.x86.avx2.pshuf.b"
+    table = ir.Constant(kind, [value & 255 for value in TWICE_E2M1] * (num_bytes // 16))
+    whole = b.bitcast(b.shl(codes, _shorts(8)), ir.VectorType(_BYTE, 64))
+    looked_up = []
+    for start in range(0, 64, num_bytes):
+        indices = ir.Constant(
+            ir.VectorType(INT32, num_bytes), list(range(start, start + num_bytes))
+        )
+        part = b.shuffle_vector(whole, whole, indices)
+        looked_up.append(b.call(declared(b, name, 2, kind, kind), [table, part]))
+    both = ir.Constant(ir.VectorType(INT32, 64), list(range(64)))
+    joined = b.shuffle_vector(*looked_up, both) if len(looked_up) == 2 else looked_up[0]
+    return b.ashr(b.bitcast(joined, _SHORTS), _shorts(8))
 
 
 def _zeros(builder: Any, record: Any) -> Any:
@@ -135,6 +174,16 @@ def _zeros(builder: Any, record: Any) -> Any:
 def _scales(builder: Any, form: GroupFormat, record: Any, group: Any) -> tuple[list[Any], Any]:
     """Scales of a group's halves, and its minima or None. Args: group: its number in the record."""
     b = builder
+    if form.is_mx:
+        place = pointer(b, record, ir.VectorType(_BYTE, LANES))
+        exponents = b.zext(b.load(place, align=1), INTS)
+        small, one, place_of = (ir.Constant(INTS, [n] * LANES) for n in (1 << 21, 1, 23))
+        bits = b.select(
+            b.icmp_unsigned(">", exponents, one),
+            b.shl(b.sub(exponents, one), place_of),
+            b.shl(small, exponents),
+        )
+        return [b.bitcast(bits, FLOATS)], None
     if form.has_zeros:
         scale = b.load(pointer(b, record, FLOATS), align=4)
         negated = b.fsub(constant(-0.0), scale)

@@ -16,7 +16,7 @@ from verifier.cpu.kernels import vectors
 from verifier.cpu.kernels.tiles import widened
 from verifier.cpu.kernels.vectors import FLOAT, INT32, VECTOR, intrinsic, pointer
 
-_SILU = 0
+_SILU, _CLAMPED = 0, 2
 
 
 @intrinsic
@@ -217,6 +217,19 @@ def gate(out: int, gates: int, ups: int, size: int, activation: int) -> None:
             x = vectors.load(gates + offset)
             below = vectors.add(one, vectors.exp(vectors.subtract(zero, x)))
             value = vectors.multiply(vectors.divide(x, below), vectors.load(ups + offset))
+            vectors.store(out + offset, value)
+        return
+    if activation == _CLAMPED:
+        zero, lowest = vectors.fill(np.float32(0.0)), vectors.fill(np.float32(-7.0))
+        slope = vectors.fill(np.float32(-1.702))
+        for offset in range(0, 4 * size, 64):
+            # The smaller of two as the larger of their opposites. NaN stays: it is the second one.
+            x = vectors.maximum(lowest, vectors.subtract(zero, vectors.load(gates + offset)))
+            x = vectors.subtract(zero, x)
+            up = vectors.maximum(lowest, vectors.load(ups + offset))
+            up = vectors.subtract(zero, vectors.maximum(lowest, vectors.subtract(zero, up)))
+            below = vectors.add(one, vectors.exp(vectors.multiply(slope, x)))
+            value = vectors.multiply(vectors.divide(x, below), vectors.add(up, one))
             vectors.store(out + offset, value)
         return
     half = vectors.fill(np.float32(0.5))

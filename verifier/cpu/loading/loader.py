@@ -155,6 +155,7 @@ class _Loader:
             gate_up=gate_up,
             down=down,
             experts=experts,
+            sinks=self.values(head + "sinks") if family.has_sinks else None,
             sliding_window=layer.sliding_window,
             rotary=layer.rotary,
         )
@@ -183,12 +184,7 @@ class _Loader:
         bias = None
         if has_bias:
             bias = np.zeros(matrix.num_blocks * LANES, dtype=np.float32)
-        for start, (name, first_row), size in zip(
-            _starts(sizes), _places(names, sizes), sizes, strict=True
-        ):
-            if bias is not None:
-                values = self.values(name + ".bias")
-                bias[start : start + size] = values[first_row : first_row + size]
+            self._fill_bias(bias, names, sizes)
         return dataclasses.replace(matrix, bias=bias)
 
     def _experts(self, prefix: str, names: ExpertNames) -> Experts:
@@ -203,12 +199,27 @@ class _Loader:
             [gate, up], [size, size], hidden, num_outputs=2 * _rounded(size), num_experts=count
         )
         down = self._empty([out], [hidden], _rounded(size), num_outputs=hidden, num_experts=count)
+        if names.has_biases:
+            gate_up, down = (
+                dataclasses.replace(
+                    each, bias=np.zeros((count, each.num_blocks * LANES), dtype=np.float32)
+                )
+                for each in (gate_up, down)
+            )
         for expert, (gate, up, out) in enumerate(of_each):
-            self._fill(_one_of(gate_up, expert), [gate, up], [size, size])
-            self._fill(_one_of(down, expert), [out], [hidden])
+            for whole, own, sizes in (
+                (gate_up, [gate, up], [size, size]),
+                (down, [out], [hidden]),
+            ):
+                self._fill(_one_of(whole, expert), own, sizes)
+                if whole.bias is not None:
+                    self._fill_bias(whole.bias[expert], own, sizes)
         return Experts(
             router=self.matrix(
-                [prefix + names.router], [count], has_bias=False, weight_type=self._other_type
+                [prefix + names.router],
+                [count],
+                has_bias=names.has_biases,
+                weight_type=self._other_type,
             ),
             gate_up=gate_up,
             down=down,
@@ -278,6 +289,13 @@ class _Loader:
                 scales=None if matrix.scales is None else matrix.scales[start:],
                 rounded_to=None if keeps_codes else self._other_type,
             )
+
+    def _fill_bias(self, bias: FloatArray, names: SequenceOf[str], sizes: SequenceOf[int]) -> None:
+        for start, (name, first_row), size in zip(
+            _starts(sizes), _places(names, sizes), sizes, strict=True
+        ):
+            values = self.values(name + ".bias")
+            bias[start : start + size] = values[first_row : first_row + size]
 
     def _fill_part(self, part: Part, tensor: StoredTensor, first_row: int, num_rows: int) -> None:
         is_same = group_form(tensor) == part.form
