@@ -49,8 +49,9 @@ def save(folder: Path, name: str) -> None:
     """Saves a random model: of `CONFIGS`, of `METHODS`, or a GGUF file ("gguf_llama")."""
     kind, _, architecture = name.partition("_")
     if kind == "gguf":
-        num_experts = 4 if architecture.endswith("moe") else 0
-        path = write_model(folder / "all.gguf", ALL_TYPES, architecture=architecture,
+        num_experts = 4 if architecture.endswith(("moe", "oss")) else 0
+        types = {"_exps": "MXFP4", **ALL_TYPES} if architecture == "gpt-oss" else ALL_TYPES
+        path = write_model(folder / "all.gguf", types, architecture=architecture,
                            num_experts=num_experts)  # fmt: skip
         for document in model_folder(path).glob("*.json"):
             shutil.copy(document, folder)

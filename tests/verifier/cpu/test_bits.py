@@ -33,7 +33,7 @@ SUBJECTS = [
     ("qwen3", "bfloat16", "fp8"),
     ("llama_biases", "bfloat16"),
     ("olmo3", "bfloat16"),
-    ("gpt_oss", "bfloat16"),
+    ("gguf_gpt-oss", "auto"),
     ("granite", "float32"),
     ("gguf_llama", "auto"),
     ("gguf_gemma3", "auto"),

@@ -105,6 +105,9 @@ def _shorts(value: int) -> Any:
 def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
     """Codes of the group at an address, as 32 int16: two inputs of each output."""
     b = builder
+    if form.is_mx:
+        yield from _e2m1_codes(b, group)
+        return
     if form.bits == 8:
         for step in range(STEPS):
             kind = ir.VectorType(_BYTE, 2 * LANES)
@@ -130,38 +133,46 @@ def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
             codes = b.or_(codes, b.and_(moved, _shorts(((1 << extra) - 1) << 4)))
         if form.halves == 2:
             codes = b.sub(codes, _shorts(form.zero))
-        yield _twice_e2m1(b, codes) if form.is_mx else codes
+        yield codes
+
+
+def _e2m1_codes(builder: Any, group: Any) -> Iterator[Any]:
+    """As `_codes`, of MXFP4: twice the values of codes."""
+    b = builder
+    for vector in range(STEPS // 4):
+        place = _plus(b, group, _CODE_VECTORS * vector)
+        quarters = b.load(pointer(b, place, _SHORTS), align=2)
+        # Each byte has two codes: of the lower ones two steps are made, and two of the upper ones.
+        pairs = [
+            _twice_e2m1(b, b.and_(codes, _shorts(0x0F0F)))
+            for codes in (quarters, b.lshr(quarters, _shorts(4)))
+        ]
+        yield from (b.ashr(b.shl(pair, _shorts(8)), _shorts(8)) for pair in pairs)
+        yield from (b.ashr(pair, _shorts(8)) for pair in pairs)
 
 
 def _twice_e2m1(builder: Any, codes: Any) -> Any:
-    """Twice the values of 32 codes."""
+    """Twice the values of 64 codes, each a byte of 32 int16."""
     b = builder
-    if TILES.name == "neon":
-        size = b.and_(codes, _shorts(7))
-        none = _shorts(0)
-        for start, step in ((4, 1), (6, 2)):
-            more = b.sub(b.and_(codes, _shorts(7)), _shorts(start))
-            more = b.select(b.icmp_signed(">", more, none), more, none)
-            size = b.add(size, b.mul(more, _shorts(step)))
-        is_negative = b.icmp_signed(">", codes, _shorts(7))
-        return b.select(is_negative, b.sub(none, size), size)
-    # A byte looks up the byte of that number in its 16 bytes. In the upper half of each int16, so
-    # that the sign is its own; the lower half looks up 0.
-    num_bytes = 64 if TILES.name == "avx512" else 32
+    # What can look up bytes of a table at once.
+    num_bytes, name = {
+        "avx512": (64, "llvm.x86.avx512.pshuf.b.512"),
+        "avx2": (32, "llvm.x86.avx2.pshuf.b"),
+        "neon": (16, "llvm.aarch64.neon.tbl1.v16i8"),
+    }[TILES.name]
     kind = ir.VectorType(_BYTE, num_bytes)
-    name = "llvm.x86.avx512.pshuf.b.512" if num_bytes == 64 else "llvm.x86.avx2.pshuf.b"
     table = ir.Constant(kind, [value & 255 for value in TWICE_E2M1] * (num_bytes // 16))
-    whole = b.bitcast(b.shl(codes, _shorts(8)), ir.VectorType(_BYTE, 64))
-    looked_up = []
+    whole = b.bitcast(codes, ir.VectorType(_BYTE, 64))
+    parts = []
     for start in range(0, 64, num_bytes):
-        indices = ir.Constant(
-            ir.VectorType(INT32, num_bytes), list(range(start, start + num_bytes))
-        )
-        part = b.shuffle_vector(whole, whole, indices)
-        looked_up.append(b.call(declared(b, name, 2, kind, kind), [table, part]))
-    both = ir.Constant(ir.VectorType(INT32, 64), list(range(64)))
-    joined = b.shuffle_vector(*looked_up, both) if len(looked_up) == 2 else looked_up[0]
-    return b.ashr(b.bitcast(joined, _SHORTS), _shorts(8))
+        places = list(range(start, start + num_bytes))
+        part = b.shuffle_vector(whole, whole, ir.Constant(ir.VectorType(INT32, num_bytes), places))
+        parts.append(b.call(declared(b, name, 2, kind, kind), [table, part]))
+    while len(parts) > 1:
+        size = 2 * parts[0].type.count
+        both = ir.Constant(ir.VectorType(INT32, size), list(range(size)))
+        parts = [b.shuffle_vector(parts[i], parts[i + 1], both) for i in range(0, len(parts), 2)]
+    return b.bitcast(parts[0], _SHORTS)
 
 
 def _zeros(builder: Any, record: Any) -> Any:
