@@ -89,6 +89,7 @@ class RequestTexts:
             reasoning=reasoning_after(prompt) if text.has_reasoning else Reasoning.NONE,
             form=text.tool_call_form,
             tool_names=frozenset(each["function"]["name"] for each in conversation.tools),
+            has_channels=text.has_channels,
         )
         sampling = _behind_reasoning(request.sampling, reading.reasoning)
         return Prompt(await self._encode(prompt, model, text), sampling, reading)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
+from gateway.text.output import channel_reader
 from gateway.text.output.tool_call_form import TAGS, ToolCallForm, form_of_template
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
@@ -26,6 +27,7 @@ class ModelText:
         chat_template: None: it has none, and conversations are refused.
         tool_call_form: how the model writes its calls; None: unknown, and they stay text.
         has_reasoning: whether reasoning in tags is told from the answer.
+        has_channels: whether messages in channels are told apart (`channel_reader.py`).
         sampling_defaults: what requests over HTTP get that name no value.
     """
 
@@ -33,6 +35,7 @@ class ModelText:
     chat_template: ChatTemplate | None = None
     tool_call_form: ToolCallForm | None = None
     has_reasoning: bool = False
+    has_channels: bool = False
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     @classmethod
@@ -68,7 +71,14 @@ class ModelText:
         has_reasoning = reasoning == "think"
         if reasoning == "auto" and template is not None:
             has_reasoning = is_taught(template.source_with_tools)
-        shown = (*(TAGS if form is not None else ()), *(REASONING_TAGS if has_reasoning else ()))
+        has_channels = (
+            template is not None
+            and tool_calls == reasoning == "auto"
+            and channel_reader.is_taught(template.source_with_tools)
+        )
+        shown = [*(TAGS if form is not None else ()), *(REASONING_TAGS if has_reasoning else ())]
+        if has_channels:
+            shown += channel_reader.TAGS
         defaults = NO_DEFAULTS
         if generation_config == "auto":
             defaults = sampling_defaults.load(folder, on_ignored=on_ignored_default)
@@ -77,6 +87,7 @@ class ModelText:
             chat_template=template,
             tool_call_form=form,
             has_reasoning=has_reasoning,
+            has_channels=has_channels,
             sampling_defaults=defaults,
         )
 

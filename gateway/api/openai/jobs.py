@@ -134,13 +134,13 @@ def chat_job(
     Raises:
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
-    form = None if text is None else text.tool_call_form
+    reads_calls = text is not None and (text.tool_call_form is not None or text.has_channels)
     has_tools = bool(tools.callable_tools(parsed))
     wants = Wants(
         logprobs=bool(parsed.logprobs),
         token_ids=bool(parsed.return_token_ids),
         report=_wants_report(parsed),
-        parts=tells_logprobs_apart and bool(parsed.logprobs and form is not None and has_tools),
+        parts=tells_logprobs_apart and bool(parsed.logprobs and reads_calls and has_tools),
     )
     grammar = tools.forced_call(parsed, text) if is_served else None
     request = requests.chat_request(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.text.detokenizer import Detokenizer
+from gateway.text.output.channel_reader import ChannelReader
 from gateway.text.output.output_reader import OutputReader
 from gateway.text.output.parts import Read, Reading
 from gateway.text.output.stop_strings import StopStrings
@@ -56,9 +57,11 @@ class OutputText:
         assert detokenizer is not None or not is_read
         self._detokenizer = detokenizer
         # None: all text is the answer's.
-        self._reader: OutputReader | None = None
+        self._reader: OutputReader | ChannelReader | None = None
         if is_read:
-            self._reader = OutputReader(reading or Reading(), StopStrings(stop_sequences))
+            told = reading or Reading()
+            kind = ChannelReader if told.has_channels else OutputReader
+            self._reader = kind(told, StopStrings(stop_sequences))
         self._tells_apart = reading is not None
         self._reports_tokens = reports_tokens
         self._min_tokens = min_tokens

@@ -42,8 +42,11 @@ class Reading:
         reasoning: where the prompt leaves the model's reasoning.
         form: in which calls are written; None: they stay text.
         tool_names: of the tools that may be called; empty: calls stay text.
+        has_channels: whether the model writes in channels; neither `reasoning` nor `form` count
+            then.
     """
 
     reasoning: Reasoning = Reasoning.NONE
     form: ToolCallForm | None = None
     tool_names: frozenset[str] = frozenset()
+    has_channels: bool = False
