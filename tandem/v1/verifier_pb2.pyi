@@ -202,7 +202,9 @@ class Open(_message.Message):
     prompt_length: _builtins.int
     """How many of token_ids are prompt. 0: all of them."""
     max_new_tokens: _builtins.int
-    """Most output tokens, including those in token_ids. 0: up to the model's limit."""
+    """Most output tokens, including those in token_ids. 0: up to the model's limit. With the prompt's
+    it decides which rotary embedding a model with longrope has: on resume it must be the same.
+    """
     ignore_eos: _builtins.bool
     draft_wait: Global___DraftWait.ValueType
     drafting: _builtins.bool

@@ -24,8 +24,10 @@ from tests.servicekit.gguf_files import HEADS, HIDDEN, write_model
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, load, some_tokens
 from tests.verifier.cpu.test_loader import save
+from tests.verifier.gpu.graph_stand_in import RecordingCapture
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder
 from tests.verifier.gpu.running_decoder import load as load_for_gpu
+from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.running_engine import EngineSession, RecordingObserver
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.checkpoint.description import describe_decoder
@@ -34,6 +36,8 @@ from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.config import VerifierConfig
 from verifier.cpu.numerics_digest import numerics_digest
 from verifier.engine.messages import Decided, Opened
+from verifier.gpu.decoder import Graphs
+from verifier.gpu.graph_pool import GraphLimits
 from verifier.parity.cpu_check import ParityCheck, Subject
 from verifier.parity.reference import reference
 from verifier.sampling import Sampling
@@ -76,14 +80,21 @@ def transformers_logits(folder: Path, text: list[int]) -> np.ndarray[Any, Any]:
     return logits
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "gpu graphs"])
 def test_short_and_long_sequences_of_a_step_have_their_own_factors(folder: Path, kind: str) -> None:
     """In transformers a long text of the batch changes the short one's logits."""
+    capture, limits = RecordingCapture(), GraphLimits(buckets=(144,), max_bytes=1, max_prepare_s=60)
     running: Any = (
         RunningDecoder(load(folder), num_threads=2)
         if kind == "cpu"
-        else RunningGpuDecoder(load_for_gpu(folder))
+        else RunningGpuDecoder(
+            load_for_gpu(folder),
+            backend=TablesBackend(0.0) if kind == "gpu graphs" else None,
+            graphs=Graphs(capture=capture, limits=limits),
+        )
     )
+    if kind == "gpu graphs":
+        running.decoder.warm_up()
     short, blocks = TEXT[:40], [9, 3, 7]
     together = [
         Chunk(token_ids=TEXT, start=0, block_table=[8, 2, 6, 4, 0, 1, 5], num_rows=100,
@@ -94,7 +105,11 @@ def test_short_and_long_sequences_of_a_step_have_their_own_factors(folder: Path,
     for own, text in ((of_long, TEXT), (of_short, short)):
         expected = transformers_logits(folder, text)
         np.testing.assert_allclose(own, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    # In transformers it would be padded to the long one's length.
+    padded = transformers_logits(folder, [*short, *[0] * 60])[:40]
+    assert np.abs(padded - of_short).max() > 0.1
     assert np.abs(of_long[:40] - of_short).max() > 0.1
+    assert (capture.num_replays > 0) == (kind == "gpu graphs")
     if kind == "cpu":
         (alone,) = running.run(together[1])
         np.testing.assert_array_equal(alone, of_short)
