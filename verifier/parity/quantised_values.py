@@ -77,11 +77,16 @@ def _values_in(
     dtype: torch.dtype, modules: set[torch.nn.Module]
 ) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
     def value(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
-        if module not in modules or weight.dim() < 2:
+        # Of experts, a matrix is their biases.
+        of_experts = any(p.dim() == 3 for p in module.parameters(recurse=False))
+        if module not in modules or weight.dim() < 2 + of_experts:
             return weight.to(dtype) if weight.is_floating_point() else weight
-        rows = weight.float().reshape(-1, weight.shape[-1])
-        values, scale = quantised(rows)
-        return (values.float() * scale).view(weight.shape).to(dtype)
+        # GPT-OSS's experts are [E, K, N].
+        is_by_columns = bool(getattr(module, "is_transposed", False))
+        by_rows = weight.float().mT if is_by_columns else weight.float()
+        values, scale = quantised(by_rows.reshape(-1, by_rows.shape[-1]))
+        product = (values.float() * scale).view(by_rows.shape).to(dtype)
+        return product.mT.contiguous() if is_by_columns else product
 
     return value
 
@@ -93,7 +98,7 @@ def _round_rows(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _quantised_modules(model: PreTrainedModel) -> set[torch.nn.Module]:
-    """Linear layers except the output layer, and experts whose weights are [E, N, K]."""
+    """Linear layers except the output layer, and experts whose weights are in one tensor."""
     return {
         module
         for module in cast(torch.nn.Module, model).modules()

@@ -138,6 +138,15 @@ def test_correct_models_are_far_from_the_limits_of_rounding(
     comparison.check_rounding(logits, exact, rounding, 0.1)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_are_quantised_by_the_rows_of_each(name: str, tmp_path: Path) -> None:
+    """They lie in one tensor in transformers, GPT-OSS's by columns."""
+    save(tmp_path, name, torch.bfloat16)
+    told, rounding = reference(tmp_path, dtype=torch.bfloat16, quantization="fp8", rounds_kv=True)
+    logits = logits_of(load(tmp_path, quantization="fp8"))
+    comparison.check_rounding(logits, told.numpy(), rounding, 0.01)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "llama"])
 def test_only_a_token_of_a_mixture_of_experts_may_go_another_way(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
