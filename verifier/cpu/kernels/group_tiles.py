@@ -154,12 +154,12 @@ def _e2m1_codes(builder: Any, group: Any) -> Iterator[Any]:
 def _twice_e2m1(builder: Any, codes: Any) -> Any:
     """Twice the values of 64 codes, each a byte of 32 int16."""
     b = builder
-    # What can look up bytes of a table at once.
-    num_bytes, name = {
-        "avx512": (64, "llvm.x86.avx512.pshuf.b.512"),
-        "avx2": (32, "llvm.x86.avx2.pshuf.b"),
-        "neon": (16, "llvm.aarch64.neon.tbl1.v16i8"),
-    }[TILES.name]
+    # Looks up bytes of a table, so many at once.
+    num_bytes, name = 16, "llvm.aarch64.neon.tbl1.v16i8"
+    if TILES.name == "avx2":
+        num_bytes, name = 32, "llvm.x86.avx2.pshuf.b"
+    elif TILES.name.startswith("avx512"):
+        num_bytes, name = 64, "llvm.x86.avx512.pshuf.b.512"
     kind = ir.VectorType(_BYTE, num_bytes)
     table = ir.Constant(kind, [value & 255 for value in TWICE_E2M1] * (num_bytes // 16))
     whole = b.bitcast(codes, ir.VectorType(_BYTE, 64))
