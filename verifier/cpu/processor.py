@@ -19,13 +19,20 @@ class Tiles:
         blocks: `blocks[r - 1]`: how many blocks of 16 outputs a tile of r rows has: so many that
             all sums stay in registers, and that enough chains hide the latency of an addition.
         max_group_rows: rows of a tile of weights in groups.
+        group_outputs: how many of a block's outputs such a tile computes at a time.
         fuses_products: whether one instruction multiplies 16-bit integers and adds.
     """
 
     name: str
     blocks: tuple[int, ...]
     max_group_rows: int
+    group_outputs: int = 16
     fuses_products: bool = False
+
+    @property
+    def vectors(self) -> str:
+        """The kind of registers: "avx512", "avx2" or "neon"."""
+        return self.name.removesuffix("vnni")
 
     @property
     def max_rows(self) -> int:
@@ -41,7 +48,7 @@ class Tiles:
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2), 8)
 VNNI = Tiles("avx512vnni", AVX512.blocks, 8, fuses_products=True)
 # 16 registers of 8 floats.
-AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 4)
+AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 3, group_outputs=8)
 # 32 registers of 4 floats. By reading only: it has not run.
 NEON = Tiles("neon", (4, 2, 2, 1, 1, 1), 4)
 

@@ -61,9 +61,53 @@ _LARGEST = 32767.0
 _SMALLEST = 1e-33
 _PREFETCHED_BYTES = 8192
 
-_BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
-_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_BYTE, _SHORT, _HALF = ir.IntType(8), ir.IntType(16), ir.HalfType()
+
+
+class _Part:
+    """Some of a block's outputs, side by side in vectors: `count` of them from `first` on."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count
+        self.floats, self.ints = ir.VectorType(FLOAT, count), ir.VectorType(INT32, count)
+        # Two of each output.
+        self.shorts = ir.VectorType(_SHORT, 2 * count)
+
+    def number(self, value: float) -> Any:
+        return ir.Constant(self.floats, [value] * self.count)
+
+    def integers(self, value: int) -> Any:
+        return ir.Constant(self.ints, [value] * self.count)
+
+    def pairs(self, value: int) -> Any:
+        return ir.Constant(self.shorts, [value] * (2 * self.count))
+
+    def load(self, builder: Any, address: Any, kind: Any) -> Any:
+        """Its values of the 16 side by side at an address, aligned to one byte."""
+        place = _plus(builder, address, {FLOAT: 4, _HALF: 2, _BYTE: 1}[kind] * self.first)
+        vector = ir.VectorType(kind, self.count)
+        return builder.load(pointer(builder, place, vector), align=1)
+
+    def load_shorts(self, builder: Any, address: Any) -> Any:
+        """As `load`, of two int16 of each output."""
+        place = _plus(builder, address, 4 * self.first)
+        return builder.load(pointer(builder, place, self.shorts), align=2)
+
+    def spread(self, builder: Any, value: Any) -> Any:
+        """The scalar in all lanes."""
+        nothing = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined)
+        first = builder.insert_element(nothing, value, ir.Constant(INT32, 0))
+        return builder.shuffle_vector(first, nothing, self.integers(0))
+
+    def fused(self, builder: Any, x: Any, y: Any, z: Any) -> Any:
+        """The value of x * y + z, rounded once."""
+        name = f"llvm.fma.v{self.count}f32"
+        return builder.call(declared(builder, name, 3, self.floats, self.floats), [x, y, z])
+
+
+_WHOLE = _Part(0, LANES)
+# Outputs whose sums fit in registers beside each other.
+_PARTS = [_Part(first, TILES.group_outputs) for first in range(0, LANES, TILES.group_outputs)]
 
 
 def group_bytes(form: GroupFormat) -> int:
@@ -98,20 +142,17 @@ def _plus(builder: Any, address: Any, offset: int) -> Any:
     return builder.add(address, ir.Constant(INT64, offset)) if offset else address
 
 
-def _shorts(value: int) -> Any:
-    return ir.Constant(_SHORTS, [value] * (2 * LANES))
-
-
-def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
-    """Codes of the group at an address, as 32 int16: two inputs of each output."""
+def _codes(builder: Any, form: GroupFormat, group: Any, part: _Part) -> Iterator[Any]:
+    """Codes of the group at an address, as int16: two inputs of each output."""
     b = builder
     if form.is_mx:
-        yield from _e2m1_codes(b, group)
+        yield from _e2m1_codes(b, group, part)
         return
     if form.bits == 8:
+        kind = ir.VectorType(_BYTE, 2 * part.count)
         for step in range(STEPS):
-            kind = ir.VectorType(_BYTE, 2 * LANES)
-            yield b.sext(b.load(pointer(b, _plus(b, group, step * 32), kind), align=1), _SHORTS)
+            place = pointer(b, _plus(b, group, 2 * (LANES * step + part.first)), kind)
+            yield b.sext(b.load(place, align=1), part.shorts)
         return
     quarters: Any = None
     high: Any = None
@@ -119,52 +160,54 @@ def _codes(builder: Any, form: GroupFormat, group: Any) -> Iterator[Any]:
     for step in range(STEPS):
         if step % 4 == 0:
             place = _plus(b, group, _CODE_VECTORS * (step // 4))
-            quarters = b.load(pointer(b, place, _SHORTS), align=2)
-        codes = b.lshr(quarters, _shorts(4 * (step % 4))) if step % 4 else quarters
+            quarters = part.load_shorts(b, place)
+        codes = b.lshr(quarters, part.pairs(4 * (step % 4))) if step % 4 else quarters
         if step % 4 < 3:
-            codes = b.and_(codes, _shorts(15))
+            codes = b.and_(codes, part.pairs(15))
         if extra:
             per_vector = STEPS // extra
             if step % per_vector == 0:
                 place = _plus(b, group, _CODE_VECTORS * (4 + step // per_vector))
-                high = b.load(pointer(b, place, _SHORTS), align=2)
+                high = part.load_shorts(b, place)
             shift = extra * (step % per_vector) - 4
-            moved = b.lshr(high, _shorts(shift)) if shift >= 0 else b.shl(high, _shorts(-shift))
-            codes = b.or_(codes, b.and_(moved, _shorts(((1 << extra) - 1) << 4)))
+            moved = (
+                b.lshr(high, part.pairs(shift)) if shift >= 0 else b.shl(high, part.pairs(-shift))
+            )
+            codes = b.or_(codes, b.and_(moved, part.pairs(((1 << extra) - 1) << 4)))
         if form.halves == 2:
-            codes = b.sub(codes, _shorts(form.zero))
+            codes = b.sub(codes, part.pairs(form.zero))
         yield codes
 
 
-def _e2m1_codes(builder: Any, group: Any) -> Iterator[Any]:
+def _e2m1_codes(builder: Any, group: Any, part: _Part) -> Iterator[Any]:
     """As `_codes`, of MXFP4: twice the values of codes."""
     b = builder
     for vector in range(STEPS // 4):
         place = _plus(b, group, _CODE_VECTORS * vector)
-        quarters = b.load(pointer(b, place, _SHORTS), align=2)
+        quarters = part.load_shorts(b, place)
         # Each byte has two codes: of the lower ones two steps are made, and two of the upper ones.
         pairs = [
-            _twice_e2m1(b, b.and_(codes, _shorts(0x0F0F)))
-            for codes in (quarters, b.lshr(quarters, _shorts(4)))
+            _twice_e2m1(b, b.and_(codes, part.pairs(0x0F0F)))
+            for codes in (quarters, b.lshr(quarters, part.pairs(4)))
         ]
-        yield from (b.ashr(b.shl(pair, _shorts(8)), _shorts(8)) for pair in pairs)
-        yield from (b.ashr(pair, _shorts(8)) for pair in pairs)
+        yield from (b.ashr(b.shl(pair, part.pairs(8)), part.pairs(8)) for pair in pairs)
+        yield from (b.ashr(pair, part.pairs(8)) for pair in pairs)
 
 
 def _twice_e2m1(builder: Any, codes: Any) -> Any:
-    """Twice the values of 64 codes, each a byte of 32 int16."""
+    """Twice the values of codes, each a byte of int16."""
     b = builder
     # Looks up bytes of a table, so many at once.
     num_bytes, name = 16, "llvm.aarch64.neon.tbl1.v16i8"
-    if TILES.name == "avx2":
+    if TILES.vectors == "avx2":
         num_bytes, name = 32, "llvm.x86.avx2.pshuf.b"
-    elif TILES.name.startswith("avx512"):
+    elif TILES.vectors == "avx512":
         num_bytes, name = 64, "llvm.x86.avx512.pshuf.b.512"
     kind = ir.VectorType(_BYTE, num_bytes)
     table = ir.Constant(kind, [value & 255 for value in TWICE_E2M1] * (num_bytes // 16))
-    whole = b.bitcast(codes, ir.VectorType(_BYTE, 64))
+    whole = b.bitcast(codes, ir.VectorType(_BYTE, 2 * codes.type.count))
     parts = []
-    for start in range(0, 64, num_bytes):
+    for start in range(0, 2 * codes.type.count, num_bytes):
         places = list(range(start, start + num_bytes))
         part = b.shuffle_vector(whole, whole, ir.Constant(ir.VectorType(INT32, num_bytes), places))
         parts.append(b.call(declared(b, name, 2, kind, kind), [table, part]))
@@ -172,102 +215,79 @@ def _twice_e2m1(builder: Any, codes: Any) -> Any:
         size = 2 * parts[0].type.count
         both = ir.Constant(ir.VectorType(INT32, size), list(range(size)))
         parts = [b.shuffle_vector(parts[i], parts[i + 1], both) for i in range(0, len(parts), 2)]
-    return b.bitcast(parts[0], _SHORTS)
+    return b.bitcast(parts[0], codes.type)
 
 
-def _zeros(builder: Any, record: Any) -> Any:
-    """The zeros of a group, as 16 int32."""
+def _zeros(builder: Any, record: Any, part: _Part) -> Any:
+    """The zeros of a group, as int32."""
     b = builder
-    place = pointer(b, _plus(b, record, 4 * LANES), ir.VectorType(_BYTE, LANES))
-    return b.sext(b.load(place, align=1), INTS)
+    return b.sext(part.load(b, _plus(b, record, 4 * LANES), _BYTE), part.ints)
 
 
-def _scales(builder: Any, form: GroupFormat, record: Any, group: Any) -> tuple[list[Any], Any]:
+def _scales(
+    builder: Any, form: GroupFormat, record: Any, group: Any, part: _Part
+) -> tuple[list[Any], Any]:
     """Scales of a group's halves, and its minima or None. Args: group: its number in the record."""
     b = builder
     if form.is_mx:
-        place = pointer(b, record, ir.VectorType(_BYTE, LANES))
-        exponents = b.zext(b.load(place, align=1), INTS)
-        small, one, place_of = (ir.Constant(INTS, [n] * LANES) for n in (1 << 21, 1, 23))
+        exponents = b.zext(part.load(b, record, _BYTE), part.ints)
+        small, one, place_of = (part.integers(n) for n in (1 << 21, 1, 23))
         bits = b.select(
             b.icmp_unsigned(">", exponents, one),
             b.shl(b.sub(exponents, one), place_of),
             b.shl(small, exponents),
         )
-        return [b.bitcast(bits, FLOATS)], None
+        return [b.bitcast(bits, part.floats)], None
     if form.has_zeros:
-        scale = b.load(pointer(b, record, FLOATS), align=4)
-        negated = b.fsub(constant(-0.0), scale)
-        return [scale], b.fmul(negated, b.sitofp(_zeros(b, record), FLOATS))
+        scale = part.load(b, record, FLOAT)
+        negated = b.fsub(part.number(-0.0), scale)
+        return [scale], b.fmul(negated, b.sitofp(_zeros(b, record, part), part.floats))
 
     def factors(offset: int) -> Any:
-        place = pointer(b, _plus(b, record, offset), _HALVES)
-        return b.fpext(b.load(place, align=2), FLOATS)
+        return b.fpext(part.load(b, _plus(b, record, offset), _HALF), part.floats)
 
     def multiples(index: int, is_signed: bool) -> Any:
         per_group = (form.halves + form.has_minimum) * LANES
         place = b.add(record, b.mul(group, ir.Constant(INT64, per_group)))
         place = _plus(b, place, 2 * LANES * (1 + form.has_minimum) + LANES * index)
-        numbers = b.load(pointer(b, place, ir.VectorType(_BYTE, LANES)), align=1)
-        wide = (b.sext if is_signed else b.zext)(numbers, INTS)
-        return b.sitofp(wide, FLOATS)
+        wide = (b.sext if is_signed else b.zext)(part.load(b, place, _BYTE), part.ints)
+        return b.sitofp(wide, part.floats)
 
     scale = factors(0)
     minimum = factors(2 * LANES) if form.has_minimum else None
     if form.is_super:
         if form.has_minimum:
-            negated = b.fsub(constant(-0.0), minimum)
+            negated = b.fsub(part.number(-0.0), minimum)
             minimum = b.fmul(negated, multiples(1, False))
             return [b.fmul(scale, multiples(0, False))], minimum
         return [b.fmul(scale, multiples(half, True)) for half in range(form.halves)], None
     if form.zero:
-        minimum = b.fmul(scale, constant(float(-form.zero)))
+        minimum = b.fmul(scale, part.number(float(-form.zero)))
     return [scale], minimum
 
 
-def _pair_products(builder: Any, inputs: Any, codes: Any) -> Any:
-    """Sums of the products of neighbours: 16 int32 of 32 int16 each."""
+def _pair_products(builder: Any, part: _Part, inputs: Any, codes: Any) -> Any:
+    """Sums of the products of neighbours: int32 of int16."""
     b = builder
+    name = {"avx512": "llvm.x86.avx512.pmaddw.d.512", "avx2": "llvm.x86.avx2.pmadd.wd"}
+    if (function := name.get(TILES.vectors)) is not None:
+        return b.call(declared(b, function, 2, part.shorts, part.ints), [inputs, codes])
 
-    def lanes(vector: Any, indices: list[int]) -> Any:
-        kind = ir.VectorType(INT32, len(indices))
-        return b.shuffle_vector(vector, vector, ir.Constant(kind, indices))
+    def every_other(vector: Any, first: int) -> Any:
+        places = ir.Constant(part.ints, list(range(first, 2 * part.count, 2)))
+        return b.sext(b.shuffle_vector(vector, vector, places), part.ints)
 
-    if TILES.name.startswith("avx512"):
-        return b.call(
-            declared(b, "llvm.x86.avx512.pmaddw.d.512", 2, _SHORTS, INTS), [inputs, codes]
-        )
-    if TILES.name == "avx2":
-        half, ints = ir.VectorType(_SHORT, LANES), ir.VectorType(INT32, LANES // 2)
-        function = declared(b, "llvm.x86.avx2.pmadd.wd", 2, half, ints)
-        first, second = (
-            b.call(function, [lanes(inputs, part), lanes(codes, part)])
-            for part in (list(range(LANES)), list(range(LANES, 2 * LANES)))
-        )
-        return b.shuffle_vector(first, second, ir.Constant(INTS, list(range(LANES))))
-    products = [
-        b.mul(b.sext(lanes(inputs, part), INTS), b.sext(lanes(codes, part), INTS))
-        for part in (list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2)))
-    ]
-    return b.add(*products)
+    return b.add(
+        *[b.mul(every_other(inputs, first), every_other(codes, first)) for first in (0, 1)]
+    )
 
 
-def _add_pair_products(builder: Any, sums: Any, inputs: Any, codes: Any) -> Any:
+def _add_pair_products(builder: Any, part: _Part, sums: Any, inputs: Any, codes: Any) -> Any:
     b = builder
     if not TILES.fuses_products:
-        return b.add(sums, _pair_products(b, inputs, codes))
-    function = declared(b, "llvm.x86.avx512.vpdpwssd.512", 3, INTS, INTS)
-    return b.call(function, [sums, b.bitcast(inputs, INTS), b.bitcast(codes, INTS)])
-
-
-def _input_pair(builder: Any, address: Any) -> Any:
-    """Two int16 at an address, 16 times."""
-    b = builder
-    nothing = ir.Constant(INTS, ir.Undefined)
-    pair = b.load(pointer(b, address, INT32), align=4)
-    first = b.insert_element(nothing, pair, ir.Constant(INT32, 0))
-    same = b.shuffle_vector(first, nothing, ir.Constant(INTS, [0] * LANES))
-    return b.bitcast(same, _SHORTS)
+        return b.add(sums, _pair_products(b, part, inputs, codes))
+    function = declared(b, "llvm.x86.avx512.vpdpwssd.512", 3, part.ints, part.ints)
+    return b.call(function, [sums, b.bitcast(inputs, part.ints), b.bitcast(codes, part.ints)])
 
 
 def _place(builder: Any, form: GroupFormat, block: Any, group: Any) -> tuple[Any, Any, Any]:
@@ -293,7 +313,7 @@ def _loop(
     b.position_at_end(loop)
     i = b.phi(INT64)
     i.add_incoming(ir.Constant(INT64, 0), entry)
-    phis = [b.phi(FLOATS) for _ in initial]
+    phis = [b.phi(value.type) for value in initial]
     for phi, value in zip(phis, initial, strict=True):
         phi.add_incoming(value, entry)
     values = emit(i, list(phis))
@@ -321,9 +341,9 @@ def _panel_places(
 
 def _multiply(
     builder: Any, form: GroupFormat, count: int, first_row: Any, panel: Any, num_rows: Any,
-    block: Any, num_groups: Any,
+    block: Any, num_groups: Any, part: _Part,
 ) -> list[Any]:  # fmt: skip
-    """Sums of `count` rows of a panel with one block."""
+    """Sums of `count` rows of a panel with a part of one block."""
     b = builder
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
@@ -332,28 +352,47 @@ def _multiply(
         for offset in range(0, per_group, 64):
             request(b, _plus(b, codes_at, _PREFETCHED_BYTES + offset))
         inputs_at, factors_at = _panel_places(b, panel, first_row, num_rows, group, num_groups)
-        totals: list[list[Any]] = [[] for _ in range(count)]
-        for step, codes in enumerate(_codes(b, form, codes_at)):
-            begins = step % (STEPS // form.halves) == 0
-            for r, total in enumerate(totals):
-                inputs = _input_pair(b, _plus(b, inputs_at, _ROW_CODES * r + 4 * step))
-                if begins:
-                    total.append(_pair_products(b, inputs, codes))
-                else:
-                    total[-1] = _add_pair_products(b, total[-1], inputs, codes)
-        scales, minimum = _scales(b, form, record, inside)
+        totals = _group_totals(b, form, count, inputs_at, codes_at, part)
+        scales, minimum = _scales(b, form, record, inside, part)
         for r in range(count):
             place = _plus(b, factors_at, _ROW_FACTORS * r)
-            row_scale = broadcast(b, b.load(pointer(b, place, FLOAT), align=4))
+            row_scale = part.spread(b, b.load(pointer(b, place, FLOAT), align=4))
             for scale, total in zip(scales, totals[r], strict=True):
                 factor = b.fmul(scale, row_scale)
-                sums[r] = fused(b, b.sitofp(total, FLOATS), factor, sums[r])
+                sums[r] = part.fused(b, b.sitofp(total, part.floats), factor, sums[r])
             if minimum is not None:
-                row_sum = broadcast(b, b.load(pointer(b, _plus(b, place, 4), FLOAT), align=4))
-                sums[r] = fused(b, minimum, row_sum, sums[r])
+                place = pointer(b, _plus(b, place, 4), FLOAT)
+                row_sum = part.spread(b, b.load(place, align=4))
+                sums[r] = part.fused(b, minimum, row_sum, sums[r])
         return sums
 
-    return _loop(b, num_groups, [constant(0.0)] * count, add_group)
+    return _loop(b, num_groups, [part.number(0.0)] * count, add_group)
+
+
+def _keep_loads_behind(builder: Any) -> None:
+    """Emits no instruction. LLVM would load all of a group's inputs first, and store them again."""
+    nothing = ir.FunctionType(ir.VoidType(), [])
+    builder.call(ir.InlineAsm(nothing, "", "~{memory}", side_effect=True), [])
+
+
+def _group_totals(
+    builder: Any, form: GroupFormat, count: int, inputs_at: Any, codes_at: Any, part: _Part
+) -> list[list[Any]]:
+    """Sums of a group's products, of each of its halves: int32, for each row."""
+    b = builder
+    totals: list[list[Any]] = [[] for _ in range(count)]
+    for step, codes in enumerate(_codes(b, form, codes_at, part)):
+        begins = step % (STEPS // form.halves) == 0
+        if step % (4 * form.halves) == 0:
+            _keep_loads_behind(b)
+        for r, total in enumerate(totals):
+            place = pointer(b, _plus(b, inputs_at, _ROW_CODES * r + 4 * step), INT32)
+            inputs = b.bitcast(part.spread(b, b.load(place, align=4)), part.shorts)
+            if begins:
+                total.append(_pair_products(b, part, inputs, codes))
+            else:
+                total[-1] = _add_pair_products(b, part, total[-1], inputs, codes)
+    return totals
 
 
 def _multiply_floats(
@@ -409,12 +448,17 @@ def group_tile(
             described = FORMATS[_NAMES[number]]
 
             def emit(rows: int) -> None:
-                if described.is_float:
-                    sums = _multiply_floats(b, described, rows_at(x, x_row, rows), w, num_groups)
-                else:
-                    sums = _multiply(b, described, rows, first_row, panel, num_rows, w, num_groups)
-                for place, value in zip(rows_at(out, out_row, rows), sums, strict=True):
-                    b.store(value, pointer(b, place, FLOATS), align=4)
+                outs = rows_at(out, out_row, rows)
+                for part in [_WHOLE] if described.is_float else _PARTS:
+                    if described.is_float:
+                        own_rows = rows_at(x, x_row, rows)
+                        sums = _multiply_floats(b, described, own_rows, w, num_groups)
+                    else:
+                        sums = _multiply(b, described, rows, first_row, panel, num_rows, w,
+                                         num_groups, part)  # fmt: skip
+                    for place, value in zip(outs, sums, strict=True):
+                        place = pointer(b, _plus(b, place, 4 * part.first), part.floats)
+                        b.store(value, place, align=4)
 
             switch(b, count, range(1, TILES.max_group_rows + 1), emit)
 
@@ -450,17 +494,17 @@ def group_values(
 
             def write_group(group: Any, _: list[Any]) -> list[Any]:
                 record, inside, codes_at = _place(b, described, w, group)
-                scales, minimum = _scales(b, described, record, inside)
+                scales, minimum = _scales(b, described, record, inside, _WHOLE)
                 own_scales = [b.extract_element(scale, lane) for scale in scales]
                 # As the format has it: code - zero, then the product.
                 zero = ir.Constant(INT32, 0 if described.halves == 2 else described.zero)
                 if described.has_zeros:
-                    zero = b.extract_element(_zeros(b, record), lane)
+                    zero = b.extract_element(_zeros(b, record, _WHOLE), lane)
                 least = ir.Constant(FLOAT, -0.0)
                 if described.has_minimum:
                     least = b.extract_element(minimum, lane)
                 place = b.add(out, b.mul(group, ir.Constant(INT64, 4 * GROUP)))
-                for step, codes in enumerate(_codes(b, described, codes_at)):
+                for step, codes in enumerate(_codes(b, described, codes_at, _WHOLE)):
                     scale = own_scales[step * described.halves // STEPS]
                     pair = b.extract_element(b.bitcast(codes, INTS), lane)
                     for i, number in enumerate(
