@@ -168,7 +168,12 @@ def _loaded(
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
     with TensorFiles(folder) as files:
         config = read_config(folder, only_text=files.is_text_part)
-        if files.is_text_part or files.quantization != "none":
+        if files.quantization == "mxfp4":
+            # transformers widens it, piece by piece; to bfloat16 exactly.
+            config.quantization_config["dequantize"] = True
+            if keeps_values and dtype is not torch.bfloat16:
+                dtype = torch.float32
+        elif files.is_text_part or files.quantization != "none":
             # Of Tandem's own reading: transformers' has a class for the whole, which is larger, or
             # would need other packages, and a GPU.
             vars(config).pop("quantization_config", None)

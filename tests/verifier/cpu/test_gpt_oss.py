@@ -16,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from servicekit.gguf.folder import model_folder
 from tests.servicekit.gguf_files import VOCABULARY, write_model
 from tests.verifier.cpu.running_decoder import load, some_tokens
+from verifier.build import load_model
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
@@ -150,6 +151,13 @@ def test_logits_are_transformers_with_experts_as_they_are_stored(tmp_path: Path)
     np.testing.assert_allclose(
         checked.numpy(), expected_logits(tmp_path, values, probed), rtol=0, atol=1e-4
     )
+
+
+def test_it_passes_the_check_at_load_in_the_type_that_it_is_published_in(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path)
+    config = VerifierConfig(model=tmp_path, device="cpu", threads=1, num_kv_blocks=8)
+    served = load_model(config).served
+    assert (served.dtype, served.numerics) == ("bfloat16, mxfp4 weights", "strict")
 
 
 def test_experts_that_are_not_quantised_keep_their_bits(tmp_path: Path) -> None:
