@@ -176,8 +176,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Forgets sequences."""
         wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
-        await self.engine.release(request.releases)
-        return drafter_pb2.ReleaseResponse()
+        num_kept = await self.engine.release(request.releases)
+        return drafter_pb2.ReleaseResponse(num_kept=num_kept)
 
     async def GetDrafterLoad(
         self, request: drafter_pb2.GetDrafterLoadRequest, context: _LoadContext

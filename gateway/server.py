@@ -20,6 +20,7 @@ from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE, UnreadError
 from gateway.metrics import GatewayMetrics
 from gateway.page.routes import page_routes
+from gateway.peers.pool_feeder import PoolFeeder
 from gateway.peers.verifier_link import VerifierLink
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.clients_file import KnownClients, read_clients
@@ -102,11 +103,13 @@ class GatewayServer:
         )
         texts, threads = _load_texts(config, logger), TokenizerThreads()
         self._threads = threads
+        self._pools = PoolFeeder(config.peers, logger=logger)
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
             texts=texts,
             threads=threads,
+            pools=self._pools,
             allow_trace=config.allow_trace,
             defaults=config.request_defaults(),
             max_concurrent_requests=config.max_concurrent_requests,
@@ -291,6 +294,7 @@ class GatewayServer:
             self.server.set_not_serving()
 
     def _set_drafters(self, replicas: Sequence[Replica]) -> None:
+        self._pools.drafters = replicas
         self.coordinator.set_drafters([replica.address for replica in replicas])
 
     def _start_link(self, replica: Replica) -> "tuple[VerifierLink, asyncio.Task[None]]":

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
-from typing import Self
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Self, TypeVar
 
 import grpc
 
@@ -19,6 +19,9 @@ from tandem.transport.channel import (
 )
 from tandem.transport.retry import Attempts, Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+
+_RequestT = TypeVar("_RequestT")
+_ResponseT = TypeVar("_ResponseT")
 
 
 class AsyncTandemClient:
@@ -124,13 +127,45 @@ class AsyncTandemClient:
         Raises:
             TandemError: the call failed.
         """
+        request = gateway_pb2.ListModelsRequest()
+        return wire.to_models(await self._call(lambda stub: stub.ListModels, request, timeout_s))
+
+    async def load_pool(
+        self, pool: str, text: str, *, model_id: str = "", timeout_s: float | None = None
+    ) -> int:
+        """Puts a text into a pool; see `TandemClient.load_pool`.
+
+        Raises:
+            TandemError: the call failed.
+        """
+        request = wire.to_load_request(pool, text, model_id)
+        return (await self._call(lambda stub: stub.LoadPool, request, timeout_s)).num_tokens
+
+    async def close(self) -> None:
+        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
+        self._closed.set()
+        for channel in self._channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _call(
+        self,
+        method: "Callable[[gateway_pb2_grpc.GenerationServiceAsyncStub], "
+        "grpc.aio.UnaryUnaryMultiCallable[_RequestT, _ResponseT]]",
+        request: _RequestT,
+        timeout_s: float | None,
+    ) -> _ResponseT:
+        """The answer of a call that may be repeated after failures, as far as `retry` allows."""
         attempts = self._failover.begin(timeout_s)
         while True:
             try:
-                response = await self._next_stub(attempts).ListModels(
-                    gateway_pb2.ListModelsRequest(),
-                    timeout=attempts.time_left_s,
-                    metadata=self._metadata,
+                response = await method(self._next_stub(attempts))(
+                    request, timeout=attempts.time_left_s, metadata=self._metadata
                 )
             except asyncio.CancelledError:
                 wire.raise_if_closed(self._closed.is_set())
@@ -144,19 +179,7 @@ class AsyncTandemClient:
                     raise wire.closed_error() from error
             else:
                 attempts.succeed()
-                return wire.to_models(response)
-
-    async def close(self) -> None:
-        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
-        self._closed.set()
-        for channel in self._channels:
-            await channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+                return response
 
     async def _is_closed_after(self, pause_s: float) -> bool:
         """Pauses, until the client is closed at most."""

@@ -39,8 +39,8 @@ cancellation) cancels its call, and the servers free its resources within one st
 """
 
 import threading
-from collections.abc import Generator, Sequence
-from typing import Self
+from collections.abc import Callable, Generator, Sequence
+from typing import Self, TypeVar
 
 import grpc
 
@@ -87,6 +87,9 @@ from tandem.values import (
     TokenLogprob,
     Usage,
 )
+
+_RequestT = TypeVar("_RequestT")
+_ResponseT = TypeVar("_ResponseT")
 
 __all__ = [
     "AsyncDrafterClient",
@@ -240,13 +243,52 @@ class TandemClient:
         Raises:
             TandemError: the call failed.
         """
+        request = gateway_pb2.ListModelsRequest()
+        return wire.to_models(self._call(lambda stub: stub.ListModels, request, timeout_s))
+
+    def load_pool(
+        self, pool: str, text: str, *, model_id: str = "", timeout_s: float | None = None
+    ) -> int:
+        """Puts a text into a pool of the caller's tenant; returns how many tokens it has.
+
+        Requests that name the pool (`SpeculationParams.pool`) draft from it soon after.
+
+        Args:
+            pool: its name.
+            text: the same text again changes nothing.
+            model_id: whose tokenizer reads it; "": the only model served.
+
+        Raises:
+            TandemError: the call failed.
+        """
+        request = wire.to_load_request(pool, text, model_id)
+        return self._call(lambda stub: stub.LoadPool, request, timeout_s).num_tokens
+
+    def close(self) -> None:
+        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
+        self._closed.set()
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(
+        self,
+        method: "Callable[[gateway_pb2_grpc.GenerationServiceStub], "
+        "grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT]]",
+        request: _RequestT,
+        timeout_s: float | None,
+    ) -> _ResponseT:
+        """The answer of a call that may be repeated after failures, as far as `retry` allows."""
         attempts = self._failover.begin(timeout_s)
         while True:
             try:
-                response = self._next_stub(attempts).ListModels(
-                    gateway_pb2.ListModelsRequest(),
-                    timeout=attempts.time_left_s,
-                    metadata=self._metadata,
+                response = method(self._next_stub(attempts))(
+                    request, timeout=attempts.time_left_s, metadata=self._metadata
                 )
             except ValueError as error:
                 # As in `stream`.
@@ -262,19 +304,7 @@ class TandemClient:
                     raise wire.closed_error() from error
             else:
                 attempts.succeed()
-                return wire.to_models(response)
-
-    def close(self) -> None:
-        """Closes the channels; calls still open end with CANCELLED, as do later ones."""
-        self._closed.set()
-        for channel in self._channels:
-            channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+                return response
 
     def _next_stub(self, attempts: Attempts) -> gateway_pb2_grpc.GenerationServiceStub:
         if self._closed.is_set():

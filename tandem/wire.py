@@ -39,6 +39,19 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
     return wire
 
 
+def to_load_request(pool: str, text: str, model_id: str) -> gateway_pb2.LoadPoolRequest:
+    """The message that loads a text into a pool.
+
+    Raises:
+        TandemError: see `to_request`.
+    """
+    wire = gateway_pb2.LoadPoolRequest()
+    with field_errors():
+        for field, value in (("pool", pool), ("text", text), ("model_id", model_id)):
+            set_field(wire, field, value)
+    return wire
+
+
 @contextlib.contextmanager
 def field_errors() -> Iterator[None]:
     """Raises a `TandemError` where a value does not fit its field."""

@@ -87,9 +87,9 @@ class DraftEngine:
         self.indexer.add(history for history in batch.histories if history is not None)
         self.pools.start_work()
 
-    async def release(self, releases: Sequence[drafter_pb2.Release]) -> None:
-        """Forgets sequences."""
-        await self._release(releases, self.slices.live())
+    async def release(self, releases: Sequence[drafter_pb2.Release]) -> int:
+        """Forgets sequences; returns how many texts their pools have."""
+        return await self._release(releases, self.slices.live())
 
     async def _answer(self, batch: Batch, time_slice: TimeSlice) -> None:
         self.store.forget_expired(FORGOTTEN_AT_ONCE)
@@ -193,9 +193,8 @@ class DraftEngine:
         self._logger.exception("sequence_failed", sequence_id=sequence_id)
         self._on_failure(Failure.SEQUENCE)
 
-    async def _release(
-        self, releases: Sequence[drafter_pb2.Release], time_slice: TimeSlice
-    ) -> None:
+    async def _release(self, releases: Sequence[drafter_pb2.Release], time_slice: TimeSlice) -> int:
+        num_kept = 0
         for release in releases:
             if time_slice.is_over:
                 await time_slice.pause()
@@ -203,9 +202,10 @@ class DraftEngine:
                 history = self.store.release(release.sequence_id)
                 if history is not None:
                     keep = wire.keep_from_proto(release.keep)
-                    self.pools.keep(history, keep, release.feed_id, release.length)
+                    num_kept += self.pools.keep(history, keep, release.feed_id, release.length)
             except Exception:
                 # Our own fault, or no memory left for the text. The sequence is forgotten, and the
                 # others are released.
                 self._logger.exception("release_failed", sequence_id=release.sequence_id)
                 self._on_failure(Failure.RELEASE)
+        return num_kept

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from drafter.history.history import History
 from drafter.ngram.params import Keep
 from drafter.pool_index.link import link_to_pool
+from drafter.pool_index.records import FeedOutcome
 from drafter.pools.store import PoolStore
 
 
@@ -23,8 +24,8 @@ class PoolDrafts:
         """Starts the store's work, eviction of expired texts included; returns at once."""
         self._on_work()
 
-    def keep(self, history: History, keep: Keep, feed_id: str = "", length: int = 0) -> None:
-        """Feeds its pool the text of a finished sequence, if it names one.
+    def keep(self, history: History, keep: Keep, feed_id: str = "", length: int = 0) -> bool:
+        """Feeds its pool the text of a finished sequence, if it names one; whether the pool has it.
 
         Args:
             history: of a sequence that was released.
@@ -34,15 +35,16 @@ class PoolDrafts:
         """
         params = history.params
         if keep is Keep.NOTHING or not params.pool_id:
-            return
+            return False
         start = history.prompt_length if keep is Keep.OUTPUT else 0
-        self.store.feed(
+        outcome = self.store.feed(
             params.pool_id,
             history.token_ids[start : length or history.length],
             ngram_mask=params.ngram_mask,
             feed_id=feed_id,
         )
         self._on_work()
+        return outcome in (FeedOutcome.KEPT, FeedOutcome.DUPLICATE)
 
     def link(self, history: History) -> None:
         """Writes the present block of its pool into a text, if it names one."""

@@ -16,16 +16,25 @@ from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
 from gateway.api.turns import ClientGoneError, Turns
 from gateway.coordinator import Coordinator
-from gateway.errors import PreconditionError, UnavailableError, code_name, shutting_down
+from gateway.errors import (
+    RETRY_AFTER_MS,
+    InvalidRequestError,
+    PreconditionError,
+    UnavailableError,
+    code_name,
+    shutting_down,
+)
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
 from gateway.metrics import GatewayMetrics
+from gateway.peers.pool_feeder import PoolFeeder
 from gateway.requests import acceptance, validation
 from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
+from gateway.routing import router
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.routing.opening import new_sequence_id
 from gateway.text.model_text import ModelText, ModelTexts
@@ -53,6 +62,7 @@ class Frontend:
         fleet: Fleet,
         texts: ModelTexts,
         threads: TokenizerThreads,
+        pools: PoolFeeder,
         defaults: RequestDefaults,
         allow_trace: bool,
         max_concurrent_requests: int,
@@ -66,6 +76,7 @@ class Frontend:
         Args:
             texts: the tokenizers and chat templates of the models.
             threads: for long texts.
+            pools: feeds texts that are loaded.
             defaults: values that requests leave open.
             allow_trace: whether requests may ask for a trace of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
@@ -74,6 +85,7 @@ class Frontend:
         self._coordinator = coordinator
         self._fleet = fleet
         self._texts = texts
+        self._pools = pools
         self._defaults = defaults
         self._allow_trace = allow_trace
         self._metrics = metrics
@@ -260,6 +272,38 @@ class Frontend:
                     self._coordinator.close(generation)
         finally:
             admitted.leave()
+
+    async def load_pool(self, request: GenerateRequest, principal: Principal) -> int:
+        """Puts a request's text into its pool, without running it; returns the text's tokens.
+
+        Raises:
+            RequestError: the pool does not have the text.
+        """
+        if not (pool := request.speculation.pool):
+            raise InvalidRequestError("names no pool", field="pool")
+        validation.check_request(request, has_tokenizer=not self._texts.is_empty)
+        model = self._model_of(request)
+        text = self._texts.find(model.tokenizer_digest)
+        if text is None:
+            raise acceptance.no_tokenizer(model, "text")
+        pool_id = acceptance.pool_id(principal.tenant, pool)
+        drafter = router.choose_drafter(pool_id, self._fleet.drafters.addresses)
+        if not drafter:
+            raise UnavailableError("there is no drafter", retry_after_ms=RETRY_AFTER_MS)
+        admitted = self._admission.admit(
+            1,
+            principal,
+            model_id=model.model_id,
+            has_other_models=self._fleet.has_several_models,
+        )
+        try:
+            admitted.wait_with(estimate_prompt_tokens(request))
+            await self.turns.take(lambda: False)
+            token_ids = await self._request_texts.encode_text(request.text or "", text)
+            await self._pools.feed(drafter, pool_id, token_ids)
+        finally:
+            admitted.leave()
+        return len(token_ids)
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones are done.

@@ -29,6 +29,10 @@ _ListModelsContext = grpc.aio.ServicerContext[
     gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse
 ]
 
+_LoadPoolContext = grpc.aio.ServicerContext[
+    gateway_pb2.LoadPoolRequest, gateway_pb2.LoadPoolResponse
+]
+
 
 class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
@@ -74,6 +78,16 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         return wire.models_to_proto(
             (model, self._frontend.sampling_defaults(model)) for model in models
         )
+
+    async def LoadPool(
+        self, request: gateway_pb2.LoadPoolRequest, context: _LoadPoolContext
+    ) -> gateway_pb2.LoadPoolResponse:
+        """Puts a text into a pool; see the proto."""
+        principal = self._authenticator.authenticate(caller_of(context))
+        num_tokens = await self._frontend.load_pool(
+            wire.load_request_from_proto(request), principal
+        )
+        return gateway_pb2.LoadPoolResponse(num_tokens=num_tokens)
 
 
 def _expires_at_s(context: _GenerateContext) -> float:

@@ -26,6 +26,9 @@ from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from tandem.values import ReasoningTags, SamplingParams
 
+#: Of a text that is put into a pool: as many as a pool holds, about.
+MAX_TEXT_TOKENS = 1 << 20
+
 # About as much text as a token stands for.
 _CHARACTERS_PER_TOKEN = 4
 
@@ -93,6 +96,24 @@ class RequestTexts:
         )
         sampling = _behind_reasoning(request.sampling, reading.reasoning)
         return Prompt(await self._encode(prompt, model, text), sampling, reading)
+
+    async def encode_text(self, given: str, text: ModelText) -> Sequence[int]:
+        """The tokens of a text that no model computes.
+
+        Args:
+            text: the model's.
+
+        Raises:
+            InvalidRequestError: there are more than `MAX_TEXT_TOKENS`.
+        """
+        try:
+            return await self._threads.run(
+                len(given.encode()), text.tokenizer.encode, given, max_tokens=MAX_TEXT_TOKENS
+            )
+        except TooManyTokensError:
+            raise InvalidRequestError(
+                f"has more than {MAX_TEXT_TOKENS} tokens", field="text"
+            ) from None
 
     async def begin_output(self, request: AcceptedRequest, text: ModelText | None) -> OutputText:
         """The text of every choice, after the output that the client already has.

@@ -24,7 +24,7 @@ from servicekit.unknown_fields import find_unknown_field
 from tandem.declared import FieldError
 from tandem.messages import from_message, set_field, set_message
 from tandem.v1 import gateway_pb2, limits_pb2, sampling_pb2
-from tandem.values import SamplingDefaults, TokenLogprob
+from tandem.values import SamplingDefaults, SpeculationParams, TokenLogprob
 
 #: The limits of a request's parameters.
 SAMPLING_LIMITS = MessageLimits(sampling_pb2.SamplingParams.DESCRIPTOR, limits_pb2)
@@ -50,6 +50,16 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         )
     except FieldError as error:
         raise InvalidRequestError(error.reason, field=error.field) from None
+
+
+def load_request_from_proto(message: gateway_pb2.LoadPoolRequest) -> GenerateRequest:
+    """A text for a pool, unchecked, as the prompt of a request that names the pool."""
+    return GenerateRequest(
+        model_id=message.model_id,
+        text=message.text,
+        speculation=SpeculationParams(pool=message.pool),
+        unknown_field=find_unknown_field(message),
+    )
 
 
 def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:

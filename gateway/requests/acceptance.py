@@ -93,9 +93,14 @@ def check_has_no_text(request: GenerateRequest, *, model: Model) -> None:
         ("report_tokens", request.report_tokens),
     ):
         if is_used:
-            raise UnsupportedFieldError(
-                f"this server has no tokenizer of {model.model_id}; send token ids", field=field
-            )
+            raise no_tokenizer(model, field)
+
+
+def no_tokenizer(model: Model, field: str) -> UnsupportedFieldError:
+    """The error of text for a model whose tokenizer the gateway does not have."""
+    return UnsupportedFieldError(
+        f"this server has no tokenizer of {model.model_id}; send token ids", field=field
+    )
 
 
 def accept(

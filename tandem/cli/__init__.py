@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("up", "generate", "bench", "doctor")
+COMMANDS = ("up", "generate", "bench", "doctor", "pool")
 
 _INTERRUPTED = 130
 # Modules that the extra `cli` installs, by their package; the client alone needs none of them.

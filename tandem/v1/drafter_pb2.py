@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\"\xe0\x02\n\x0bNgramParams\x12\x16\n\tmin_ngram\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_ngram\x18\x02 \x01(\rH\x01\x88\x01\x01\x12#\n\x07overlap\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x04 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\'\n\talgorithm\x18\x06 \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x16\n\x07pool_id\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x16\n\x0epool_min_ngram\x18\t \x01(\rB\x0c\n\n_min_ngramB\x0c\n\n_max_ngramB\x13\n\x11_tokens_per_matchJ\x04\x08\x07\x10\x08J\x04\x08\n\x10\x0bJ\x04\x08\x0b\x10\x0cR\x07\x63hainedR\x10pool_feed_tokensR\tpool_keep\"\xe2\x01\n\rSequenceDelta\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x18\n\ttoken_ids\x18\x03 \x03(\rB\x05\xa8\xbb\x18\x80@\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12&\n\x06params\x18\x07 \x01(\x0b\x32\x16.tandem.v1.NgramParams\x12\x1a\n\x0ctrace_parent\x18\x08 \x01(\tB\x04\xb0\xbb\x18@\"\x8b\x01\n\x0eProposeRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x32\n\tsequences\x18\x02 \x03(\x0b\x32\x18.tandem.v1.SequenceDeltaB\x05\xa8\xbb\x18\x80 \x12+\n\x08releases\x18\x03 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"K\n\x0fProposeResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12&\n\tproposals\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Proposal\"\xd2\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12!\n\x06source\x18\x05 \x01(\x0e\x32\x11.tandem.v1.Source\x12!\n\x06status\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Status\x12\x14\n\x0cknown_length\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"k\n\x07Release\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x1d\n\x04keep\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x16\n\x07\x66\x65\x65\x64_id\x18\x03 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x0e\n\x06length\x18\x04 \x01(\r\"E\n\x0eReleaseRequest\x12+\n\x08releases\x18\x01 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"\x11\n\x0fReleaseResponse\"\x17\n\x15GetDrafterLoadRequest\"\xa1\x01\n\x16GetDrafterLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\rhistory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_history_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04*M\n\x07Overlap\x12\x17\n\x13OVERLAP_UNSPECIFIED\x10\x00\x12\x14\n\x10OVERLAP_DISJOINT\x10\x01\x12\x13\n\x0fOVERLAP_ALLOWED\x10\x02*M\n\x03Tie\x12\x13\n\x0fTIE_UNSPECIFIED\x10\x00\x12\x10\n\x0cTIE_EARLIEST\x10\x01\x12\x0e\n\nTIE_LATEST\x10\x02\x12\x0f\n\x0bTIE_LONGEST\x10\x03*N\n\tAlgorithm\x12\x19\n\x15\x41LGORITHM_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41LGORITHM_INDEX\x10\x01\x12\x11\n\rALGORITHM_KMP\x10\x02*F\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_SEQUENCE\x10\x01\x12\x0f\n\x0bSOURCE_POOL\x10\x02*\x85\x01\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x13\n\x0fSTATUS_NO_MATCH\x10\x02\x12\x16\n\x12STATUS_OUT_OF_SYNC\x10\x03\x12\x12\n\x0eSTATUS_INVALID\x10\x04\x12\x13\n\x0fSTATUS_INDEXING\x10\x05*M\n\x04Keep\x12\x14\n\x10KEEP_UNSPECIFIED\x10\x00\x12\x10\n\x0cKEEP_NOTHING\x10\x01\x12\x0f\n\x0bKEEP_OUTPUT\x10\x02\x12\x0c\n\x08KEEP_ALL\x10\x03\x32\xb7\x02\n\x0e\x44rafterService\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12J\n\rProposeStream\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12U\n\x0eGetDrafterLoad\x12 .tandem.v1.GetDrafterLoadRequest\x1a!.tandem.v1.GetDrafterLoadResponseB\x14Z\x12tandem/v1;tandemv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\"\xe0\x02\n\x0bNgramParams\x12\x16\n\tmin_ngram\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_ngram\x18\x02 \x01(\rH\x01\x88\x01\x01\x12#\n\x07overlap\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x04 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\'\n\talgorithm\x18\x06 \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x16\n\x07pool_id\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x16\n\x0epool_min_ngram\x18\t \x01(\rB\x0c\n\n_min_ngramB\x0c\n\n_max_ngramB\x13\n\x11_tokens_per_matchJ\x04\x08\x07\x10\x08J\x04\x08\n\x10\x0bJ\x04\x08\x0b\x10\x0cR\x07\x63hainedR\x10pool_feed_tokensR\tpool_keep\"\xe2\x01\n\rSequenceDelta\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x18\n\ttoken_ids\x18\x03 \x03(\rB\x05\xa8\xbb\x18\x80@\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12&\n\x06params\x18\x07 \x01(\x0b\x32\x16.tandem.v1.NgramParams\x12\x1a\n\x0ctrace_parent\x18\x08 \x01(\tB\x04\xb0\xbb\x18@\"\x8b\x01\n\x0eProposeRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x32\n\tsequences\x18\x02 \x03(\x0b\x32\x18.tandem.v1.SequenceDeltaB\x05\xa8\xbb\x18\x80 \x12+\n\x08releases\x18\x03 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"K\n\x0fProposeResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12&\n\tproposals\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Proposal\"\xd2\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12!\n\x06source\x18\x05 \x01(\x0e\x32\x11.tandem.v1.Source\x12!\n\x06status\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Status\x12\x14\n\x0cknown_length\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"k\n\x07Release\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x1d\n\x04keep\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x16\n\x07\x66\x65\x65\x64_id\x18\x03 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x0e\n\x06length\x18\x04 \x01(\r\"E\n\x0eReleaseRequest\x12+\n\x08releases\x18\x01 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"#\n\x0fReleaseResponse\x12\x10\n\x08num_kept\x18\x01 \x01(\r\"\x17\n\x15GetDrafterLoadRequest\"\xa1\x01\n\x16GetDrafterLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\rhistory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_history_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04*M\n\x07Overlap\x12\x17\n\x13OVERLAP_UNSPECIFIED\x10\x00\x12\x14\n\x10OVERLAP_DISJOINT\x10\x01\x12\x13\n\x0fOVERLAP_ALLOWED\x10\x02*M\n\x03Tie\x12\x13\n\x0fTIE_UNSPECIFIED\x10\x00\x12\x10\n\x0cTIE_EARLIEST\x10\x01\x12\x0e\n\nTIE_LATEST\x10\x02\x12\x0f\n\x0bTIE_LONGEST\x10\x03*N\n\tAlgorithm\x12\x19\n\x15\x41LGORITHM_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41LGORITHM_INDEX\x10\x01\x12\x11\n\rALGORITHM_KMP\x10\x02*F\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_SEQUENCE\x10\x01\x12\x0f\n\x0bSOURCE_POOL\x10\x02*\x85\x01\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x13\n\x0fSTATUS_NO_MATCH\x10\x02\x12\x16\n\x12STATUS_OUT_OF_SYNC\x10\x03\x12\x12\n\x0eSTATUS_INVALID\x10\x04\x12\x13\n\x0fSTATUS_INDEXING\x10\x05*M\n\x04Keep\x12\x14\n\x10KEEP_UNSPECIFIED\x10\x00\x12\x10\n\x0cKEEP_NOTHING\x10\x01\x12\x0f\n\x0bKEEP_OUTPUT\x10\x02\x12\x0c\n\x08KEEP_ALL\x10\x03\x32\xb7\x02\n\x0e\x44rafterService\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12J\n\rProposeStream\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12U\n\x0eGetDrafterLoad\x12 .tandem.v1.GetDrafterLoadRequest\x1a!.tandem.v1.GetDrafterLoadResponseB\x14Z\x12tandem/v1;tandemv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,18 +55,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASEREQUEST'].fields_by_name['releases']._serialized_options = b'\250\273\030\200 '
   _globals['_RELEASEREQUEST']._loaded_options = None
   _globals['_RELEASEREQUEST']._serialized_options = b'\270\273\030\200\200@'
-  _globals['_OVERLAP']._serialized_start=1466
-  _globals['_OVERLAP']._serialized_end=1543
-  _globals['_TIE']._serialized_start=1545
-  _globals['_TIE']._serialized_end=1622
-  _globals['_ALGORITHM']._serialized_start=1624
-  _globals['_ALGORITHM']._serialized_end=1702
-  _globals['_SOURCE']._serialized_start=1704
-  _globals['_SOURCE']._serialized_end=1774
-  _globals['_STATUS']._serialized_start=1777
-  _globals['_STATUS']._serialized_end=1910
-  _globals['_KEEP']._serialized_start=1912
-  _globals['_KEEP']._serialized_end=1989
+  _globals['_OVERLAP']._serialized_start=1484
+  _globals['_OVERLAP']._serialized_end=1561
+  _globals['_TIE']._serialized_start=1563
+  _globals['_TIE']._serialized_end=1640
+  _globals['_ALGORITHM']._serialized_start=1642
+  _globals['_ALGORITHM']._serialized_end=1720
+  _globals['_SOURCE']._serialized_start=1722
+  _globals['_SOURCE']._serialized_end=1792
+  _globals['_STATUS']._serialized_start=1795
+  _globals['_STATUS']._serialized_end=1928
+  _globals['_KEEP']._serialized_start=1930
+  _globals['_KEEP']._serialized_end=2007
   _globals['_NGRAMPARAMS']._serialized_start=63
   _globals['_NGRAMPARAMS']._serialized_end=415
   _globals['_SEQUENCEDELTA']._serialized_start=418
@@ -82,11 +82,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASEREQUEST']._serialized_start=1187
   _globals['_RELEASEREQUEST']._serialized_end=1256
   _globals['_RELEASERESPONSE']._serialized_start=1258
-  _globals['_RELEASERESPONSE']._serialized_end=1275
-  _globals['_GETDRAFTERLOADREQUEST']._serialized_start=1277
-  _globals['_GETDRAFTERLOADREQUEST']._serialized_end=1300
-  _globals['_GETDRAFTERLOADRESPONSE']._serialized_start=1303
-  _globals['_GETDRAFTERLOADRESPONSE']._serialized_end=1464
-  _globals['_DRAFTERSERVICE']._serialized_start=1992
-  _globals['_DRAFTERSERVICE']._serialized_end=2303
+  _globals['_RELEASERESPONSE']._serialized_end=1293
+  _globals['_GETDRAFTERLOADREQUEST']._serialized_start=1295
+  _globals['_GETDRAFTERLOADREQUEST']._serialized_end=1318
+  _globals['_GETDRAFTERLOADRESPONSE']._serialized_start=1321
+  _globals['_GETDRAFTERLOADRESPONSE']._serialized_end=1482
+  _globals['_DRAFTERSERVICE']._serialized_start=2010
+  _globals['_DRAFTERSERVICE']._serialized_end=2321
 # @@protoc_insertion_point(module_scope)

@@ -476,12 +476,19 @@ Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUM_KEPT_FIELD_NUMBER: _builtins.int
+    num_kept: _builtins.int
+    """Texts of these releases that are in their pools, also if they were there before. Of those to be
+    kept, the others found no room, or their sequence was not known.
+    """
     def __init__(
         self,
+        *,
+        num_kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_kept", b"num_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,11 @@ class GenerationServiceStub:
                 request_serializer=tandem_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.LoadPool = channel.unary_unary(
+                '/tandem.v1.GenerationService/LoadPool',
+                request_serializer=tandem_dot_v1_dot_gateway__pb2.LoadPoolRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_gateway__pb2.LoadPoolResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -73,6 +78,15 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadPool(self, request, context):
+        """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
+        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
+        pool's drafter cannot be reached or has no room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -85,6 +99,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=tandem_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_gateway__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'LoadPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadPool,
+                    request_deserializer=tandem_dot_v1_dot_gateway__pb2.LoadPoolRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_gateway__pb2.LoadPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -141,6 +160,33 @@ class GenerationService:
             '/tandem.v1.GenerationService/ListModels',
             tandem_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             tandem_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.GenerationService/LoadPool',
+            tandem_dot_v1_dot_gateway__pb2.LoadPoolRequest.SerializeToString,
+            tandem_dot_v1_dot_gateway__pb2.LoadPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,11 @@ class GenerationServiceStub:
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
     """The models that are served."""
+    LoadPool: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.LoadPoolRequest, _gateway_pb2.LoadPoolResponse]
+    """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
+    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
+    pool's drafter cannot be reached or has no room.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -65,6 +70,11 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models that are served."""
+    LoadPool: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LoadPoolRequest, _gateway_pb2.LoadPoolResponse]  # type: ignore[assignment]
+    """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
+    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
+    pool's drafter cannot be reached or has no room.
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -93,5 +103,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]:
         """The models that are served."""
+
+    @_abc_1.abstractmethod
+    def LoadPool(
+        self,
+        request: _gateway_pb2.LoadPoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.LoadPoolResponse, _abc.Awaitable[_gateway_pb2.LoadPoolResponse]]:
+        """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
+        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
+        pool's drafter cannot be reached or has no room.
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -309,6 +309,8 @@ class TwoModels(gateway_pb2_grpc.GenerationServiceServicer):
             finished=gateway_pb2.Finished(finish_reason=sampling_pb2.FINISH_REASON_STOP)
         )
 
+    LoadPool: Any = None  # not called
+
     def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:

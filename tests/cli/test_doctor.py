@@ -264,6 +264,8 @@ class Servicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> Iterator[gateway_pb2.GenerateResponse]:
         raise NotImplementedError
 
+    LoadPool: Any = None  # not called
+
     def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:

@@ -28,6 +28,7 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
         self.interruptions: list[tuple[int, Failure]] = []
         self.hang = False
         self.requests: list[gateway_pb2.GenerateRequest] = []
+        self.loaded: list[gateway_pb2.LoadPoolRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.cancelled = asyncio.Event()
         self.address = ""
@@ -60,6 +61,12 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
             # grpc.aio cancels a handler that waits, and closes one that is about to write.
             self.cancelled.set()
             raise
+
+    async def LoadPool(
+        self, request: gateway_pb2.LoadPoolRequest, context: Context
+    ) -> gateway_pb2.LoadPoolResponse:
+        self.loaded.append(request)
+        return gateway_pb2.LoadPoolResponse(num_tokens=len(request.text))
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context

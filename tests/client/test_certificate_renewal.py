@@ -65,6 +65,8 @@ class Server(StandInGateway):
         for response in self.script[1:]:
             yield response
 
+    LoadPool: Any = None  # not called
+
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:

@@ -288,6 +288,17 @@ async def test_models_are_listed(gateway: StandInGateway, connect: Any) -> None:
     assert (model.model_id, model.vocab_size, model.num_verifiers) == ("demo", 2048, 2)
 
 
+async def test_a_text_is_loaded_into_a_pool(gateway: StandInGateway, connect: Any) -> None:
+    async with connect(gateway.address) as client:
+        assert await client.load_pool("docs", "a text", model_id="demo") == 6
+        with pytest.raises(TandemError) as caught:
+            await client.load_pool("docs", "\ud800")
+    assert (caught.value.code, caught.value.field) == (INVALID, "text")
+    assert gateway.loaded == [
+        gateway_pb2.LoadPoolRequest(model_id="demo", pool="docs", text="a text")
+    ]
+
+
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belong together"):
         TandemClient("localhost:1", tls=TlsOptions(certificate=tmp_path / "cert.pem"))

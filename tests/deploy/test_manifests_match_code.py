@@ -254,12 +254,13 @@ def test_under_mtls_all_ports_require_certificates_with_the_called_names(variant
         names_of_files = ["tls.crt", "tls.key", "ca.crt", "ca.crt", "tls.crt", "tls.key"]
         assert [file.name for file in files] == names_of_files[: len(files)]
     [_, drafters, verifiers] = workloads(variant)
-    for called, caller in ((drafters, "verifier"), (verifiers, "gateway")):
-        [allowed] = configuration(variant, called).server.allowed_clients
-        assert allowed in names[caller]
-        assert not any(allowed in found for other, found in names.items() if other != caller)
-        client = named(variant, "Certificate", "tandem-client")["spec"]
-        assert allowed not in [client["commonName"], *client["dnsNames"]]
+    client = named(variant, "Certificate", "tandem-client")["spec"]
+    for called, callers in ((drafters, ["verifier", "gateway"]), (verifiers, ["gateway"])):
+        all_allowed = configuration(variant, called).server.allowed_clients
+        for allowed, caller in zip(all_allowed, callers, strict=True):
+            assert allowed in names[caller]
+            assert not any(allowed in found for other, found in names.items() if other != caller)
+            assert allowed not in [client["commonName"], *client["dnsNames"]]
     config = configuration(variant, workloads(variant)[0])
     for callee, addresses in (("drafter", config.drafters), ("verifier", config.verifiers)):
         assert {parse_address(address).host for address in addresses} <= names[callee]

@@ -142,6 +142,7 @@ def test_only_needed_callers_are_admitted(variant: str) -> None:
         ("remote client", "gateway", "grpc"),
         ("remote client", "gateway", "http"),
         ("gateway", "verifier", "grpc"),
+        ("gateway", "drafter", "grpc"),
         ("verifier", "drafter", "grpc"),
         *(("prometheus", service, "metrics") for service in ("gateway", "drafter", "verifier")),
     }
@@ -166,7 +167,10 @@ def test_only_needed_callers_are_admitted(variant: str) -> None:
 def test_services_may_call_only_their_peers_and_the_clusters_dns(variant: str) -> None:
     _, *components = VARIANTS[variant]
     dns = ("kube-system", 53)
-    expected = {"gateway": {("verifier", "grpc"), dns}, "verifier": {("drafter", "grpc"), dns}}
+    expected = {
+        "gateway": {("verifier", "grpc"), ("drafter", "grpc"), dns},
+        "verifier": {("drafter", "grpc"), dns},
+    }
     for workload in workloads(variant):
         called = {
             (called_name(peer), port["port"])

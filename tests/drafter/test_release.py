@@ -36,6 +36,25 @@ async def test_released_sequences_are_unknown(start_drafter: StartDrafter) -> No
     assert (await running.load()).num_sequences == 1
 
 
+async def test_a_release_tells_how_many_texts_their_pools_have(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    in_pool = pb.NgramParams(pool_id="p")
+
+    async def release(feed_id: str) -> int:
+        for sequence_id, params in (("a", in_pool), ("b", None), ("c", in_pool), ("d", in_pool)):
+            created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params)
+            await running.propose(created)
+        releases = [pb.Release(sequence_id=each, keep=pb.KEEP_ALL) for each in ("b", "absent")]
+        releases += [pb.Release(sequence_id="c"), pb.Release(sequence_id="d", keep=pb.KEEP_ALL)]
+        releases.append(pb.Release(sequence_id="a", keep=pb.KEEP_ALL, feed_id=feed_id))
+        return (await running.stub.Release(pb.ReleaseRequest(releases=releases))).num_kept
+
+    assert await release("f") == 2
+    assert await release("f") == 2, "a text that was there before counts"
+
+
 def release_of_a_newer_client(sequence_id: str) -> pb.Release:
     """`keep` is 77, which is in no enum; the Python API refuses to make one, the wire does not."""
     number = pb.Release.DESCRIPTOR.fields_by_name["keep"].number

@@ -1,0 +1,105 @@
+"""Feeds pools texts that belong to no request.
+
+A drafter gets such a text as it gets a request's: as a sequence, which is released at once and
+leaves its text in the pool. Gateways call drafters for this alone. Knows no tenant and no text.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+
+import grpc
+
+from gateway.errors import RETRY_AFTER_MS, UnavailableError
+from gateway.requests.drafting_policy import TANDEM
+from servicekit.channels.channel import open_channel
+from servicekit.channels.discovery import Replica
+from servicekit.config import ChannelOptions
+from servicekit.logs import Logger
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+
+_MAX_DELTA_TOKENS = 8_192
+# A text of a million tokens takes about a second.
+_TIMEOUT_S = 30.0
+
+
+class PoolFeeder:
+    """On the event loop.
+
+    Attributes:
+        drafters: those that there are now.
+    """
+
+    def __init__(self, options: ChannelOptions, *, logger: Logger) -> None:
+        self.drafters: Sequence[Replica] = ()
+        self._options = options
+        self._logger = logger
+
+    async def feed(self, address: str, pool_id: str, token_ids: Sequence[int]) -> None:
+        """Returns when the pool has the text, maybe since an earlier call.
+
+        Args:
+            address: of the pool's drafter, one of `drafters`.
+            pool_id: with the tenant.
+
+        Raises:
+            UnavailableError: the drafter cannot be reached, or has no room.
+        """
+        server_name = next(
+            (each.server_name for each in self.drafters if each.address == address), None
+        )
+        channel = open_channel(
+            address, self._options, server_name=server_name, user_agent="tandem-gateway"
+        )
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), channel:
+                stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+                is_kept = await _feed(stub, pool_id, token_ids)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer"
+            self._logger.warning("pool_not_fed", drafter=address, reason=reason)
+            raise UnavailableError(
+                "the pool's drafter cannot be reached", retry_after_ms=RETRY_AFTER_MS
+            ) from error
+        if not is_kept:
+            raise UnavailableError(
+                "the pool's drafter has no room", field="pool", retry_after_ms=RETRY_AFTER_MS
+            )
+
+
+async def _feed(
+    stub: "drafter_pb2_grpc.DrafterServiceAsyncStub", pool_id: str, token_ids: Sequence[int]
+) -> bool:
+    """Whether the pool has the text."""
+    sequence_id = secrets.token_hex(16)
+    params = drafter_pb2.NgramParams(
+        pool_id=pool_id,
+        # Those of requests that name none: the pool's index is to cover them.
+        min_ngram=TANDEM.min_ngram,
+        max_ngram=TANDEM.max_ngram,
+        # Nothing is drafted for it, so it needs no index of its own.
+        algorithm=drafter_pb2.ALGORITHM_KMP,
+    )
+    release = drafter_pb2.Release(
+        sequence_id=sequence_id,
+        keep=drafter_pb2.KEEP_ALL,
+        feed_id=hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).hexdigest(),
+    )
+    for first in range(0, len(token_ids), _MAX_DELTA_TOKENS):
+        delta = drafter_pb2.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=first,
+            token_ids=token_ids[first : first + _MAX_DELTA_TOKENS],
+            params=params,
+        )
+        answer = await stub.Propose(drafter_pb2.ProposeRequest(sequences=[delta]))
+        if answer.proposals[0].status in (
+            drafter_pb2.STATUS_OUT_OF_SYNC,
+            drafter_pb2.STATUS_INVALID,
+        ):
+            release.keep = drafter_pb2.KEEP_NOTHING
+            break
+    released = await stub.Release(drafter_pb2.ReleaseRequest(releases=[release]))
+    return released.num_kept == 1
