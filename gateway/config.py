@@ -94,6 +94,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most drafts verified per step; at most the verifiers' limit. If empty: that limit where
     the number of drafts follows the match, else 7."""
 
+    default_pool: str = pydantic.Field(default="", pattern=r"^[!-~]{0,128}$")
+    """Pool, of each tenant its own, of requests that name neither a pool nor a preset: they draft
+    from their tenant's earlier answers, and leave it theirs (docs/security.md). If empty, none."""
+
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
     """Longest prompt accepted, in tokens; the model's limit if empty."""
 
@@ -194,6 +198,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
                 TANDEM, num_speculative_tokens=self.num_speculative_tokens
             ),
             hint_tokens=self.hint_tokens,
+            pool=self.default_pool,
             max_prompt_tokens=self.max_prompt_tokens,
         )
 

@@ -24,7 +24,7 @@ from gateway.text.chat_template import ChatTemplate
 from servicekit.gguf.folder import model_folder
 
 # So that a prompt and its answer fit in the place that each server has for them.
-_MOST_CHARACTERS = 1600
+CODE_CHARACTERS = 1600
 PROMPT = "prompt"
 PROMPT_TOKENS = 256
 
@@ -83,12 +83,12 @@ def _questions() -> dict[str, Sequence[str]]:
         "chat": _CHAT,
         "edit": [
             f"{change} in this code, and give back the whole code:\n\n"
-            + textwrap.dedent(inspect.getsource(function))[:_MOST_CHARACTERS]
+            + textwrap.dedent(inspect.getsource(function))[:CODE_CHARACTERS]
             for change, function in _CHANGES
         ],
         "extract": [f"Write these lines {form}:\n\n{statuses}" for form in _FORMS],
         "quote": [
-            f"{question}\n\n{pydoc_data.topics.topics[topic][:_MOST_CHARACTERS]}"
+            f"{question}\n\n{pydoc_data.topics.topics[topic][:CODE_CHARACTERS]}"
             for question, topic in _QUESTIONS
         ],
     }

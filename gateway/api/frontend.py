@@ -215,6 +215,7 @@ class Frontend:
     ) -> AsyncGenerator[GenerateEvent, None]:
         # From here on, every log line of the call has the id that the client gets.
         request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
+        request = acceptance.with_default_pool(request, self._defaults)
         validation.check_request(
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )

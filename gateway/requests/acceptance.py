@@ -26,12 +26,23 @@ class RequestDefaults:
     Attributes:
         drafting: the policy of a request that names no preset.
         hint_tokens: the most draft tokens requested from a drafter at a time.
+        pool: of requests that name neither a pool nor a preset; "": none.
         max_prompt_tokens: None: the model's limit.
     """
 
     drafting: DraftingPolicy = TANDEM
     hint_tokens: int = 64
+    pool: str = ""
     max_prompt_tokens: int | None = None
+
+
+def with_default_pool(request: GenerateRequest, defaults: RequestDefaults) -> GenerateRequest:
+    """The request, with the default pool if it leaves its pool open."""
+    speculation = request.speculation
+    if not defaults.pool or speculation.pool or speculation.preset:
+        return request
+    in_pool = dataclasses.replace(speculation, pool=defaults.pool)
+    return dataclasses.replace(request, speculation=in_pool)
 
 
 def find_model(model_id: str, models: Mapping[str, Model]) -> Model:

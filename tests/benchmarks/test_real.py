@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real import __main__ as real
+from benchmarks.real import pools
 from benchmarks.real.forward import ROWS
 from tests.servicekit.gguf_files import write_model
 
@@ -83,3 +84,16 @@ def test_what_cannot_be_measured_is_named(
     with pytest.raises(SystemExit):
         real.main(argv)
     assert re.search(reason, capsys.readouterr().err)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.timeout(600)
+def test_requests_are_compared_with_and_without_pools(tmp_path: Path) -> None:
+    metadata = {"tokenizer.chat_template": TEMPLATE}
+    model = write_model(tmp_path / "small.gguf", "Q4_1", context=4096, metadata=metadata)
+    file = tmp_path / "figures.json"
+    pools.main(["--quick", "--model", str(model), "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    numbers = {row["kind"]: row["same"] for row in rows}
+    same = {"loaded": "1/1", "written": "", "reworded": "3/3", "agent": "5/5", "turns": "4/4"}
+    assert numbers == same

@@ -177,3 +177,28 @@ async def test_a_verifier_that_is_gone_is_told_nothing(feeding: Feeding) -> None
     assert (await feeding.verifier.nth("close", 0)).sequence_id == resumed.sequence_id
     await feeding.running.until_idle()
     assert len(feeding.verifier.commands("close")) == 1
+
+
+@pytest.mark.parametrize(
+    ("speculation", "pool_id", "kept"),
+    [
+        ({}, "0:/usual", OUTPUT),
+        ({"pool_keep": NOTHING}, "0:/usual", NOTHING),
+        ({"pool": "own"}, "0:/own", OUTPUT),
+        ({"preset": sampling.PRESET_VLLM}, "", LATER),
+    ],
+)
+async def test_a_request_that_leaves_its_pool_open_gets_the_default_one(
+    speculation: dict[str, Any],
+    pool_id: str,
+    kept: int,
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=["10.0.0.9:50051"], default_pool="usual"
+    )
+    call = running.call(1, 2, speculation=sampling.SpeculationParams(**speculation))
+    opened = await verifier.nth("open", 0)
+    assert (opened.ngram.pool_id, opened.keep) == (pool_id, kept)
+    call.cancel()
