@@ -9,6 +9,7 @@ choices that finished.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from gateway.generation.usage import MAX_MATCH_LENGTH
 from gateway.messages.response import Step
 from servicekit.telemetry.tally_histogram import TallyHistogram
+from tandem.speculation_note import speculation_note
 from tandem.values import DraftSource, FinishReason, Usage
 
 _TOKEN_BUCKETS_S = (
@@ -39,6 +41,8 @@ _MAX_DRAFT_POSITIONS = 512
 # Verifiers that come and go for months may report any number of models.
 _MAX_MODELS = 32
 _OTHER_MODELS = "other"
+# Those that the note about speculation is of.
+_LAST_CHOICES = 256
 
 #: The labels of an exemplar: the id of the trace; None: the request is not traced.
 Exemplar = dict[str, str] | None
@@ -138,6 +142,7 @@ class ModelMetrics:
     def __init__(self, families: MetricsByModel, model: str) -> None:
         """Begins all series, at 0."""
         self._model = model
+        self._last_usages: deque[Usage] = deque(maxlen=_LAST_CHOICES)
         self._steps = families.steps.labels(model)
         self._drafts = families.drafts.labels(model)
         self._draft_tokens = families.draft_tokens.labels(model)
@@ -206,8 +211,14 @@ class ModelMetrics:
     def count_end(self, reason: FinishReason) -> None:
         self._success[reason].inc()
 
+    @property
+    def speculation_note(self) -> str:
+        """What drafts brought the last choices; "" if that is not known."""
+        return speculation_note(self._last_usages)
+
     def observe_acceptance(self, usage: Usage) -> None:
         """A choice ended by itself."""
+        self._last_usages.append(usage)
         if usage.num_drafts:
             self._acceptance_length.observe(1 + usage.num_accepted_tokens / usage.num_drafts)
             self._acceptance_ratio.observe(usage.num_accepted_tokens / usage.num_draft_tokens)

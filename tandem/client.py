@@ -85,6 +85,7 @@ from tandem.values import (
     StepTrace,
     StructuredOutput,
     TokenLogprob,
+    UndraftedSteps,
     Usage,
 )
 
@@ -125,6 +126,7 @@ __all__ = [
     "TlsOptions",
     "TokenLogprob",
     "Traced",
+    "UndraftedSteps",
     "Usage",
 ]
 

@@ -169,6 +169,8 @@ class Model:
 
     Attributes:
         http_sampling_defaults: requests of this client do not get them; None: an older gateway.
+        speculation_note: for people: what drafts brought the gateway's last requests, and if
+            little, why; "": not known.
     """
 
     model_id: str
@@ -178,6 +180,7 @@ class Model:
     max_num_speculative_tokens: int
     num_verifiers: int
     http_sampling_defaults: SamplingDefaults | None = None
+    speculation_note: str = ""
 
 
 class TandemError(Exception):

@@ -282,6 +282,22 @@ class MatchAcceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UndraftedSteps:
+    """Steps that decoded a choice without drafts although it may have some, by reason."""
+
+    no_match: int = 0
+    """Nothing that repeats was found."""
+    late: int = 0
+    """No drafter had answered."""
+    declined: int = 0
+    """Drafts were not worth what their rows cost."""
+    forbidden: int = 0
+    """By the output's grammar."""
+    limited: int = 0
+    """No room: by the output's length, a stop token, the step or K/V blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The cost of one choice, and the part that drafts had in it."""
 
@@ -306,6 +322,8 @@ class Usage:
     """Of `num_drafts`, those copied from the request's own tokens."""
     num_pool_drafts: int = 0
     """Of `num_drafts`, those copied from a pool."""
+    undrafted: UndraftedSteps | None = None
+    """At the verifier that ended the choice; None where a stop string or a cancel ended it."""
 
     @property
     def num_steps_without_drafts(self) -> int:

@@ -18,8 +18,8 @@ RUN python3 -m venv installer \
     && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
         --constraint constraints.txt --requirement requirements.txt \
     && find /opt/tandem -type d -name tests -prune -exec rm -rf {} +
-COPY tandem/__init__.py tandem/declared.py tandem/messages.py tandem/values.py \
-    /opt/tandem/app/tandem/
+COPY tandem/__init__.py tandem/declared.py tandem/messages.py tandem/speculation_note.py \
+    tandem/values.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY gateway /opt/tandem/app/gateway

@@ -125,6 +125,10 @@ class Frontend:
         text = self._texts.find(model.tokenizer_digest)
         return NO_DEFAULTS if text is None else text.sampling_defaults
 
+    def speculation_note(self, model: Model) -> str:
+        """What drafts brought the last requests, and if little, why; "" if that is not known."""
+        return self._metrics.of_model(model.model_id).speculation_note
+
     def count_refused(self, code: str, principal: Principal = ANONYMOUS) -> None:
         """Counts a request that was refused before it could be run, and logs its line.
 

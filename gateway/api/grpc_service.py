@@ -76,7 +76,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         """The models that are served."""
         models = self._frontend.list_models()
         return wire.models_to_proto(
-            (model, self._frontend.sampling_defaults(model)) for model in models
+            (
+                model,
+                self._frontend.sampling_defaults(model),
+                self._frontend.speculation_note(model),
+            )
+            for model in models
         )
 
     async def LoadPool(

@@ -123,12 +123,14 @@ def rejected_drafts(encoded: EncodedStep) -> Sequence[int]:
 
 
 def models_to_proto(
-    models: Iterable[tuple[Model, SamplingDefaults]],
+    models: Iterable[tuple[Model, SamplingDefaults, str]],
 ) -> gateway_pb2.ListModelsResponse:
-    """The models that are served, and what requests over HTTP get that name no value."""
+    """The models that are served, what requests over HTTP get that name no value, and the note
+    about their drafts.
+    """
     response = gateway_pb2.ListModelsResponse()
-    for model, defaults in models:
-        message = response.models.add()
+    for model, defaults, note in models:
+        message = response.models.add(speculation_note=note)
         set_message(message, model)
         message.http_sampling_defaults.CopyFrom(
             gateway_pb2.SamplingDefaults(**dataclasses.asdict(defaults))

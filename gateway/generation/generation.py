@@ -29,7 +29,7 @@ from gateway.messages.sizes import FIELD_BYTES, MAX_STEP_BYTES, NUMBER_BYTES
 from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output.output_text import OutputText, Shown
 from gateway.text.output.parts import Read
-from tandem.values import FinishReason, SamplingParams, Usage
+from tandem.values import FinishReason, SamplingParams, UndraftedSteps, Usage
 
 # At most, of one token's logprob or of one of its alternatives.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
@@ -109,6 +109,7 @@ class Generation:
             choice_index=choice_index, token_ids=self.token_ids, prompt_length=self.prompt_length
         )
         self._usage = UsageCounter()
+        self._undrafted: UndraftedSteps | None = None
         # Prompt tokens whose logprobs are known, of those that this choice reports: only the first
         # choice does. A prompt's first token has none.
         self._num_scored = 0 if choice_index or request.sampling.prompt_logprobs is None else 1
@@ -203,7 +204,7 @@ class Generation:
         """
         (
             _, base_length, token_ids, num_drafts, num_accepted, finish_reason, logprobs,
-            matched_ngram_length, source,
+            matched_ngram_length, source, undrafted,
         ) = decided  # fmt: skip
         known = self.token_ids
         num_tokens = len(token_ids)
@@ -228,6 +229,7 @@ class Generation:
         match_length = min(matched_ngram_length, MAX_MATCH_LENGTH)
         self._decided.append(Step(num_tokens, num_drafts, num_accepted, match_length, source))
         self._decided_finish_reason = finish_reason
+        self._undrafted = undrafted
 
     def publish(self) -> Sequence[Step]:
         """Shows what was decided, and returns the steps that count.
@@ -288,6 +290,7 @@ class Generation:
             output_tokens=self._num_shown - self.prompt_length,
             cached_tokens=self.num_cached_tokens,
             resumes=len(self.resumes),
+            undrafted=self._undrafted,
         )
 
     def _show(self, step: Step, *, is_last: bool) -> None:

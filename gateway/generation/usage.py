@@ -4,7 +4,7 @@ Owns how steps are counted for `Usage`. Knows no stream.
 """
 
 from gateway.messages.response import Step
-from tandem.values import DraftSource, MatchAcceptance, Usage
+from tandem.values import DraftSource, MatchAcceptance, UndraftedSteps, Usage
 
 # Longer matches are counted as matches of this length.
 MAX_MATCH_LENGTH = 64
@@ -45,7 +45,13 @@ class UsageCounter:
         self._num_pool_drafts += step.source is DraftSource.POOL
 
     def to_usage(
-        self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int, resumes: int
+        self,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        cached_tokens: int,
+        resumes: int,
+        undrafted: UndraftedSteps | None,
     ) -> Usage:
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -68,4 +74,5 @@ class UsageCounter:
             ),
             num_sequence_drafts=self._num_sequence_drafts,
             num_pool_drafts=self._num_pool_drafts,
+            undrafted=undrafted,
         )

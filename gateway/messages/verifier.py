@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import EncodedLogprob, EncodedStep
-from tandem.values import DraftSource, DraftWait, FinishReason, Keep, SamplingParams
+from tandem.values import DraftSource, DraftWait, FinishReason, Keep, SamplingParams, UndraftedSteps
 
 # Commands
 
@@ -135,6 +135,7 @@ class Decided(NamedTuple):
     logprobs: Sequence[EncodedLogprob] = ()
     matched_ngram_length: int = 0
     source: DraftSource | None = None
+    undrafted: UndraftedSteps | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ from gateway.messages.verifier import (
     Welcome,
 )
 from tandem.declared import MAX_UINT32
-from tandem.messages import set_field, set_message
+from tandem.messages import from_message, set_field, set_message
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
-from tandem.values import DraftSource, FinishReason, Keep
+from tandem.values import DraftSource, FinishReason, Keep, UndraftedSteps
 
 PROTOCOL_VERSION = 1
 
@@ -182,6 +182,9 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
                     [each.SerializeToString() for each in decided.logprobs],
                     decided.matched_ngram_length,
                     _SOURCES.get(decided.source),
+                    from_message(UndraftedSteps, decided.undrafted)
+                    if decided.finish_reason and decided.HasField("undrafted")
+                    else None,
                 )
             )
         elif kind == "step_traced":

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.speculation_note import speculation_note
+from tandem.values import Usage
+
 PERCENTILES = (50, 90, 99)
 LATENCIES = ("TTFT", "ITL", "TPOT", "E2E")
 
@@ -21,6 +24,8 @@ class Answer:
     """Steps that verified drafts."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    usage: Usage | None = None
+    """Of a gateway that was called over gRPC."""
     error: str | None = None
     """Why it failed; None: it did not."""
     sent_late_s: float = 0.0
@@ -79,6 +84,11 @@ class Summary:
         drafts = sum(answer.num_drafts for answer in self.answers)
         return 1 + sum(a.num_accepted_tokens for a in self.answers) / drafts if drafts else None
 
+    @property
+    def speculation_note(self) -> str:
+        """What drafts brought, and if little, why; "" if that is not known."""
+        return speculation_note(each.usage for each in self.answers if each.usage is not None)
+
     def latencies_s(self, name: str) -> list[float]:
         return [value for answer in self.answers for value in answer.latencies_s()[name]]
 
@@ -111,6 +121,7 @@ class Summary:
             "requests_per_s": self.requests_per_s,
             "acceptance_rate": self.acceptance_rate,
             "mean_acceptance_length": self.mean_acceptance_length,
+            "speculation_note": self.speculation_note,
             "latency_ms": self.percentiles_ms(),
         }
 

@@ -68,6 +68,7 @@ class GrpcEndpoint:
                         answer.received_at_s.append(time.perf_counter() - arrived_at_s)
                         answer.output_tokens += len(event.token_ids)
                     elif isinstance(event, Finished):
+                        answer.usage = event.usage
                         answer.num_drafts = event.usage.num_drafts
                         answer.num_draft_tokens = event.usage.num_draft_tokens
                         answer.num_accepted_tokens = event.usage.num_accepted_tokens

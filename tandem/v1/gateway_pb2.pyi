@@ -398,6 +398,7 @@ class Usage(_message.Message):
     BY_MATCH_LENGTH_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCE_DRAFTS_FIELD_NUMBER: _builtins.int
     NUM_POOL_DRAFTS_FIELD_NUMBER: _builtins.int
+    UNDRAFTED_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     output_tokens: _builtins.int
     """Including output_token_ids of the request."""
@@ -425,6 +426,10 @@ class Usage(_message.Message):
     def by_match_length(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchAcceptance]:
         """Drafts by match length: only lengths that occurred, in ascending order."""
 
+    @_builtins.property
+    def undrafted(self) -> _sampling_pb2.UndraftedSteps:
+        """At the verifier that ended the choice. Absent where a stop string or a cancel ended it."""
+
     def __init__(
         self,
         *,
@@ -440,10 +445,11 @@ class Usage(_message.Message):
         by_match_length: _abc.Iterable[Global___MatchAcceptance] | None = ...,
         num_sequence_drafts: _builtins.int = ...,
         num_pool_drafts: _builtins.int = ...,
+        undrafted: _sampling_pb2.UndraftedSteps | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["undrafted", b"undrafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "by_match_length", b"by_match_length", "cached_tokens", b"cached_tokens", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_pool_drafts", b"num_pool_drafts", "num_sequence_drafts", b"num_sequence_drafts", "num_steps", b"num_steps", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "resumes", b"resumes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "by_match_length", b"by_match_length", "cached_tokens", b"cached_tokens", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_pool_drafts", b"num_pool_drafts", "num_sequence_drafts", b"num_sequence_drafts", "num_steps", b"num_steps", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "resumes", b"resumes", "undrafted", b"undrafted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,12 +579,15 @@ class Model(_message.Message):
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_VERIFIERS_FIELD_NUMBER: _builtins.int
     HTTP_SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    SPECULATION_NOTE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_digest: _builtins.str
     vocab_size: _builtins.int
     max_model_len: _builtins.int
     max_num_speculative_tokens: _builtins.int
     num_verifiers: _builtins.int
+    speculation_note: _builtins.str
+    """For people: what drafts brought the last requests here, and if little, why. Empty: not known."""
     @_builtins.property
     def http_sampling_defaults(self) -> Global___SamplingDefaults:
         """What requests over HTTP get that name no value: the model's own recommendations, where the
@@ -595,10 +604,11 @@ class Model(_message.Message):
         max_num_speculative_tokens: _builtins.int = ...,
         num_verifiers: _builtins.int = ...,
         http_sampling_defaults: Global___SamplingDefaults | None = ...,
+        speculation_note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults", "max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults", "max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "speculation_note", b"speculation_note", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -554,6 +554,44 @@ class ProposalTrace(_message.Message):
 Global___ProposalTrace: _TypeAlias = ProposalTrace  # noqa: Y015
 
 @_typing.final
+class UndraftedSteps(_message.Message):
+    """Steps that decoded a choice without drafts although it may have some, by reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NO_MATCH_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
+    FORBIDDEN_FIELD_NUMBER: _builtins.int
+    LIMITED_FIELD_NUMBER: _builtins.int
+    no_match: _builtins.int
+    """The drafter found nothing that repeats."""
+    late: _builtins.int
+    """No drafter had answered for the choice's length."""
+    declined: _builtins.int
+    """Drafts were there, and not worth what their rows cost."""
+    forbidden: _builtins.int
+    """The output's grammar forbids what was drafted."""
+    limited: _builtins.int
+    """No room for what was drafted: by the output's length, a stop token, the step or K/V blocks."""
+    def __init__(
+        self,
+        *,
+        no_match: _builtins.int = ...,
+        late: _builtins.int = ...,
+        declined: _builtins.int = ...,
+        forbidden: _builtins.int = ...,
+        limited: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "forbidden", b"forbidden", "late", b"late", "limited", b"limited", "no_match", b"no_match"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndraftedSteps: _TypeAlias = UndraftedSteps  # noqa: Y015
+
+@_typing.final
 class TokenLogprob(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

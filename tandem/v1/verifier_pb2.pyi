@@ -774,6 +774,7 @@ class Decided(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    UNDRAFTED_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     base_length: _builtins.int
     num_draft_tokens: _builtins.int
@@ -798,6 +799,10 @@ class Decided(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]: ...
+    @_builtins.property
+    def undrafted(self) -> _sampling_pb2.UndraftedSteps:
+        """With a finish reason, unless it was closed: of all the sequence's steps here."""
+
     def __init__(
         self,
         *,
@@ -811,10 +816,11 @@ class Decided(_message.Message):
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
         matched_ngram_length: _builtins.int = ...,
         source: _drafter_pb2.Source.ValueType = ...,
+        undrafted: _sampling_pb2.UndraftedSteps | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["undrafted", b"undrafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_ngram_length", b"matched_ngram_length", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_wanted_draft_tokens", b"num_wanted_draft_tokens", "sequence_id", b"sequence_id", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_ngram_length", b"matched_ngram_length", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_wanted_draft_tokens", b"num_wanted_draft_tokens", "sequence_id", b"sequence_id", "source", b"source", "token_ids", b"token_ids", "undrafted", b"undrafted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

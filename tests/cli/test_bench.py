@@ -17,11 +17,13 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.benchmark import run as benchmark_run
+from tandem.cli.benchmark.report import print_table
 from tandem.load import plot, workloads
 from tandem.load.answer import Answer, Summary
 from tandem.load.run import Amount, run_turn
 from tandem.load.workloads import Prompt, WorkloadError, read_workload
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
+from tandem.values import UndraftedSteps, Usage
 
 
 @pytest.mark.parametrize(
@@ -433,6 +435,14 @@ def test_a_summary_adds_up_what_did_not_fail() -> None:
     assert (found.acceptance_rate, found.mean_acceptance_length) == (0.5, 2.0)
     assert found.errors() == {"UNAVAILABLE: gone": 1}
     assert found.percentiles_ms()["TTFT"]["p50"] == pytest.approx(200.0)
+
+
+def test_the_table_says_why_drafts_bring_little(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = Usage(num_steps=11, undrafted=UndraftedSteps(no_match=9, late=1))
+    print_table({"on": Summary(answers=[Answer(usage=usage)], duration_s=1.0)})
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "speculation on: 1.00 tokens per step: in 90% of the steps, nothing that repeats was found"
+    )
 
 
 def test_an_answer_in_one_message_does_not_tell_how_long_a_token_took() -> None:

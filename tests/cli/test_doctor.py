@@ -506,12 +506,13 @@ def test_a_token_file_must_be_there_and_be_text(
 
 
 @pytest.mark.stand_in
-def test_a_gateway_tells_how_each_model_is_sampled_over_http() -> None:
+def test_a_gateway_tells_of_each_model_what_drafts_bring_and_how_it_is_sampled() -> None:
     servicer = Servicer("older", "demo")
     defaults = gateway_pb2.SamplingDefaults(
         temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1
     )
     servicer._models[1].http_sampling_defaults.CopyFrom(defaults)
+    servicer._models[1].speculation_note = "1.00 tokens per step"
     server, address = serve(servicer)
     try:
         checks = list(
@@ -521,8 +522,9 @@ def test_a_gateway_tells_how_each_model_is_sampled_over_http() -> None:
         )
     finally:
         server.stop(0).wait()
-    assert [each.name for each in checks[1:]] == ["sampling demo"]
-    assert checks[1].found.endswith(
+    assert [each.name for each in checks[1:]] == ["speculation demo", "sampling demo"]
+    assert checks[1].found == "1.00 tokens per step"
+    assert checks[2].found.endswith(
         ": temperature 0.6, top_p 0.95, top_k 20, min_p 0, repetition_penalty 1"
     )
 

@@ -71,6 +71,7 @@ async def test_json_is_one_object_with_every_usage_field(
             ],
             "num_sequence_drafts": 1,
             "num_pool_drafts": 0,
+            "undrafted": None,
             # Derived from the fields above.
             "num_steps_without_drafts": 1,
             "acceptance_rate": 2 / 3,

@@ -187,7 +187,7 @@ async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack
         )
 
     before = drafts()
-    await run_to_end(visit.page)
+    said = await run_to_end(visit.page)
     after = drafts()
     for index, side in ((1, "on"), (2, "off")):
         usage = (await visit.chunks(index))[-1]["usage"]
@@ -196,6 +196,7 @@ async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack
         assert await visit.number(f"{side}-steps") == str(speculation["num_steps"])
         assert await visit.number(f"{side}-drafted") == str(speculation["num_draft_tokens"])
         assert await visit.number(f"{side}-accepted") == str(speculation["num_accepted_tokens"])
+        assert (f"With speculation, {speculation['note']}." in said) is (side == "on")
     drafted = int(await visit.number("on-drafted"))
     accepted = int(await visit.number("on-accepted"))
     assert (after[0] - before[0], after[1] - before[1]) == (drafted, accepted)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tandem.values import DraftWait, FinishReason, TokenLogprob
+from tandem.values import DraftWait, FinishReason, TokenLogprob, UndraftedSteps
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import StepResult
 from verifier.drafters.drafters import Drafters
@@ -171,6 +171,7 @@ class Committer:
             logprobs,
             matched_ngram_length,
             source,
+            None if finish_reason is None else UndraftedSteps(**sequence.undrafted),
         )
         return _Decision(entry, item, decided, is_finite)
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from servicekit.errors import RequestError
-from tandem.values import DraftSource, FinishReason, Keep, StepTrace, TokenLogprob
+from tandem.values import (
+    DraftSource,
+    FinishReason,
+    Keep,
+    StepTrace,
+    TokenLogprob,
+    UndraftedSteps,
+)
 from verifier.drafters.messages import DrafterMessage, DrafterState
 from verifier.drafts.draft_buffer import Hint
 from verifier.sampling.scored_rows import ScoredRows
@@ -135,6 +142,7 @@ class Decided(NamedTuple):
     logprobs: SequenceOf[TokenLogprob] = ()
     matched_ngram_length: int = 0
     source: DraftSource | None = None
+    undrafted: UndraftedSteps | None = None
 
 
 def cancelled(sequence_id: str, base_length: int) -> Decided:

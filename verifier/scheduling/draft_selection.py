@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tandem.values import DraftSource, DraftWait
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_limits import num_drafts_trusted, num_drafts_useful
+from verifier.drafts.hint_requests import DECLINED_STEPS_BEFORE_PROBING
 from verifier.drafts.step_cost import NO_STEP, StepShape
 from verifier.scheduling.sequence import Sequence
 from verifier.structured.grammar_state import GrammarState
@@ -75,6 +76,28 @@ def _forced(grammar: GrammarState | None, limit: int) -> SelectedDraft:
     if grammar is None:
         return _NO_DRAFT
     return SelectedDraft(token_ids=grammar.forced(limit), is_forced=True)
+
+
+def why_undrafted(sequence: Sequence, draft: SelectedDraft) -> str:
+    """Why none of a decoding sequence's drafts is verified in this step: a field of
+    `UndraftedSteps`. Hot path.
+    """
+    if draft.token_ids:
+        return "declined" if draft.depth == 0 else "limited"
+    buffer, length = sequence.draft_buffer, len(sequence.token_ids)
+    if sequence.max_length - length <= 1:
+        return "limited"
+    if buffer:
+        # What is left of the hint begins with a token that is not to be drafted.
+        return "limited" if sequence.grammar is None else "forbidden"
+    if buffer.answered_length >= length:
+        return "no_match"
+    is_wanted = sequence.num_wanted_draft_tokens > 0
+    if not is_wanted and sequence.depth_record.num_declined >= DECLINED_STEPS_BEFORE_PROBING:
+        return "declined"
+    # If those that came were empty or wrong, a faster drafter would bring nothing.
+    record = sequence.hint_record
+    return "no_match" if record.num_hints and record.first_token_probability < 0.5 else "late"
 
 
 def choose_depths(

@@ -26,7 +26,12 @@ from typing import NamedTuple
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.scheduling.admission import Admission
 from verifier.scheduling.block_pool import BlockPool
-from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
+from verifier.scheduling.draft_selection import (
+    SelectedDraft,
+    choose_depths,
+    draft_within_limits,
+    why_undrafted,
+)
 from verifier.scheduling.prefill_order import in_prefill_order, num_missing_tokens
 from verifier.scheduling.running_set import RunningSet, num_held_blocks
 from verifier.scheduling.sequence import OpenSequence, Sequence
@@ -174,6 +179,8 @@ class Scheduler:
                 num_drafting -= 1
                 draft_budget -= len(draft_token_ids)
                 budget -= len(draft_token_ids)
+            if not draft_token_ids and sequence.num_speculative_tokens:
+                sequence.undrafted[why_undrafted(sequence, draft)] += 1
             scheduled.append(
                 self._scheduled(sequence, 1, draft_token_ids, draft.candidate, draft.is_forced)
             )

@@ -141,6 +141,8 @@ class Sequence(OpenSequence):
     adjustments: Adjustments | None = None
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
     depth_record: SequenceDepth = field(default_factory=SequenceDepth)
+    # Steps without drafts, by the fields of `UndraftedSteps`.
+    undrafted: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
     # None: not traced.
     hint_log: HintLog | None = None
     hint_record: HintRecord = field(default_factory=HintRecord)

@@ -143,6 +143,8 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
                 decided.source = _SOURCES[event.source]
             if event.finish_reason is not None:
                 decided.finish_reason = _FINISH_REASONS[event.finish_reason]
+            if event.undrafted is not None:
+                set_message(decided.undrafted, event.undrafted)
             if event.logprobs:
                 add_logprobs(decided.logprobs, event.logprobs)
         case StepTraced():

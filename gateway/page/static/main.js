@@ -123,7 +123,8 @@ function verdict() {
   const times = `${seconds(on.totalS)} with speculation, ${seconds(off.totalS)} without`;
   const factor = decimals(off.totalS / on.totalS, 1);
   const texts = on.text === off.text ? "the same" : "NOT the same";
-  return `${times}: ${factor} times as fast. The texts are ${texts}.`;
+  const note = on.note && ` With speculation, ${on.note}.`;
+  return `${times}: ${factor} times as fast. The texts are ${texts}.${note}`;
 }
 
 /** Runs one action at a time; what goes wrong becomes one line. */

@@ -18,6 +18,7 @@ export class Tally {
   firstTokenS = null;
   totalS = null;
   isFinal = false;
+  note = "";
 
   /** Adds a chunk that came `atS` seconds after the request was sent. */
   add(chunk, atS) {
@@ -66,6 +67,7 @@ export class Tally {
     this.numDraftTokens = speculation.num_draft_tokens;
     this.numAcceptedTokens = speculation.num_accepted_tokens;
     this.acceptedPerPosition = speculation.accepted_per_position;
+    this.note = speculation.note;
     this.isFinal = true;
   }
 }

@@ -38,6 +38,9 @@ def print_table(summaries: Mapping[str, Summary]) -> None:
     for title, cells in _rows(list(summaries.values())):
         table.add_row(title, *cells)
     console.print(table)
+    for name, summary in summaries.items():
+        if note := summary.speculation_note:
+            console.print(f"speculation {name}: {note}")
     if len(summaries) == 2 and summaries["off"].tokens_per_s:
         ratio = summaries["on"].tokens_per_s / summaries["off"].tokens_per_s
         console.print(f"{ratio:.2f} times the tokens/s with speculation")

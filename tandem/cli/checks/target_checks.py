@@ -67,6 +67,8 @@ def target(
     served = ", ".join(f"{each.model_id} ({_verifiers(each.num_verifiers)})" for each in models)
     yield ok(name, f"serves {served}")
     for each in models:
+        if each.speculation_note:
+            yield ok(f"speculation {each.model_id}", each.speculation_note)
         if each.http_sampling_defaults is not None:
             yield sampling_check(
                 f"sampling {each.model_id}", dataclasses.asdict(each.http_sampling_defaults)

@@ -91,6 +91,8 @@ class SpeculationUsage(AnswerPart):
     num_pool_drafts: int
     resumes: int
     """How often a choice moved to another verifier."""
+    note: str
+    """For people: what drafts brought, and if little, why."""
 
 
 class Usage(AnswerPart):

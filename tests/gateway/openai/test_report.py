@@ -191,5 +191,6 @@ def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_on
             "num_sequence_drafts": 3,
             "num_pool_drafts": 3,
             "resumes": 3,
+            "note": "1.33 tokens per step",
         },
     }

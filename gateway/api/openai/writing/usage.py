@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 from gateway.messages.response import Finished
+from tandem.speculation_note import speculation_note
 from tandem.values import Usage
 
 
@@ -83,6 +84,7 @@ class UsageTotal:
             "num_sequence_drafts": sum(usage.num_sequence_drafts for usage in choices),
             "num_pool_drafts": sum(usage.num_pool_drafts for usage in choices),
             "resumes": sum(usage.resumes for usage in choices),
+            "note": speculation_note(choices),
         }
 
     def _by_match_length(self) -> list[dict[str, int]]:
