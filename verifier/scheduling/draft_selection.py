@@ -82,12 +82,14 @@ def why_undrafted(sequence: Sequence, draft: SelectedDraft) -> str:
     """Why none of a decoding sequence's drafts is verified in this step: a field of
     `UndraftedSteps`. Hot path.
     """
-    if draft.token_ids:
+    # What is resumed only stands in for the hint that is missing.
+    is_resumed = draft.candidate is not None and draft.candidate.is_resumed
+    if draft.token_ids and not is_resumed:
         return "declined" if draft.depth == 0 else "limited"
     buffer, length = sequence.draft_buffer, len(sequence.token_ids)
     if sequence.max_length - length <= 1:
         return "limited"
-    if buffer:
+    if buffer and not is_resumed:
         # What is left of the hint begins with a token that is not to be drafted.
         return "limited" if sequence.grammar is None else "forbidden"
     if buffer.answered_length >= length:
