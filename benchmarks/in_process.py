@@ -61,12 +61,14 @@ class InProcessEngine(EngineObserver):
         streams: int,
         speculate: bool,
         max_drafts: int | None = None,
+        logprobs: int | None = None,
         observe: Callable[[Decided], None] | None = None,
     ) -> Counts:
         """Runs all tasks, `streams` at a time.
 
         Args:
             max_drafts: per sequence and step; None: the limit of the verifier.
+            logprobs: how many of the likeliest tokens decisions tell; None: no logprobs.
             observe: called with each decision, whose `sequence_id` is the task's index.
 
         Raises:
@@ -118,7 +120,8 @@ class InProcessEngine(EngineObserver):
                 drafting.open(str(index), task.prompt_token_ids)
             self._engine.submit(
                 Open(
-                    session_id=session_id, sequence=self._opened(index, task, speculate, max_drafts)
+                    session_id=session_id,
+                    sequence=self._opened(index, task, speculate, max_drafts, logprobs),
                 )
             )
 
@@ -138,14 +141,16 @@ class InProcessEngine(EngineObserver):
                 raise error
         return counts
 
-    def _opened(self, index: int, task: Task, speculate: bool, max_drafts: int) -> OpenSequence:
+    def _opened(
+        self, index: int, task: Task, speculate: bool, max_drafts: int, logprobs: int | None
+    ) -> OpenSequence:
         is_random = task.temperature > 0
         served = self._loaded.served
         return OpenSequence(
             sequence_id=str(index),
             token_ids=list(task.prompt_token_ids),
             prompt_length=len(task.prompt_token_ids),
-            sampling=Sampling(temperature=task.temperature, seed=index),
+            sampling=Sampling(temperature=task.temperature, seed=index, logprobs=logprobs),
             max_new_tokens=task.max_new_tokens,
             stop_token_ids=frozenset() if is_random else served.eos_token_ids,
             draft_wait=DraftWait.NEVER,

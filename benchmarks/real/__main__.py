@@ -77,7 +77,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=REAL_MODEL, help="GGUF file")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the model")
     parser.add_argument("--peers", type=_peers, default={}, help="NAME=PATH, separated by commas")
-    parser.add_argument("--prompts", type=int, default=3, help="of each kind, at most 4")
+    parser.add_argument("--prompts", type=int, default=3, help="of each kind, at most 100")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args(argv)
