@@ -4,7 +4,7 @@
 
 What to draft: by kind of prompt, tokens per step / drafted per accepted. Every drafter is asked at
 every token, and each step verifies all of a draft, `MOST_DRAFTS` at most. `--peers` adds other
-systems' own code, fetched into a folder, and takes minutes.
+systems' own code, fetched into a folder, and takes some minutes at first.
 
 A small model that answers greedily ends up in loops, which larger ones rarely do: an answer ends
 where it says the same for the third time, unless `--loops`.
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.arguments import command_parser, write_figures
-from benchmarks.real.depths import FIXED, RULES, Hinted, run_streams
+from benchmarks.real.depths import FIXED, Hinted, rules, run_streams
 from benchmarks.real.drafters import MOST_DRAFTS, OWN, Drafter, TandemDrafter, peers
 from benchmarks.real.recordings import FOLDER, Recording, read_recordings
 from benchmarks.real.tasks import ANSWER_TOKENS
@@ -34,7 +34,7 @@ from benchmarks.report import table
 STREAMS = (1, 4, 16)
 _LOOP_TOKENS = 24
 # Of SmolLM2-135M, Q4_1, one thread of an AMD EPYC with AVX-512.
-_MS = "1:7.3,2:8.0"
+_MS = [(1, 3.5), (2, 3.5), (3, 3.9), (4, 4.5), (6, 6.2), (8, 8.4), (16, 16.5), (32, 31.9), (64, 63)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,6 +67,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", nargs="+", type=int, default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--loops", action="store_true", help="answers in full")
     parser.add_argument("--ms", type=_points, default=_MS, help="ROWS:MS, separated by commas")
+    parser.add_argument(
+        "--row-tile", type=int, default=12, help="rows that kernels compute at once"
+    )
     return parser.parse_args(argv)
 
 
@@ -158,11 +161,12 @@ def _depths(
     rows: list[dict[str, object]] = []
     hinted = {kind: hints_of(TandemDrafter(), found, kind) for kind, found in recordings.items()}
     ms_by_rows = _curve(arguments.ms)
+    every = rules(ms_by_rows, arguments.row_tile)
     for streams in arguments.streams:
         speeds = {
             kind: {
                 name: run_streams(make(), some, streams, ms_by_rows).tokens_per_ms
-                for name, make in RULES.items()
+                for name, make in every.items()
             }
             for kind, some in hinted.items()
         }
@@ -172,7 +176,7 @@ def _depths(
         }
         row = {kind: f"K {most}, {speed * 1e3:.0f}" for kind, (speed, most) in best.items()}
         rows.append({"rule": "the best fixed one, tokens/s", "streams": streams} | row)
-        for name in RULES:
+        for name in every:
             row = {kind: f"{speeds[kind][name] / best[kind][0]:.2f}" for kind in hinted}
             rows.append({"rule": name, "streams": streams} | row)
     return rows

@@ -1,15 +1,25 @@
 """Replays against answers that are simple enough to count by hand."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.real import replay
-from benchmarks.real.depths import FIXED, Draft, Fixed, Hinted, Learned, run_streams
-from benchmarks.real.drafters import LlamaMod, LlamaSimple, TandemDrafter
+from benchmarks.real.depths import (
+    FIXED,
+    Averages,
+    Draft,
+    Fixed,
+    Hinted,
+    Learned,
+    Rule,
+    run_streams,
+)
+from benchmarks.real.drafters import MOST_DRAFTS, LlamaMod, LlamaSimple, TandemDrafter
 from benchmarks.real.recordings import Recording, write_recordings
 
 MS_BY_ROWS = np.arange(4.0, 1000.0)
@@ -35,6 +45,17 @@ def test_a_draft_is_asked_for_at_every_token_and_compared_with_what_came() -> No
     assert found.lengths == [0, 0, 4, 5, 5, 0]
     assert found.agreed == [0, 0, 2, 1, 0, 0]
     assert found.match_lengths == [0, 0, 2, 3, 4, 0]
+
+
+def test_a_draft_has_room_for_one_more_and_ends_before_a_stop_token() -> None:
+    cycle = list(range(100, 148))
+    full = recording(cycle, cycle * 2)
+    # Ended by 9, before it had as many tokens as an answer may have: 8 alone is left of 8 9 10 11.
+    ended = recording([5, 6, 8, 9, 10, 11], [5, 6, 9])
+    in_full, before_stop = replay.hints_of(TandemDrafter(), [full, ended], "quote")
+    assert in_full.lengths[88:] == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert before_stop.lengths == [0, 0, 1]
+    assert max(in_full.lengths) == MOST_DRAFTS
 
 
 def test_a_pool_drafts_from_the_answers_before() -> None:
@@ -84,9 +105,19 @@ def test_streams_step_together_and_the_next_answer_takes_the_place_of_one_that_e
     assert (outcome.num_tokens, outcome.num_steps) == (7, 3 + 2)
 
 
+RULES: list[Callable[[], Rule]] = [
+    partial(Learned, row_tile=8, max_depth=9),
+    partial(Averages, ms_by_rows=MS_BY_ROWS),
+    partial(Averages, by_match=False, ms_by_rows=MS_BY_ROWS),
+]
+
+
+@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize(("agreed", "expected"), [(9, 9), (0, 0)])
-def test_the_verifiers_policy_learns_in_a_replay(agreed: int, expected: int) -> None:
-    rule = Learned(row_tile=8, max_depth=9)
+def test_rules_learn_whether_drafts_stand(
+    make: Callable[[], Rule], agreed: int, expected: int
+) -> None:
+    rule = make()
     memory = rule.begin()
     draft = Draft(memory, 4, 9, agreed)
     depths = []
@@ -95,6 +126,18 @@ def test_the_verifiers_policy_learns_in_a_replay(agreed: int, expected: int) -> 
         depths.append(depth)
         rule.learn([draft], [depth], float(MS_BY_ROWS[1 + depth]))
     assert np.median(depths[100:]) == expected
+
+
+def test_averages_know_matches_apart_and_what_rows_cost() -> None:
+    rule = Averages(ms_by_rows=MS_BY_ROWS)
+    drafts = [Draft(None, 2, 5, 0), Draft(None, 40, 5, 5)]
+    for _ in range(100):
+        rule.learn(drafts, [0, 5], float(MS_BY_ROWS[7]))
+    assert rule.choose(drafts) == [0, 5]
+    # From now on a step of 6 rows or more takes ten times as long as it did.
+    for rows in (6, 7, 8) * 100:
+        rule.learn(drafts, [0, rows - 2], float(10 * MS_BY_ROWS[rows]))
+    assert rule.choose(drafts) == [0, 2]
 
 
 def test_the_tables_name_every_drafter_and_rule(
