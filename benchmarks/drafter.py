@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.arguments import command_parser, write_figures
-from benchmarks.drafter_texts import Call, propose
+from benchmarks.drafter_texts import PARAMS, Call, propose
 from benchmarks.machine import processor
 from benchmarks.report import table
 from benchmarks.services import running_process
 from drafter.budgets import MAX_UNINDEXED
 from drafter.ngram.index import DONE
-from drafter.ngram.params import Algorithm, NgramParams, Tie
+from drafter.ngram.params import Algorithm, NgramParams
 from drafter.ngram.text import IndexedText
 from drafter.warm_up import warm_up
 from tandem.v1 import drafter_pb2 as pb
@@ -42,7 +42,7 @@ Tokens = npt.NDArray[np.uint32]
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 POLICIES = {
-    "index, longest": NgramParams(tie=Tie.LONGEST, tokens_per_match=2),
+    "index, longest": PARAMS,
     "index, earliest": NgramParams(),
     "KMP, earliest": NgramParams(algorithm=Algorithm.KMP),
 }

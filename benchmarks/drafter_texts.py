@@ -10,11 +10,20 @@ from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
 from drafter.ngram.kmp import SCAN_WORDS
+from drafter.ngram.params import NgramParams, Tie
 from drafter.ngram.propose import propose_all
 from drafter.ngram.text import HASH_BASE, IndexedText
 from drafter.pool_index.propose import propose_from_pools
+from gateway.requests.drafting_policy import TANDEM
 from servicekit.kernels.memory import address_of
 
+#: The product's policy.
+PARAMS = NgramParams(
+    min_ngram=TANDEM.min_ngram,
+    max_ngram=TANDEM.max_ngram,
+    tie=Tie.LONGEST,
+    tokens_per_match=TANDEM.tokens_per_match,
+)
 Draft = tuple[list[int], int]
 """Its tokens, and how many tokens agree before its source."""
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.drafter_texts import propose
+from benchmarks.drafter_texts import PARAMS, propose
 from benchmarks.turns import Variant, blocking
 from benchmarks.workloads import Task
-from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 from tandem.values import DraftWait
 from verifier.build import LoadedModel, build_engine, load_model
@@ -197,11 +196,10 @@ class _Drafting:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
         self._texts: dict[str, IndexedText] = {}
 
     def open(self, sequence_id: str, token_ids: Sequence[int]) -> None:
-        text = IndexedText(params=self._params, max_tokens=1 << 20)
+        text = IndexedText(params=PARAMS, max_tokens=1 << 20)
         text.append(np.array(token_ids, dtype=np.uint32))
         self._texts[sequence_id] = text
 

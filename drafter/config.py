@@ -23,7 +23,7 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 
     max_sequence_bytes: Annotated[int, NO_FLAG] = 32 << 20
     """Most bytes held for one sequence, index included; a longer one gets no drafts. A token takes
-    86 at most with an index of n-grams of 2 to 5 tokens, 4 without one."""
+    106 at most with an index of n-grams of 1 to 5 tokens, 4 without one."""
 
     max_history_bytes: int = 1 << 30
     """Most bytes held for all sequences; beyond, the least recently used is forgotten."""

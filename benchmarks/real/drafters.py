@@ -5,6 +5,7 @@ last is compiled: it needs cmake and a C++ compiler). llama.cpp's two are writte
 documentation; without the reset of `ngram-mod` after a series of bad drafts.
 """
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.drafter_texts import propose
+from benchmarks.drafter_texts import PARAMS, propose
 from benchmarks.record_proposers import (
     Propose,
     fetch,
@@ -30,7 +31,7 @@ from benchmarks.record_proposers import (
 )
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
-from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, Keep, NgramParams, Tie
+from drafter.ngram.params import Keep
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 
@@ -60,11 +61,7 @@ class TandemDrafter:
     """The product's policy; with `is_pooled`, finished answers are drafted from, too."""
 
     def __init__(self, *, is_pooled: bool = False, max_tokens: int = MOST_DRAFTS) -> None:
-        self._params = NgramParams(
-            tie=Tie.LONGEST,
-            tokens_per_match=DEFAULT_TOKENS_PER_MATCH,
-            pool_id="answers" if is_pooled else "",
-        )
+        self._params = dataclasses.replace(PARAMS, pool_id="answers" if is_pooled else "")
         self._max_tokens = max_tokens
         store = PoolStore(_POOL_LIMITS, clock=time.monotonic, seed=1)
         self._pools = PoolDrafts(store, on_work=store.finish) if is_pooled else None

@@ -245,11 +245,10 @@ def _drafting_policy(
     base = POLICIES[speculation.preset] if speculation.preset else defaults.drafting
     policy = base.override(speculation)
     if policy.min_ngram > policy.max_ngram:
-        name = "prompt_lookup_max" if speculation.prompt_lookup_min is None else "prompt_lookup_min"
         raise InvalidRequestError(
             f"the shortest n-gram, {policy.min_ngram}, is longer than the longest, "
             f"{policy.max_ngram}",
-            field=f"speculation.{name}",
+            field="speculation.prompt_lookup_min",
         )
     if speculation.tokens_per_match and policy.tie != "longest":
         raise InvalidRequestError(

@@ -87,7 +87,7 @@ class DraftingPolicy:
 
 
 TANDEM = DraftingPolicy(
-    min_ngram=2,
+    min_ngram=1,
     max_ngram=5,
     overlap="disjoint",
     tie="longest",

@@ -40,11 +40,11 @@ def test_a_draft_is_asked_for_at_every_token_and_compared_with_what_came() -> No
     [found] = replay.hints_of(
         TandemDrafter(), [recording([5, 1, 2, 3, 4, 6], [1, 2, 3, 4, 9, 8])], "chat"
     )
-    # Behind 1 2 follow 3 4 6 1 in the text, twice as many as match; behind 1 2 3 all up to its end,
-    # 4 6 1 2 3; and so on. Behind 1 there is no pair yet, and 4 9 is new.
-    assert found.lengths == [0, 0, 4, 5, 5, 0]
-    assert found.agreed == [0, 0, 2, 1, 0, 0]
-    assert found.match_lengths == [0, 0, 2, 3, 4, 0]
+    # Behind 1 follow 2 3 in the text, twice as many as match; behind 1 2 so 3 4 6 1; behind 1 2 3
+    # all up to its end, 4 6 1 2 3; and so on. 9 is new.
+    assert found.lengths == [0, 2, 4, 5, 5, 0]
+    assert found.agreed == [0, 2, 2, 1, 0, 0]
+    assert found.match_lengths == [0, 1, 2, 3, 4, 0]
 
 
 def test_a_draft_has_room_for_one_more_and_ends_before_a_stop_token() -> None:
@@ -54,7 +54,7 @@ def test_a_draft_has_room_for_one_more_and_ends_before_a_stop_token() -> None:
     ended = recording([5, 6, 8, 9, 10, 11], [5, 6, 9])
     in_full, before_stop = replay.hints_of(TandemDrafter(), [full, ended], "quote")
     assert in_full.lengths[88:] == [7, 6, 5, 4, 3, 2, 1, 0]
-    assert before_stop.lengths == [0, 0, 1]
+    assert before_stop.lengths == [0, 2, 1]
     assert max(in_full.lengths) == MOST_DRAFTS
 
 
@@ -63,7 +63,7 @@ def test_a_pool_drafts_from_the_answers_before() -> None:
     assert replay.hints_of(TandemDrafter(), answers, "chat")[1].agreed == [0] * 7
     first, second = replay.hints_of(TandemDrafter(is_pooled=True), answers, "chat")
     assert first.agreed == [0] * 7
-    assert second.agreed == [0, 0, 4, 3, 2, 1, 0]
+    assert second.agreed == [0, 2, 4, 3, 2, 1, 0]
 
 
 def test_llama_drafters_copy_what_followed() -> None:
@@ -149,8 +149,8 @@ def test_the_tables_name_every_drafter_and_rule(
     argv = ["--folder", str(tmp_path), "--kinds", "edit", "--streams", "1", "--json", str(file)]
     replay.main([*argv, "--ms", "1:10,2:11"])
     figures = json.loads(file.read_text())
-    # 2; 3 4 6 and 5 of the draft 3 4 6 1; 1; 2 3 and 8 of the draft 2 3 4 6.
-    assert {row["drafter"]: row["edit"] for row in figures["drafting"]}["Tandem"] == "2.25 / 1.60"
+    # Drafts and tokens: 2 3, 2 3 4; 6 1 2 3 4, 6 5; 1 2, 1 2 3; 4 6 1 2 3 4 6 5, 8.
+    assert {row["drafter"]: row["edit"] for row in figures["drafting"]}["Tandem"] == "2.25 / 3.40"
     ratios = {row["rule"]: row["edit"] for row in figures["depths"]}
     assert float(ratios["K 0"]) < 1 == max(float(ratios[f"K {most}"]) for most in FIXED)
     with pytest.raises(SystemExit):

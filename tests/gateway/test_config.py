@@ -22,7 +22,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (config.hint_tokens, config.num_speculative_tokens) == (64, None)
     assert config.request_defaults().drafting == TANDEM
     assert (TANDEM.tie, TANDEM.tokens_per_match) == ("longest", 2)
-    assert (TANDEM.min_ngram, TANDEM.max_ngram) == (2, 5)
+    assert (TANDEM.min_ngram, TANDEM.max_ngram) == (1, 5)
     assert (TANDEM.overlap, TANDEM.algorithm) == ("disjoint", "index")
     assert config.drafters == []
 

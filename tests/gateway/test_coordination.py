@@ -42,7 +42,7 @@ async def test_an_open_says_who_drafts_and_how(
         drafter_address="10.0.0.9:50051",
         tokens_per_match=2,
         ngram=drafter_pb2.NgramParams(
-            min_ngram=2,
+            min_ngram=1,
             max_ngram=5,
             overlap=drafter_pb2.OVERLAP_DISJOINT,
             tie=drafter_pb2.TIE_LONGEST,

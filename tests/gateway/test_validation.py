@@ -74,7 +74,6 @@ INVALID = [
     ("speculation.num_speculative_tokens", speculation(enabled=False, num_speculative_tokens=8)),
     ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=4, prompt_lookup_max=3)),
     ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=6)),
-    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=1)),
     ("speculation.tokens_per_match", speculation(tie="latest", tokens_per_match=2)),
     ("speculation.pool_min_ngram", speculation(pool_min_ngram=2)),
     ("speculation.hint_tokens", speculation(hint_tokens=0)),

@@ -72,7 +72,8 @@ def test_the_drafters_bytes_per_token_are_those_of_its_bound() -> None:
     assert re.findall(r"(\d+) at most", described) == [shown]
     max_bytes = 1 << 24
     # Which leaves out the free room of the tokens' buffer.
-    filled = max_bytes / tokens_that_fit(NgramParams(tie=Tie.LONGEST), max_bytes)
+    params = NgramParams(min_ngram=TANDEM.min_ngram, max_ngram=TANDEM.max_ngram, tie=Tie.LONGEST)
+    filled = max_bytes / tokens_that_fit(params, max_bytes)
     assert filled < int(shown) < filled + TOKEN_BYTES
     # Gateways ask for an index, unless told otherwise.
     assert TANDEM.tie == "longest"
