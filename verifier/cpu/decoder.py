@@ -71,7 +71,8 @@ class CpuDecoder(SampledOnHost):
             )
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
-        self.row_tile = TILES.max_rows
+        in_groups = weights.linear_type is WeightType.GROUPS
+        self.row_tile = TILES.max_group_rows if in_groups else TILES.max_rows
         self._weights = weights
         self._num_threads = num_threads
         pieces_per_block = block_size // BLOCK_SIZE
