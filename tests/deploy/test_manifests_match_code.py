@@ -348,6 +348,16 @@ def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
     assert mebibytes << 20 < drafters.max_history_bytes
 
 
+@pytest.mark.parametrize("variant", ["dev+hpa", "ha+mtls+keda+hpa"])
+def test_drafters_are_added_before_one_event_loop_is_busy(variant: str) -> None:
+    [hpa] = of_kind(variant, "HorizontalPodAutoscaler")
+    [cpu] = [m["resource"] for m in hpa["spec"]["metrics"] if m["type"] == "Resource"]
+    requested = workloads(variant)[1].container["resources"]["requests"]["cpu"]
+    cores = float(requested.removesuffix("m")) / (1000 if requested.endswith("m") else 1)
+    # The autoscaler does nothing within a tenth of its target.
+    assert cores * cpu["target"]["averageUtilization"] / 100 * 1.1 < 0.9
+
+
 def test_autoscalers_look_at_their_own_namespace_only() -> None:
     for namespace in ("tandem", "serving"):
         manifests = resolve_in_namespace("ha+mtls+keda+hpa", namespace)
