@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 
 from tests.deploy.manifests import (
+    REPOSITORY,
     VARIANTS,
     Workload,
     of_kind,
     workloads,
 )
 
+# GPU feature discovery sets it.
+GPU_LABEL = "nvidia.com/gpu.present"
 MACHINE, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 
 
@@ -57,6 +60,15 @@ def test_with_high_availability_no_machine_holds_all_of_a_service() -> None:
             if budget["spec"]["selector"]["matchLabels"].items() <= workload.labels.items()
         ]
         assert budget["maxUnavailable"] < replicas
+
+
+def test_with_high_availability_every_machine_that_counts_can_have_a_verifier() -> None:
+    # One that counts and cannot stays at none, and keeps each of the others at `maxSkew`.
+    pod = workloads("ha")[2].pod
+    assert pod["nodeSelector"] == {GPU_LABEL: "true"}
+    assert spread(workloads("ha")[2])[MACHINE].get("nodeAffinityPolicy", "Honor") == "Honor"
+    assert all("nodeSelector" not in workload.pod for workload in workloads("ha")[:2])
+    assert GPU_LABEL in (REPOSITORY / "docs/deploy.md").read_text()
 
 
 def test_elsewhere_one_machine_is_enough() -> None:
