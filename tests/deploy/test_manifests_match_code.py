@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import pydantic
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
@@ -27,6 +28,7 @@ from servicekit.config import list_options, parse_config
 from servicekit.serving import health
 from servicekit.serving.health import LIVENESS_NAME
 from tests.deploy.manifests import (
+    REPOSITORY,
     VARIANTS,
     Workload,
     environment,
@@ -394,6 +396,19 @@ def test_routes_lead_to_what_gateways_serve() -> None:
                 assert any(path.startswith(f"{prefix}/") for path in paths)
             else:
                 assert prefix in paths
+
+
+def test_no_route_ends_a_stream_by_a_timeout() -> None:
+    [http_route] = of_kind("dev+gateway-api", "HTTPRoute")
+    assert [rule["timeouts"] for rule in http_route["spec"]["rules"]] == [{"request": "0s"}]
+    # Routes of gRPC have no field for it.
+    [grpc_route] = of_kind("dev+gateway-api", "GRPCRoute")
+    page = (REPOSITORY / "docs" / "deploy.md").read_text()
+    [block] = re.findall(r"```yaml\n([^`]*?BackendTrafficPolicy.*?)```", page, re.DOTALL)
+    policy = yaml.safe_load(block)["spec"]
+    [target] = policy["targetRefs"]
+    assert (target["kind"], target["name"]) == ("GRPCRoute", grpc_route["metadata"]["name"])
+    assert policy["timeout"]["http"] == {"requestTimeout": "0s"}
 
 
 def test_tensor_parallel_sizes_agree() -> None:
