@@ -34,7 +34,8 @@ VARIANTS = {
     "dev+monitoring": ("dev", "monitoring"),
     "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
     "gpu+model-loader": ("gpu", "model-loader"),
-    "ha+mtls+keda+hpa": ("ha", "mtls", "keda", "hpa"),
+    # They all go together.
+    "all": ("ha", *sorted(folder.name for folder in DEPLOY.glob("components/*"))),
 }
 
 SERVICES = ("gateway", "drafter", "verifier")
@@ -150,13 +151,8 @@ class Workload:
 def workloads(variant: str) -> list[Workload]:
     """The three services' workloads, in the order of `SERVICES`."""
     found = {}
-    for manifest in of_kind(variant, "Deployment", "StatefulSet", "LeaderWorkerSet"):
-        spec = manifest["spec"]
-        template = (
-            spec["leaderWorkerTemplate"]["workerTemplate"]
-            if manifest["kind"] == "LeaderWorkerSet"
-            else spec["template"]
-        )
+    for manifest in of_kind(variant, "Deployment", "StatefulSet"):
+        template = manifest["spec"]["template"]
         service = template["metadata"]["labels"]["app.kubernetes.io/component"]
         assert service not in found, "two workloads of one service"
         found[service] = Workload(service=service, manifest=manifest, template=template)

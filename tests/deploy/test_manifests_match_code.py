@@ -166,8 +166,7 @@ def test_a_rollout_waits_until_callers_find_the_new_pod(variant: str) -> None:
     resolve_interval_s = configuration(variant, workloads(variant)[0]).peers.resolve_interval_s
     for workload in workloads(variant):
         spec = workload.manifest["spec"]
-        if workload.manifest["kind"] != "LeaderWorkerSet":
-            assert spec["minReadySeconds"] >= DNS_CACHE_S + resolve_interval_s
+        assert spec["minReadySeconds"] >= DNS_CACHE_S + resolve_interval_s
         if workload.service == "gateway":
             # Clients outside of Tandem know of a drain by DNS only.
             pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -216,7 +215,7 @@ def test_verifiers_admit_the_drafters_that_gateways_name(variant: str) -> None:
         assert admitted.admit(address), address
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" not in v])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" not in VARIANTS[v]])
 def test_without_tls_services_may_call_their_peers_in_plaintext(variant: str) -> None:
     [caller, _, verifiers] = workloads(variant)
     for config in (configuration(variant, caller), configuration(variant, verifiers)):
@@ -224,7 +223,7 @@ def test_without_tls_services_may_call_their_peers_in_plaintext(variant: str) ->
             assert channel_credentials(address, config.peers) is None
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" in v])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" in VARIANTS[v]])
 def test_under_mtls_services_require_certificates_with_the_called_names(variant: str) -> None:
     names: dict[str, set[str]] = {}
     for workload in workloads(variant):
@@ -295,10 +294,10 @@ def exported_metrics() -> set[str]:
 def test_autoscalers_use_exported_metrics() -> None:
     queries = [
         trigger["metadata"]["query"]
-        for scaled in of_kind("ha+mtls+keda+hpa", "ScaledObject")
+        for scaled in of_kind("all", "ScaledObject")
         for trigger in scaled["spec"]["triggers"]
     ]
-    [hpa] = of_kind("ha+mtls+keda+hpa", "HorizontalPodAutoscaler")
+    [hpa] = of_kind("all", "HorizontalPodAutoscaler")
     kinds = {metric["type"]: metric for metric in hpa["spec"]["metrics"]}
     assert kinds["Resource"]["resource"]["name"] == "cpu"
     queries.append(kinds["Pods"]["pods"]["metric"]["name"])
@@ -313,7 +312,7 @@ def test_autoscalers_use_exported_metrics() -> None:
 
 
 def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
-    variant = "ha+mtls+keda+hpa"
+    variant = "all"
     targets = {
         (m["kind"], m["metadata"]["name"]) for m in of_kind(variant, "Deployment", "StatefulSet")
     }
@@ -349,7 +348,7 @@ def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
     assert mebibytes << 20 < drafters.max_history_bytes
 
 
-@pytest.mark.parametrize("variant", ["dev+hpa", "ha+mtls+keda+hpa"])
+@pytest.mark.parametrize("variant", ["dev+hpa", "all"])
 def test_drafters_are_added_before_one_event_loop_is_busy(variant: str) -> None:
     [hpa] = of_kind(variant, "HorizontalPodAutoscaler")
     [cpu] = [m["resource"] for m in hpa["spec"]["metrics"] if m["type"] == "Resource"]
@@ -361,7 +360,7 @@ def test_drafters_are_added_before_one_event_loop_is_busy(variant: str) -> None:
 
 def test_autoscalers_look_at_their_own_namespace_only() -> None:
     for namespace in ("tandem", "serving"):
-        manifests = resolve_in_namespace("ha+mtls+keda+hpa", namespace)
+        manifests = resolve_in_namespace("all", namespace)
         for scaled in manifests:
             for trigger in scaled["spec"].get("triggers", ()) if "spec" in scaled else ():
                 query = trigger["metadata"]["query"]
@@ -410,10 +409,11 @@ def test_no_route_ends_a_stream_by_a_timeout() -> None:
     assert policy["timeout"]["http"] == {"requestTimeout": "0s"}
 
 
-def test_tensor_parallel_sizes_agree() -> None:
+@pytest.mark.parametrize("variant", ["gpu+tensor-parallel", "all"])
+def test_tensor_parallel_sizes_agree(variant: str) -> None:
     from torch.distributed.run import get_args_parser
 
-    workload = workloads("gpu+tensor-parallel")[2]
+    workload = workloads(variant)[2]
     command = workload.container["command"]
     assert command[:3] == ["python", "-m", "torch.distributed.run"]
     parsed = get_args_parser().parse_args(command[3:])
@@ -421,5 +421,3 @@ def test_tensor_parallel_sizes_agree() -> None:
     num_gpus = workload.container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(parsed.nproc_per_node) == num_gpus
     assert f"--tensor-parallel-size={num_gpus}" in parsed.training_script_args
-    # kustomize sets name and image only with the component's configuration.
-    assert workload.container["envFrom"][0]["configMapRef"]["name"] != "tandem-verifier"

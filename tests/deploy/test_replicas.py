@@ -27,7 +27,6 @@ def test_replicas_are_spread_over_machines_and_zones(variant: str) -> None:
     revisions = {
         "Deployment": ["pod-template-hash"],
         "StatefulSet": ["controller-revision-hash"],
-        "LeaderWorkerSet": None,
     }
     for workload in workloads(variant):
         found = spread(workload)
@@ -78,7 +77,7 @@ def test_elsewhere_one_machine_is_enough() -> None:
 
 
 def test_autoscalers_keep_two_of_each() -> None:
-    for scaler in of_kind("ha+mtls+keda+hpa", "ScaledObject", "HorizontalPodAutoscaler"):
+    for scaler in of_kind("all", "ScaledObject", "HorizontalPodAutoscaler"):
         spec = scaler["spec"]
         assert spec.get("minReplicaCount", spec.get("minReplicas")) >= 2
 
