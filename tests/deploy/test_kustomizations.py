@@ -184,7 +184,7 @@ def test_no_other_namespace_is_left_where_an_overlay_chooses_one(variant: str) -
         text = json.dumps({**manifest, "data": None})
         assert "NAMESPACE" not in text
         # `tandem` alone is a name, and the label of all parts.
-        assert not re.search(r"tandem-(gateway|drafter|verifier)\.tandem\b", text)
+        assert not re.search(r"tandem-(gateway|gateway-http|drafter|verifier)\.tandem\b", text)
         assert 'namespace=\\"tandem' not in text
 
 

@@ -119,6 +119,18 @@ def test_ports_are_those_of_the_configuration(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_clients_of_http_have_one_address_for_all_gateways(variant: str) -> None:
+    service = named(variant, "Service", "tandem-gateway-http")["spec"]
+    assert service.get("clusterIP") != "None"
+    headless = named(variant, "Service", "tandem-gateway")["spec"]
+    assert service["selector"] == headless["selector"]
+    assert service["ports"] == [port for port in headless["ports"] if port["name"] == "http"]
+    for certificate in of_kind(variant, "Certificate"):
+        if certificate["metadata"]["name"] == "tandem-gateway":
+            assert "tandem-gateway-http.tandem.svc" in certificate["spec"]["dnsNames"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_probes_use_the_health_port_and_known_health_services(variant: str) -> None:
     for workload in workloads(variant):
         container = workload.container
@@ -387,6 +399,10 @@ def test_routes_lead_to_what_gateways_serve() -> None:
     application = make_application(CollectorRegistry(), api.routes(), lambda: True)
     paths = {cast(Route, route).path for route in application.routes} - {"/metrics"}
     [http_route] = of_kind("dev+gateway-api", "HTTPRoute")
+    for route in (grpc_route, http_route):
+        [called] = [backend for rule in route["spec"]["rules"] for backend in rule["backendRefs"]]
+        service = named("dev+gateway-api", "Service", called["name"])
+        assert called["port"] in [port["port"] for port in service["spec"]["ports"]]
     for rule in http_route["spec"]["rules"]:
         for match in rule["matches"]:
             prefix = match["path"]["value"]
