@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.deploy.manifests import (
     DEPLOY,
     REPOSITORY,
     VARIANTS,
+    Manifest,
     find_tool,
     kustomize,
     of_kind,
@@ -41,6 +43,13 @@ def check(manifest_json: str) -> None:
     for version in KUBERNETES_VERSIONS:
         kubernetes_validate.validate(manifest, version, strict=True)
 
+
+# No other registry has them than the reader's.
+REGISTRY_IMAGES = {
+    "registry.example/tandem-gateway:0.1.0",
+    "registry.example/tandem-drafter:0.1.0",
+    "registry.example/tandem-verifier:0.1.0-cuda",
+}
 
 ON_GITHUB = re.compile(r"https://github\.com/ORGANISATION/tandem//deploy/([\w/-]+)\?ref=v[\d.]+")
 
@@ -74,17 +83,15 @@ def test_settings_above_the_documented_parts_win_over_components(tmp_path: Path)
     for literal in (allowed, *verifier["literals"], *weights["configMapGenerator"][0]["literals"]):
         name, _, value = literal.partition("=")
         assert configured[name] == value.strip()
-    images = {
+    assert service_images(manifests) == REGISTRY_IMAGES
+
+
+def service_images(manifests: Iterable[Manifest]) -> set[str]:
+    return {
         container["image"]
         for manifest in manifests
         if manifest["kind"] in ("Deployment", "StatefulSet")
         for container in manifest["spec"]["template"]["spec"]["containers"]
-    }
-    # No registry has them: the reader's must.
-    assert images == {
-        "registry.example/tandem-gateway:0.1.0",
-        "registry.example/tandem-drafter:0.1.0",
-        "registry.example/tandem-verifier:0.1.0-cuda",
     }
 
 
@@ -96,17 +103,34 @@ def documented_settings(page: str, name: str) -> dict[str, Any]:
     return settings
 
 
-def with_settings(folder: Path, settings: dict[str, Any], *components: str) -> list[Any]:
-    """The dev overlay with components, and the settings above it, in a folder."""
+def with_settings(
+    folder: Path, settings: dict[str, Any], *components: str, overlay: str = "dev"
+) -> list[Any]:
+    """An overlay with components, and the settings above it, in a folder."""
     root = os.path.relpath(DEPLOY, (folder / "parts").resolve())
     (folder / "parts").mkdir()
     write_kustomization(
         folder / "parts",
-        resources=[f"{root}/overlays/dev"],
+        resources=[f"{root}/overlays/{overlay}"],
         components=[f"{root}/components/{component}" for component in components],
     )
     write_kustomization(folder, resources=["parts"], **settings)
     return list(kustomize(folder))
+
+
+def test_the_documented_images_are_those_of_every_overlay(tmp_path: Path) -> None:
+    settings = documented_layers("deploy")[1]
+    for overlay in ("dev", "gpu", "ha"):
+        (tmp_path / overlay).mkdir()
+        images = service_images(
+            with_settings(tmp_path / overlay, {"images": settings["images"]}, overlay=overlay)
+        )
+        assert images == REGISTRY_IMAGES
+    # The compose file builds those of the dev overlay.
+    compose = (DEPLOY / "compose.yaml").read_text()
+    compose = compose.replace("${REGISTRY:-docker.io/library}/", "").replace("${TAG:-dev}", "dev")
+    built = {each["image"] for each in yaml.safe_load(compose)["services"].values()}
+    assert service_images(resolve("dev")) < built
 
 
 def test_the_documented_clients_file_reaches_the_gateways(tmp_path: Path) -> None:
