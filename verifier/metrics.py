@@ -29,7 +29,9 @@ _DEPTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 24, 32)
 class VerifierMetrics(EngineObserver):
     """Called by the engine thread."""
 
-    def __init__(self, registry: CollectorRegistry, *, num_kv_blocks: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, *, num_kv_blocks: int, max_num_seqs: int
+    ) -> None:
         self._registry = registry
         self._step_duration = TallyHistogram(
             "tandem_step_duration_seconds",
@@ -73,6 +75,9 @@ class VerifierMetrics(EngineObserver):
         )
         self._drafter_faults = {fault: drafter_faults.labels(fault.value) for fault in DrafterFault}
         Gauge("tandem_kv_blocks_total", "K/V blocks.", registry=registry).set(num_kv_blocks)
+        Gauge(
+            "tandem_verifier_max_num_seqs", "Most sequences in the batch.", registry=registry
+        ).set(max_num_seqs)
         faults = Counter(
             "tandem_verifier_internal_errors",
             "Faults of the verifier's own that ended at most one sequence, by phase.",

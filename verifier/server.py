@@ -127,7 +127,11 @@ class VerifierServer:
         except BaseException:
             await self.server.stop(0)
             raise
-        metrics = VerifierMetrics(self._registry, num_kv_blocks=loaded.served.num_kv_blocks)
+        metrics = VerifierMetrics(
+            self._registry,
+            num_kv_blocks=loaded.served.num_kv_blocks,
+            max_num_seqs=loaded.served.max_num_seqs,
+        )
         loop = asyncio.get_running_loop()
 
         def open_link(address: str, post: Callable[[DrafterMessage], None]) -> Link:

@@ -22,12 +22,16 @@ _MEMORY = Row(
         ),
         Panel(
             title="Sequences",
-            description="Running, waiting for room, and commands not yet handled.",
+            description="Running and at most, waiting for room, and commands not yet handled.",
             unit="short",
             queries=[
                 Query(
                     expression=gauge("tandem_verifier_sequences_running"),
                     legend="{{instance}} running",
+                ),
+                Query(
+                    expression=gauge("tandem_verifier_max_num_seqs"),
+                    legend="{{instance}} at most",
                 ),
                 Query(
                     expression=gauge("tandem_verifier_sequences_waiting"),

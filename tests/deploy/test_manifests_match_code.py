@@ -345,12 +345,15 @@ def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
     ]
     thresholds = {one["query"]: float(one["threshold"]) for one in triggers}
 
-    def threshold(*metrics: str) -> float:
-        return thresholds[" + ".join(f'sum(tandem_{m}{{namespace="tandem"}})' for m in metrics)]
+    def total(*metrics: str) -> str:
+        return " + ".join(f'sum(tandem_{metric}{{namespace="tandem"}})' for metric in metrics)
 
-    busy = threshold("verifier_sequences_running", "verifier_sequences_waiting")
-    assert busy < verifiers.max_num_seqs < verifiers.max_num_waiting / 2
-    open_streams = threshold("num_requests_running", "num_requests_waiting")
+    busy = total("verifier_sequences_running", "verifier_sequences_waiting")
+    # Whatever the verifiers' flag, of which this is a percentage.
+    most = 'avg(tandem_verifier_max_num_seqs{namespace="tandem"})'
+    assert 50 < thresholds[f"100 * ({busy}) / {most}"] < 100
+    assert verifiers.max_num_seqs < verifiers.max_num_waiting / 2
+    open_streams = thresholds[total("num_requests_running", "num_requests_waiting")]
     assert open_streams < caller.max_concurrent_requests / 2
     # Where Prometheus does not answer, nothing is scaled down.
     assert {one["ignoreNullValues"] for one in triggers} == {"false"}

@@ -566,6 +566,7 @@ class TestMetrics:
         assert sample(running, "tandem_kv_blocks_total") == 512
         assert sample(running, "tandem_kv_blocks_used") == 3
         assert sample(running, "tandem_verifier_sequences_running") == 1
+        assert sample(running, "tandem_verifier_max_num_seqs") == 8
         assert sample(running, "tandem_draft_hints_total", outcome="used") == 1
         assert sample(running, "tandem_draft_hints_total", outcome="stale") == 1
         assert sample(running, "tandem_draft_hop_seconds_count") == 2
