@@ -40,7 +40,7 @@ def labels() -> dict[str, str]:
     return dict(template["metadata"]["labels"])
 
 
-def test_it_is_restricted_and_writes_to_the_claim_that_all_others_only_read(
+def test_it_is_restricted_and_writes_to_the_claims_that_all_others_only_read(
     pod: Any, container: Any
 ) -> None:
     [other] = [w.pod for w in workloads(VARIANT) if w.service == "verifier"]
@@ -49,17 +49,24 @@ def test_it_is_restricted_and_writes_to_the_claim_that_all_others_only_read(
     assert pod["automountServiceAccountToken"] is False
     assert "memory" in container["resources"]["limits"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    claim = volumes["model"]["persistentVolumeClaim"]
-    assert not claim.get("readOnly")
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert all(not mount.get("readOnly") for mount in container["volumeMounts"])
-    for workload in workloads(VARIANT):
-        for volume in workload.pod["volumes"]:
-            if volume["name"] == "model":
-                assert volume["persistentVolumeClaim"] == {**claim, "readOnly": True}
-    claims = [
-        manifest["metadata"]["name"] for manifest in of_kind(VARIANT, "PersistentVolumeClaim")
-    ]
-    assert claims == [claim["claimName"]]
+    claims = set()
+    for service, written, variable in (
+        ("verifier", "model", "MODELS"),
+        # Nothing but a tokenizer: the weights may be where gateways cannot be.
+        ("gateway", "tokenizer", "TOKENIZERS"),
+    ):
+        claim = volumes[written]["persistentVolumeClaim"]
+        assert not claim.get("readOnly")
+        assert mounts[written] == variables[variable]
+        [pod] = [w.pod for w in workloads(VARIANT) if w.service == service]
+        [read] = [v for v in pod["volumes"] if "persistentVolumeClaim" in v]
+        assert read["persistentVolumeClaim"] == {**claim, "readOnly": True}
+        claims.add(claim["claimName"])
+    assert claims == {m["metadata"]["name"] for m in of_kind(VARIANT, "PersistentVolumeClaim")}
+    assert len(claims) == 2
 
 
 def test_it_alone_may_call_the_internet_and_nobody_may_call_it() -> None:
@@ -140,6 +147,8 @@ class TestScript:
     def folders(self, tmp_path: Path, container: Any) -> None:
         self.models = tmp_path / "models"
         self.models.mkdir()
+        self.tokenizers = tmp_path / "tokenizers"
+        self.tokenizers.mkdir()
         self.commands = tmp_path / "commands"
         self.commands.mkdir()
         self.command = container["command"]
@@ -159,6 +168,7 @@ class TestScript:
             env={
                 "PATH": f"{self.commands}:{os.environ['PATH']}",
                 "MODELS": str(self.models),
+                "TOKENIZERS": str(self.tokenizers),
                 "MODEL_REPOSITORY": repository,
                 "MODEL_REVISION": "main",
                 "MODEL_FOLDER": "model",
@@ -171,6 +181,7 @@ class TestScript:
     def test_the_folder_appears_whole_or_not_at_all(self) -> None:
         assert self.run("touch config.json; exit 3") != 0
         assert not (self.models / "model").exists()
+        assert not list(self.tokenizers.iterdir())
         # What the first attempt left is there.
         assert self.run("test -e config.json; touch model.safetensors") == 0
         found = {path.name for path in (self.models / "model").iterdir()}
@@ -182,7 +193,21 @@ class TestScript:
         assert self.run("touch config.json") == 0
         assert [path.name for path in (self.models / "model").iterdir()] == ["config.json"]
 
+    def test_gateways_get_all_but_the_weights(self) -> None:
+        files = "tokenizer.json templates/a.jinja model.safetensors .cache/x.json"
+        assert self.run(f"mkdir templates .cache; touch {files}") == 0
+        [folder] = self.tokenizers.iterdir()
+        assert folder.name == "model"
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert found == {"tokenizer.json", "templates/a.jinja"}
+
     def test_a_folder_that_is_there_is_left_alone(self) -> None:
         (self.models / "model").mkdir()
+        (self.models / "model" / "tokenizer.json").touch()
         assert self.run("touch config.json") == 0
-        assert not list((self.models / "model").iterdir())
+        assert [path.name for path in (self.models / "model").iterdir()] == ["tokenizer.json"]
+        # One of an earlier version, too, gets what gateways read.
+        assert [path.name for path in (self.tokenizers / "model").iterdir()] == ["tokenizer.json"]
+        (self.models / "model" / "config.json").touch()
+        assert self.run("exit 3") == 0
+        assert [path.name for path in (self.tokenizers / "model").iterdir()] == ["tokenizer.json"]

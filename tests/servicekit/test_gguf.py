@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_folder_holds_what_transformers_would_have_saved(file: Path) -> None:
     assert (folder / file.name).resolve() == file.resolve()
     assert model_folder(file) == folder
     assert model_folder(file.parent) == folder
+
+
+def test_a_tokenizer_needs_the_header_and_the_size_alone(file: Path, tmp_path: Path) -> None:
+    """So gateways get no weights (docs/deploy.md)."""
+    num_header_bytes = min(tensor.start for tensor in read_header(file).tensors.values())
+    beginning = tmp_path / "beginning.gguf"
+    beginning.write_bytes(file.read_bytes()[:num_header_bytes])
+    os.truncate(beginning, file.stat().st_size)
+    whole, part = (model_folder(each) / "tokenizer.json" for each in (file, beginning))
+    assert whole != part
+    assert whole.read_bytes() == part.read_bytes()
 
 
 def test_another_file_of_the_same_name_is_another_folder(file: Path) -> None:
