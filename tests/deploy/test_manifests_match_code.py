@@ -440,3 +440,6 @@ def test_tensor_parallel_sizes_agree(variant: str) -> None:
     num_gpus = workload.container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(parsed.nproc_per_node) == num_gpus
     assert f"--tensor-parallel-size={num_gpus}" in parsed.training_script_args
+    # 70 billion weights of 2 bytes: rank 0 reads them for itself, for the check and for the digest,
+    # and the others their parts.
+    assert startup_s(workload) > 4 * 141e9 / 300e6
