@@ -306,6 +306,7 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
     checkpoint = make_small_model("llama").checkpoint
     part = ModelPart(
         checkpoint=checkpoint,
+        files="",
         device=GPU,
         attention=AttentionChoice(name="sdpa", block_size=16),
     )

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import sampling_pb2, verifier_pb2_grpc
@@ -16,6 +20,11 @@ from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.parallel_verifier import PATIENCE_S, Rank, start_ranks
 from tests.verifier.running_verifier import ClientSession, StartVerifier
+from verifier.checkpoint.digests import begin_digest
+from verifier.config import VerifierConfig
+from verifier.model import model_part
+from verifier.model.model_part import load_part
+from verifier.transformers_model import checkpoint
 
 FLAGS = [
     "--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
@@ -206,6 +215,33 @@ async def test_a_rank_that_cannot_load_ends_all(tmp_path: Path) -> None:
     assert codes == [1, 2]
     assert lines[1] == "error: rank 1: --model: t5: encoder-decoder models are not served"
     assert "rank 1 failed: --model: t5: encoder-decoder models are not served" in lines[0]
+
+
+async def test_a_rank_with_other_files_is_refused(tmp_path: Path) -> None:
+    # Of equal contents: rank 0 alone reads them all.
+    copy = shutil.copytree(MODEL_FOLDER, tmp_path / "copy")
+    other = {1: ["--model", str(copy)]}
+    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2", flags_by_rank=other) as ranks:
+        codes, lines = await asyncio.to_thread(wait_all, ranks)
+    assert codes[0] == 2
+    assert lines[0].startswith("error: --model: rank 1 has ")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_digests_the_files(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[Path] = []
+
+    def begin(folder: Path) -> Future[str]:
+        digested.append(folder)
+        return begin_digest(folder)
+
+    monkeypatch.setattr(checkpoint, "begin_digest", begin)
+    monkeypatch.setattr(model_part, "shard", lambda *args, **kwargs: None)
+    config = VerifierConfig(model=MODEL_FOLDER, device="cpu", dtype="float32", num_kv_blocks=8)
+    collectives = SimpleNamespace(rank=rank, size=2)
+    part = load_part(config, device=torch.device("cpu"), collectives=collectives)
+    assert digested == [MODEL_FOLDER] * (rank == 0)
+    assert bool(part.checkpoint.model_digest) is (rank == 0)
 
 
 REFUSED = {

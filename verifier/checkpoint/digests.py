@@ -15,14 +15,20 @@ def digest_of(folder: Path) -> str:
         CheckpointError: a file cannot be read.
     """
     digest = hashlib.sha256()
-    # The index says which shard's weights count, where several have them.
-    names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
-    files = sorted(
-        [*folder.glob("*.safetensors"), *folder.glob("*.gguf"), *(folder / n for n in names)]
-    )
-    for path in files:
-        if path.exists():
-            digest.update(f"{path.name} {_digest_of_file(path)}\n".encode())
+    for path in _files(folder):
+        digest.update(f"{path.name} {_digest_of_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def identity_on_this_machine(folder: Path) -> str:
+    """Equal for two processes of a machine that read the same files: SHA-256 over what the file
+    system says of the files of `digest_of`, none of which is read.
+    """
+    digest = hashlib.sha256()
+    for path in _files(folder):
+        state = path.stat()
+        told = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+        digest.update(f"{path.name} {told}\n".encode())
     return digest.hexdigest()
 
 
@@ -53,6 +59,13 @@ def tokenizer_digest_of(folder: Path) -> str:
     """
     path = folder / "tokenizer.json"
     return _digest_of_file(path) if path.exists() else ""
+
+
+def _files(folder: Path) -> list[Path]:
+    # The index says which shard's weights count, where several have them.
+    names = ("config.json", "tokenizer.json", "model.safetensors.index.json")
+    found = [*folder.glob("*.safetensors"), *folder.glob("*.gguf"), *(folder / n for n in names)]
+    return sorted(path for path in found if path.exists())
 
 
 def _digest_of_file(path: Path) -> str:

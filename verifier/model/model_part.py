@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
 from verifier.attention.kv_cache import KVCache
+from verifier.checkpoint.digests import identity_on_this_machine
 from verifier.config import VerifierConfig
 from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.model.kv_room import room_for_kv_blocks
@@ -30,11 +31,14 @@ class ModelPart:
     """A rank's loaded part, and what the flags resolve to.
 
     Attributes:
+        checkpoint: its digest is rank 0's only.
+        files: the checkpoint's, as `identity_on_this_machine`.
         collectives: if there are several ranks.
         reference: at rank 0 of several: the whole model's, for the parity probe.
     """
 
     checkpoint: Checkpoint
+    files: str
     device: torch.device
     attention: AttentionChoice
     quantization: str = "none"
@@ -48,7 +52,7 @@ class ModelPart:
     def identity(self) -> dict[str, str]:
         """What all ranks must have in common, by the flag that decides it."""
         return {
-            "--model": self.checkpoint.model_digest,
+            "--model": self.files,
             "--device": self.device.type,
             "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
             "--quantization": self.quantization,
@@ -79,6 +83,7 @@ def load_part(
         checkpoint, reference = _load_cut(config, device, collectives)
     return ModelPart(
         checkpoint=checkpoint,
+        files=identity_on_this_machine(config.model),
         device=device,
         attention=choose_attention(
             config.attention_backend,
@@ -204,6 +209,7 @@ def _load_cut(
         device=device,
         quantization=config.quantization,
         prepare=cut,
+        is_digested=collectives.rank == 0,
     )
     num_kv_heads = num_local_kv_heads(
         checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size

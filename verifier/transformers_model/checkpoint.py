@@ -59,6 +59,7 @@ def load_checkpoint(
     device: torch.device,
     quantization: str = "none",
     prepare: Callable[[PreTrainedModel], None] | None = None,
+    is_digested: bool = True,
 ) -> Checkpoint:
     """Loads a causal language model.
 
@@ -67,6 +68,7 @@ def load_checkpoint(
         quantization: "none" or "fp8".
         prepare: changes the whole model, on the CPU, before it is moved to the device. Another
             dtype than the checkpoint's, or a mixture of experts, then takes its memory there.
+        is_digested: whether to read all files for the digest, which is "" otherwise.
 
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
@@ -83,7 +85,7 @@ def load_checkpoint(
         files.log_rounding(WEIGHT_TYPES[str(torch_dtype).removeprefix("torch.")])
     # What changes the model has to see all of it.
     is_direct = prepare is None and quantization == "none"
-    digest = begin_digest(folder)
+    digest = begin_digest(folder) if is_digested else None
     register_attention()
     transformers.logging.disable_progress_bar()
     try:
@@ -126,7 +128,7 @@ def load_checkpoint(
     return Checkpoint(
         model=model,
         architecture=type(model).__name__,
-        model_digest=digest.result(),
+        model_digest="" if digest is None else digest.result(),
         **properties,
     )
 
