@@ -239,45 +239,74 @@ def test_no_later_step_waits_for_the_compiler(
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype"),
+    ("capability", "dtype", "group"),
     cases(
-        [(80, torch.float32), (89, torch.float16), (90, torch.bfloat16), (100, torch.bfloat16)],
-        list(itertools.product(UNITS, [torch.bfloat16, torch.float16, torch.float32])),
+        [
+            (80, torch.float32, 0),
+            (89, torch.float16, 0),
+            (90, torch.bfloat16, 0),
+            (100, torch.bfloat16, 0),
+            (80, torch.float16, 32),
+            (89, torch.bfloat16, 64),
+            (90, torch.bfloat16, 128),
+            (100, torch.float16, 32),
+        ],
+        [
+            *itertools.product(UNITS, [torch.bfloat16, torch.float16, torch.float32], [0]),
+            *itertools.product(UNITS, [torch.bfloat16, torch.float16], [32, 64, 128]),
+        ],
     ),
 )
 def test_strict_products_compile_and_fit_and_all_use_one_instruction(
-    compiled: Compiled, capability: int, dtype: torch.dtype
+    compiled: Compiled, capability: int, dtype: torch.dtype, group: int
 ) -> None:
-    """Of each tile, with a bias or without; and no other number of rows compiles."""
+    """Of each tile, with a bias or without; and no other number of rows compiles.
+
+    Args: group: inputs of a weight's groups; 0: it has none.
+    """
+    from verifier.gpu.groups import GroupedWeight
     from verifier.gpu.kernels.operations import TritonOperations
     from verifier.gpu.kernels.product import (
+        GROUPED_TILES,
         PRODUCT_TILES,
         ROOMY_SHARED_MEMORY,
         SMALLEST_SHARED_MEMORY,
     )
 
-    num_tiles = len(PRODUCT_TILES[dtype])
+    tiles = GROUPED_TILES if group else PRODUCT_TILES[dtype]
+    num_tiles = len(tiles)
     # KiB of a multiprocessor.
     shared_memory = {80: 164, 89: 100, 90: 228, 100: 228}[capability] << 10
     assert shared_memory >= SMALLEST_SHARED_MEMORY
-    operations = TritonOperations(is_strict=True, shared_memory=shared_memory)
+    overlaps = group > 0 and capability >= FIRST_THAT_OVERLAPS
+    operations = TritonOperations(is_strict=True, shared_memory=shared_memory, overlaps=overlaps)
 
     def multiply(num_rows: int, num_outputs: int, *, has_bias: bool) -> None:
         rows, weight, bias = (
             torch.empty(size, dtype=dtype, device=META)
             for size in ((num_rows, 4096), (num_outputs, 4096), (num_outputs,))
         )
-        operations.linear(rows, weight, bias if has_bias else None)
+        if not group:
+            operations.linear(rows, weight, bias if has_bias else None)
+            return
+        grouped = GroupedWeight.empty(
+            (num_outputs, 4096), size=group, dtype=dtype, has_minima=has_bias, device=META
+        )
+        operations.grouped_linear(rows, grouped, bias if has_bias else None)
 
     compile_for(capability)
     units = set()
     most = 0
-    for tile in PRODUCT_TILES[dtype]:
+    for tile in tiles:
         for has_bias in (False, True):
             multiply(tile.up_to, 6144, has_bias=has_bias)
             kernel = compiled.kernels["product_kernel"]
             most = max(most, kernel.metadata.shared)
-            units.add(instructions_of_sums(kernel.asm["ptx"]))
+            sums = instructions_of_sums(kernel.asm["ptx"])
+            # Minima of groups are added by another one.
+            units.add(frozenset(each for each in sums if not (group and "fma" in each)))
+            # Codes and scales are loaded ahead, too.
+            assert not group or has_bias or "ld.global" not in kernel.asm["ptx"]
     assert most <= shared_memory - (1 << 10)
     if shared_memory < ROOMY_SHARED_MEMORY:
         assert most <= SMALLEST_SHARED_MEMORY - (1 << 10)

@@ -21,6 +21,7 @@ gemm.
 """
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,11 @@ class QuantizedTensor(StoredTensor):
     zero_offset: int = 0
     # Of FP8, rows and columns that share a scale.
     block: tuple[int, int] = (1, 1)
+
+    @property
+    def group_size(self) -> int:
+        """How many inputs share a scale, of integers."""
+        return math.prod(self.shape) // math.prod(self.scales.shape)
 
     @property
     def has_row_scales(self) -> bool:

@@ -4,20 +4,34 @@ A weight is read in pieces of some megabytes, and each piece's pages leave this 
 after it. So the host never holds the model, nor any whole tensor of it.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.description import DecoderDescription
+from verifier.checkpoint.group_formats import FORMATS, GROUP
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
+from verifier.checkpoint.quantized_tensors import QuantizedTensor
 from verifier.checkpoint.refusals import CheckpointError
-from verifier.checkpoint.tensor_files import TensorFiles, pieces
+from verifier.checkpoint.stored_tensor import StoredTensor
+from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import Rotary, WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
+from verifier.gpu.groups import CODE_BLOCK, GroupedWeight
 from verifier.gpu.operations import Operations, operations_for
-from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
+from verifier.gpu.weights import (
+    DenseLinear,
+    Experts,
+    GpuWeights,
+    GroupedLinear,
+    Layer,
+    Linear,
+    Mlp,
+)
 
 logger = get_logger(__name__)
 
@@ -26,6 +40,11 @@ TORCH_DTYPES = {
     WeightType.BFLOAT16: torch.bfloat16,
     WeightType.FLOAT16: torch.float16,
 }
+_GROUPED_TYPES = ("INT4", "Q4_0", "Q4_1")
+"""Stored types of layers that are not widened."""
+
+
+_Piece = TypeVar("_Piece")
 
 
 def load_weights(
@@ -140,6 +159,8 @@ class _Loader:
         if self._is_fp8:
             weight, scale = self._quantised_matrix(weights, shape)
             return ScaledLinear(weight=weight, scale=scale, bias=bias)
+        if grouped := self._grouped_matrix(weights, shape):
+            return GroupedLinear(operations=self._operations, weight=grouped, bias=bias)
         return DenseLinear(
             operations=self._operations, weight=self.matrix(weights, shape), bias=bias
         )
@@ -161,8 +182,29 @@ class _Loader:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _fill(self, filled: torch.Tensor, names: list[str]) -> None:
-        for start, piece in self._pieces(names, (filled.shape[0], filled.shape[1])):
+        for start, piece in self._float_pieces(names, (filled.shape[0], filled.shape[1])):
             filled[start : start + len(piece)].copy_(piece)
+
+    def _grouped_matrix(self, names: list[str], shape: tuple[int, int]) -> GroupedWeight | None:
+        """As `matrix`, of codes of 4 bits; None: it is to be widened, or the files have changed."""
+        tensors = [self._files.tensors[name] for name in names if name in self._files.tensors]
+        kinds = {tensor.dtype for tensor in tensors}
+        if len(tensors) < len(names) or len(kinds) > 1 or not kinds.issubset(_GROUPED_TYPES):
+            return None
+        dtypes = {_scale_type(tensor) for tensor in tensors}
+        if len(dtypes) > 1 or torch.float32 in (*dtypes, self._dtype):
+            return None
+        form = FORMATS[kinds.pop()]
+        weight = GroupedWeight.empty(
+            shape,
+            size=math.gcd(CODE_BLOCK, *map(_group_size, tensors)),
+            dtype=dtypes.pop(),
+            has_minima=form.has_minimum,
+            device=self._device,
+        )
+        for start, rows in self._pieces(names, shape, grouped_pieces):
+            weight.fill(start, rows, form.zero)
+        return weight
 
     def _quantised_matrix(
         self, names: list[str], shape: tuple[int, int]
@@ -170,16 +212,33 @@ class _Loader:
         """As `matrix`, then quantised: FP8 [N, K], and scales [N, 1] float32."""
         weight = torch.empty(shape, dtype=FP8, device=self._device)
         scale = torch.empty((shape[0], 1), dtype=torch.float32, device=self._device)
-        for start, piece in self._pieces(names, shape):
+        for start, piece in self._float_pieces(names, shape):
             rows = slice(start, start + len(piece))
             weight[rows], scale[rows] = quantised(piece.to(self._device, self._dtype))
         return weight, scale
 
-    def _pieces(
+    def _float_pieces(
         self, names: list[str], shape: tuple[int, int]
     ) -> Iterator[tuple[int, torch.Tensor]]:
+        """As `_pieces`, on the host, in the checkpoint's dtype."""
+
+        def read(
+            files: TensorFiles, tensor: StoredTensor, first: int, count: int
+        ) -> Iterator[tuple[int, torch.Tensor]]:
+            for start, piece in pieces(files, tensor, first, count):
+                # A copy: the pages are read-only and leave memory, and torch warns of neither.
+                yield start, torch.from_numpy(piece.copy()).view(TORCH_DTYPES[tensor.type])
+
+        return self._pieces(names, shape, read)
+
+    def _pieces(
+        self,
+        names: list[str],
+        shape: tuple[int, int],
+        read: Callable[[TensorFiles, StoredTensor, int, int], Iterator[tuple[int, _Piece]]],
+    ) -> Iterator[tuple[int, _Piece]]:
         """The rows of the named tensors, one after the other: each piece's first row in [N, K], and
-        its rows on the host, in the checkpoint's dtype.
+        its rows.
 
         Raises:
             CheckpointError: a tensor is missing, or they do not fill the shape.
@@ -192,10 +251,8 @@ class _Loader:
             first, end = end, end + tensor.shape[0]
             if end > shape[0]:
                 break
-            for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
-                # A copy: the pages are read-only and leave memory, and torch warns of neither.
-                bits = torch.from_numpy(piece.copy())
-                yield first + start, bits.view(TORCH_DTYPES[tensor.type])
+            for start, piece in read(self._files, tensor, 0, tensor.shape[0]):
+                yield first + start, piece
         if end != shape[0]:
             raise CheckpointError(f"{', '.join(names)}: {end} rows, not {shape[0]}")
 
@@ -233,6 +290,17 @@ class _Loader:
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
         )
+
+
+def _group_size(tensor: StoredTensor) -> int:
+    return tensor.group_size if isinstance(tensor, QuantizedTensor) else GROUP
+
+
+def _scale_type(tensor: StoredTensor) -> torch.dtype:
+    """Which holds the file's scales."""
+    if isinstance(tensor, QuantizedTensor):
+        return TORCH_DTYPES[tensor.scales.type]
+    return torch.float16
 
 
 def _inv_freq(rotary: Rotary) -> torch.Tensor:

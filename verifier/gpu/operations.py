@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from verifier.checkpoint.weight_types import Activation
+from verifier.gpu.groups import GroupedWeight
 
 
 class Operations(Protocol):
@@ -33,6 +34,12 @@ class Operations(Protocol):
         Returns:
             [T, N] of that dtype.
         """
+        ...
+
+    def grouped_linear(
+        self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `linear`, of rows of 16 bits, by the widened weight."""
         ...
 
     def add_norm(

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional
 
 from verifier.checkpoint.weight_types import Activation
+from verifier.gpu.groups import GroupedWeight
 
 
 class PlainOperations:
@@ -17,6 +18,11 @@ class PlainOperations:
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         return torch.nn.functional.linear(rows, weight, bias)
+
+    def grouped_linear(
+        self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.linear(rows, weight.widened(rows.dtype), bias)
 
     def add_norm(
         self,

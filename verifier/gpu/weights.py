@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from verifier.checkpoint.model_config import ModelConfig
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.operations import Operations
 
 
@@ -31,6 +32,18 @@ class DenseLinear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self.operations.linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedLinear:
+    """Weight [N, K] in groups, and bias [N] of the model's dtype."""
+
+    operations: Operations
+    weight: GroupedWeight
+    bias: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.operations.grouped_linear(rows, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +102,13 @@ class GpuWeights:
     layers: list[Layer]
     # [1, P] float32 of each of `config.rotaries`, or [2, P]: of short sequences, of long ones.
     inv_freqs: list[torch.Tensor]
+
+    @property
+    def grouped(self) -> list[GroupedWeight]:
+        """The layers' weights that are in groups."""
+        linears: list[Linear] = []
+        for layer in self.layers:
+            mlp = layer.mlp
+            of_mlp = [mlp.gate_up, mlp.down] if isinstance(mlp, Mlp) else [mlp.router]
+            linears += [layer.qkv, layer.output, *of_mlp]
+        return [linear.weight for linear in linears if isinstance(linear, GroupedLinear)]

@@ -175,7 +175,7 @@ def load_on_gpu(
         architecture=shape.architecture,
         dtype=dtype_name(
             str(dtype).removeprefix("torch."),
-            config.quantization,
+            described.quantization if weights.grouped else config.quantization,
             multiplies_in_fp8=is_fp8,
         ),
         device=device.type,

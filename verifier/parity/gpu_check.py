@@ -5,6 +5,7 @@ come: the device never holds both.
 """
 
 import dataclasses
+import functools
 import gc
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from verifier.gpu.current_device import current_device
 from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.fp8 import widening
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.weights import GpuWeights
 from verifier.parity.comparison import (
     WINDOW_TOKENS,
@@ -180,8 +182,25 @@ def _tiles_agree(weights: GpuWeights) -> bool:
     # adding changes; beside whole sums, rounding to a short dtype would hide that.
     rows = torch.cat((half_rows, -half_rows), dim=1)
     weight = torch.cat((half_weight, half_weight), dim=1)
-    multiply = weights.operations.linear
+    linear, grouped_linear = weights.operations.linear, weights.operations.grouped_linear
+    products = [functools.partial(linear, weight=weight)]
+    for size, dtype, has_minima in {
+        (w.size, w.groups.dtype, w.has_minima) for w in weights.grouped
+    }:
+        half = torch.rand((512 // size, len(weight), 2), generator=generator).to(dtype)
+        half_codes = torch.randint(256, (len(weight), 256), generator=generator).to(torch.uint8)
+        grouped = GroupedWeight(
+            num_inputs=1024,
+            codes=torch.cat((half_codes, half_codes), dim=1).to(weights.device),
+            groups=torch.cat((half, half)).to(weights.device),
+            has_minima=has_minima,
+        )
+        products.append(functools.partial(grouped_linear, weight=grouped))
     with torch.inference_mode(), current_device(weights.device):
-        whole = multiply(rows, weight)
         counts = [1 << power for power in range(_MOST_ROWS.bit_length())]
-        return all(torch.equal(multiply(rows[:count], weight), whole[:count]) for count in counts)
+        return all(
+            torch.equal(multiply(rows[:count]), whole[:count])
+            for multiply in products
+            for whole in [multiply(rows)]
+            for count in counts
+        )

@@ -20,7 +20,6 @@ from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.loader import load_weights
 from verifier.model import own_model
-from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.own_model import find_own, load_own
 from verifier.parity.comparison import paged_logits
 
@@ -232,16 +231,6 @@ def test_fp8_is_not_quantised_again(tmp_path: Path) -> None:
     config = VerifierConfig(model=tmp_path, device="cpu", quantization="fp8")
     with pytest.raises(ConfigError, match="--quantization: fp8: the checkpoint's weights are FP8"):
         find_own(config)
-
-
-def test_the_decoder_for_gpus_widens_the_values(tmp_path: Path) -> None:
-    write_quantized(tmp_path, "awq")
-    cpu = torch.device("cpu")
-    config = VerifierConfig(model=tmp_path, device="cpu", num_kv_blocks=8, dtype="float32")
-    described = find_on_gpu(config, cpu)
-    assert described is not None
-    ready = load_on_gpu(config, described, cpu)
-    assert ready.dtype == "float32"
 
 
 def test_fp8_is_computed_in_groups_only_where_scales_or_layers_differ(tmp_path: Path) -> None:

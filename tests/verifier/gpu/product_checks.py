@@ -7,13 +7,21 @@ only.
 """
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.verifier.triton_interpreter import interpreted_cases
+from verifier.gpu.groups import CODE_BLOCK, GroupedWeight
 from verifier.gpu.kernels.operations import TritonOperations
-from verifier.gpu.kernels.product import FEW_ROWS, PRODUCT_TILES, tile_for
+from verifier.gpu.kernels.product import (
+    FEW_ROWS,
+    GROUPED_TILES,
+    PRODUCT_TILES,
+    ProductTile,
+    tile_for,
+)
 from verifier.gpu.operations import operations_for
 
 HAS_GPU = torch.cuda.is_available()
@@ -58,12 +66,18 @@ def test_is_the_product_of_float64_rounded_once(
     bias = 8 * numbers(num_outputs, seed=3, dtype=dtype) if has_bias else None
     got = STRICT.linear(rows, weight, bias)
     assert (got.dtype, got.shape) == (dtype, (num_rows, num_outputs))
+    check_rounding(got, rows, weight, bias)
+
+
+def check_rounding(
+    got: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     exact = rows.double() @ weight.double().T
     terms = rows.double().abs() @ weight.double().abs().T
     if bias is not None:
         exact, terms = exact + bias.double(), terms + bias.double().abs()
     # Of each sum's roundings in float32, and of the one at the end.
-    allowed = num_inputs * 2.0**-23 * terms + torch.finfo(dtype).eps * exact.abs()
+    allowed = rows.shape[1] * 2.0**-23 * terms + torch.finfo(rows.dtype).eps * exact.abs()
     assert ((got.double() - exact).abs() <= allowed).all()
 
 
@@ -90,11 +104,6 @@ def test_fast_products_are_torchs_but_for_few_rows_of_16_bits(
     assert asked == ([FEW_ROWS + 1] if is_short else [1, FEW_ROWS, FEW_ROWS + 1])
 
 
-def alone(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Each row's product, computed by itself."""
-    return torch.cat([STRICT.linear(row[None], weight, bias) for row in rows])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", interpreted_cases(SHAPES[1:2], SHAPES))
 def test_bits_of_a_row_do_not_depend_on_the_batch(
@@ -105,17 +114,26 @@ def test_bits_of_a_row_do_not_depend_on_the_batch(
     rows = numbers(NUM_ROWS, num_inputs, seed=1, dtype=dtype)
     weight = numbers(num_outputs, num_inputs, seed=2, dtype=dtype)
     bias = numbers(num_outputs, seed=3, dtype=dtype)
-    expected = alone(rows, weight, bias)
+    check_bits(lambda some: STRICT.linear(some, weight, bias), rows, PRODUCT_TILES[dtype])
+
+
+def check_bits(
+    multiply: Callable[[torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    tiles: tuple[ProductTile, ...],
+) -> None:
+    """Against those of each row by itself."""
+    expected = torch.cat([multiply(row[None]) for row in rows])
     # What could not differ would show nothing.
     assert len(expected.unique(dim=0)) > NUM_ROWS / 2
-    assert {tile_for(count, dtype) for count in COUNTS} == set(PRODUCT_TILES[dtype])
+    assert {tile_for(count, tiles) for count in COUNTS} == set(tiles)
     draw = random.Random(4)
     for count in COUNTS:
         chosen = torch.tensor(draw.sample(range(NUM_ROWS), count), device=DEVICE)
-        assert torch.equal(STRICT.linear(rows[chosen], weight, bias), expected[chosen]), count
+        assert torch.equal(multiply(rows[chosen]), expected[chosen]), count
         start = draw.randint(0, NUM_ROWS - count)
         part = slice(start, start + count)
-        assert torch.equal(STRICT.linear(rows[part], weight, bias), expected[part]), count
+        assert torch.equal(multiply(rows[part]), expected[part]), count
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -130,3 +148,61 @@ def test_what_lies_behind_rows_weights_and_bias_is_not_seen() -> None:
         tensor[end:] = torch.nan
     got = STRICT.linear(rows[:num_rows], weight[:num_outputs], bias[:num_outputs])
     assert torch.equal(got, expected)
+
+
+def grouped(
+    num_inputs: int, num_outputs: int, *, size: int, dtype: torch.dtype, has_minima: bool
+) -> GroupedWeight:
+    """Random codes, and zeros or minima."""
+    generator = torch.Generator().manual_seed(5)
+    num_bytes = -(-num_inputs // CODE_BLOCK) * CODE_BLOCK // 2
+    codes = torch.randint(256, (num_outputs, num_bytes), generator=generator).to(torch.uint8)
+    pairs = torch.rand((num_inputs // size, num_outputs, 2), generator=generator) / 8
+    if not has_minima:
+        pairs[..., 1] = torch.randint(17, pairs.shape[:2], generator=generator)
+    return GroupedWeight(
+        num_inputs=num_inputs,
+        codes=codes.to(DEVICE),
+        groups=pairs.to(dtype).to(DEVICE),
+        has_minima=has_minima,
+    )
+
+
+SHORT_DTYPES = [dtype for dtype in DTYPES if dtype is not torch.float32]
+GROUPED_SHAPES = [(32, 97, 32), (320, 64, 32), (192, 130, 64), (384, 3, 128)]
+"""Inputs, outputs, inputs of a group: of less than a block, of cut ones, of whole ones."""
+if HAS_GPU:
+    GROUPED_SHAPES += [(4096, 6144, 128), (14336, 4096, 32)]
+
+
+@pytest.mark.parametrize("has_minima", [False, True])
+@pytest.mark.parametrize("group_dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
+@pytest.mark.parametrize("shape", GROUPED_SHAPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 17, 40, 140])
+def test_a_product_with_groups_is_that_of_the_widened_weight(
+    num_rows: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    group_dtype: torch.dtype,
+    has_minima: bool,
+) -> None:
+    num_inputs, num_outputs, size = shape
+    weight = grouped(num_inputs, num_outputs, size=size, dtype=group_dtype, has_minima=has_minima)
+    rows = numbers(num_rows, num_inputs, seed=1, dtype=dtype)
+    bias = 8 * numbers(num_outputs, seed=3, dtype=dtype) if num_rows > 1 else None
+    got = FAST.grouped_linear(rows, weight, bias)
+    assert (got.dtype, got.shape) == (dtype, (num_rows, num_outputs))
+    check_rounding(got, rows, weight.widened(dtype), bias)
+
+
+@pytest.mark.parametrize("operations", [STRICT, FAST])
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
+@pytest.mark.parametrize("shape", interpreted_cases(GROUPED_SHAPES[1:2], GROUPED_SHAPES))
+def test_bits_of_a_row_do_not_depend_on_the_batch_where_weights_are_in_groups(
+    shape: tuple[int, int, int], dtype: torch.dtype, operations: TritonOperations
+) -> None:
+    num_inputs, num_outputs, size = shape
+    weight = grouped(num_inputs, num_outputs, size=size, dtype=torch.float16, has_minima=False)
+    rows = numbers(NUM_ROWS, num_inputs, seed=1, dtype=dtype)
+    check_bits(lambda some: operations.grouped_linear(some, weight), rows, GROUPED_TILES)

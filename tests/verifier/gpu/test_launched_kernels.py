@@ -14,6 +14,7 @@ from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.paged_model import some_tokens
+from tests.verifier.quantized_files import METHODS, write_quantized
 from tests.verifier.test_triton_compilation import (
     FIRST_THAT_OVERLAPS,
     META,
@@ -82,6 +83,7 @@ def check_that_programs_wait(launched: Compiled) -> None:
                 ("phi3_partial", 90, False, "none", {"gate_kernel"}),
                 ("llama_biases", 89, False, "fp8", {"gate_kernel", *OF_FP8}),
                 ("mixtral", 90, False, "none", OF_EXPERTS),
+                ("awq", 90, True, "none", {"gate_kernel"}),
             ]
         ),
     ],
@@ -98,7 +100,10 @@ def test_a_decoders_steps_compile(
     from verifier.gpu.attention.triton_backend import TritonBackend
     from verifier.gpu.kernels.operations import TritonOperations
 
-    save(tmp_path, name, torch.bfloat16)
+    if name in METHODS:
+        write_quantized(tmp_path, name)
+    else:
+        save(tmp_path, name, torch.bfloat16)
     compile_for(capability)
     overlaps = capability >= FIRST_THAT_OVERLAPS
     operations = TritonOperations(is_strict=is_strict, overlaps=overlaps)

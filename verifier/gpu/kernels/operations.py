@@ -5,6 +5,7 @@ import torch.nn.functional
 import triton
 
 from verifier.checkpoint.weight_types import Activation
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.kernels.fusion import FUSED
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
@@ -12,6 +13,8 @@ from verifier.gpu.kernels.overlapping_kernels import overlap_options
 from verifier.gpu.kernels.product import (
     FAST_FOR_FEW_ROWS,
     FEW_ROWS,
+    GROUPED_TILES,
+    PRODUCT_TILES,
     ROOMY_SHARED_MEMORY,
     SMALLEST_SHARED_MEMORY,
     product_kernel,
@@ -54,20 +57,38 @@ class TritonOperations:
             return torch.nn.functional.linear(rows, weight, bias)
         assert rows.is_contiguous()
         assert weight.is_contiguous()
+        return self._multiply(rows, weight, bias)
+
+    def grouped_linear(
+        self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._multiply(rows.contiguous(), weight.codes, bias, grouped=weight)
+
+    def _multiply(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        grouped: GroupedWeight | None = None,
+    ) -> torch.Tensor:
         (num_rows, num_inputs), num_outputs = rows.shape, len(weight)
         product = rows.new_empty(num_rows, num_outputs)
         if num_rows:
-            tile = tile_for(num_rows, rows.dtype)
+            tile = tile_for(num_rows, GROUPED_TILES if grouped else PRODUCT_TILES[rows.dtype])
             num_stages = (self._is_roomy and tile.num_roomy_stages) or tile.num_stages
             grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))
             product_kernel[grid](
                 rows,
                 weight,
+                grouped and grouped.groups.view(torch.int32),
                 bias,
                 product,
                 num_rows,
                 num_inputs,
                 num_outputs,
+                GROUP=grouped.size if grouped else 0,
+                HAS_MINIMA=grouped.has_minima if grouped else False,
+                IS_BFLOAT16=grouped.groups.dtype is torch.bfloat16 if grouped else False,
                 HAS_BIAS=bias is not None,
                 TILE_ROWS=tile.rows,
                 TILE_OUTPUTS=tile.outputs,

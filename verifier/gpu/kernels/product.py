@@ -9,16 +9,21 @@ one holds outputs (64 or more, which is what a warp group of Hopper and Blackwel
 second one rows, of which there may be few. Inputs past the last one add exact zeros. A start of a
 verifier compares the tiles' bits (`verifier/parity/gpu_check.py`).
 
+A weight in groups (`verifier/gpu/groups.py`) is widened in registers, of rows of 16 bits: on
+Blackwell the compiler would round float32 to TF32 there.
+
 One program computes a tile of outputs for a tile of rows. Programs of the same outputs come one
 after the other, so that they find the weight in the L2 cache.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from verifier.gpu import groups
 from verifier.gpu.kernels.overlapping_kernels import prefetch, wait_for_kernel_before
 
 # Bytes of a multiprocessor that GPUs from Ampere on have, of which a program gets all but a KiB:
@@ -67,11 +72,17 @@ PRODUCT_TILES = {
         ProductTile(up_to=64, rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3),
     ),
 }
+# Of a weight in groups, an input takes a quarter of the bytes: more of them are under way.
+GROUPED_TILES = tuple(
+    dataclasses.replace(tile, num_stages=6, num_roomy_stages=8) if tile.rows <= 32 else tile
+    for tile in _HALF_TILES
+)
 
 
 # While the kernel before is under way, a program has the L2 cache read so many inputs' weights of
 # its outputs. With more of them, that kernel's own reads waited.
 PREFETCHED_INPUTS = tl.constexpr(512)
+CODE_BLOCK = tl.constexpr(groups.CODE_BLOCK)
 LINE_BITS = tl.constexpr(8 * 128)
 
 # Up to so many rows of these types, this kernel is faster than torch's libraries; of more than 16
@@ -80,9 +91,8 @@ FEW_ROWS = 32
 FAST_FOR_FEW_ROWS = (torch.float16, torch.bfloat16)
 
 
-def tile_for(num_rows: int, dtype: torch.dtype) -> ProductTile:
-    """The tile for so many rows of a dtype."""
-    tiles = PRODUCT_TILES[dtype]
+def tile_for(num_rows: int, tiles: tuple[ProductTile, ...]) -> ProductTile:
+    """The tile for so many rows."""
     return next((tile for tile in tiles if num_rows <= tile.up_to), tiles[-1])
 
 
@@ -90,12 +100,16 @@ def tile_for(num_rows: int, dtype: torch.dtype) -> ProductTile:
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     rows,  # [T, num_inputs], contiguous
-    weight,  # [num_outputs, num_inputs], contiguous, of the same dtype
+    weight,  # [num_outputs, num_inputs], contiguous, of the same dtype; or codes of groups
+    groups,  # [num_inputs / GROUP, num_outputs] int32, if GROUP: two floats of 16 bits
     bias,  # [num_outputs], if HAS_BIAS
     product,  # [T, num_outputs], contiguous, written
     num_rows,  # T
     num_inputs,
     num_outputs,
+    GROUP: tl.constexpr,  # 0: the weight is not in groups
+    HAS_MINIMA: tl.constexpr,
+    IS_BFLOAT16: tl.constexpr,  # of `groups`, else float16
     HAS_BIAS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_OUTPUTS: tl.constexpr,
@@ -106,19 +120,37 @@ def product_kernel(
     outputs = tl.program_id(1).to(tl.int64) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_row = at < num_rows
     is_output = outputs < num_outputs
+    # Items of an output's weights.
+    length = tl.cdiv(num_inputs, CODE_BLOCK) * (CODE_BLOCK // 2) if GROUP else num_inputs
     if OVERLAPS:
-        _prefetch_first(weight, outputs, num_inputs, num_outputs)
+        _prefetch_first(weight, outputs, length, num_outputs)
     wait_for_kernel_before(OVERLAPS)
-    sums = sum_products(
-        rows + at * num_inputs,
-        is_row,
-        weight + outputs * num_inputs,
-        is_output,
-        num_inputs,
-        TILE_ROWS,
-        TILE_OUTPUTS,
-        TILE_INPUTS,
-    )
+    if GROUP:
+        sums = _sum_grouped(
+            rows + at * num_inputs,
+            is_row,
+            weight + outputs * length,
+            groups + outputs,
+            is_output,
+            num_inputs,
+            num_outputs,
+            GROUP,
+            HAS_MINIMA,
+            IS_BFLOAT16,
+            TILE_ROWS,
+            TILE_OUTPUTS,
+        )
+    else:
+        sums = sum_products(
+            rows + at * num_inputs,
+            is_row,
+            weight + outputs * length,
+            is_output,
+            num_inputs,
+            TILE_ROWS,
+            TILE_OUTPUTS,
+            TILE_INPUTS,
+        )
     if HAS_BIAS:
         sums += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
     places = product + at[None, :] * num_outputs + outputs[:, None]
@@ -128,7 +160,7 @@ def product_kernel(
 
 @triton.jit
 def _prefetch_first(weight, outputs, num_inputs, num_outputs):
-    """Of each output, the first PREFETCHED_INPUTS."""
+    """Of each output, the first PREFETCHED_INPUTS; in groups, bytes."""
     LINE: tl.constexpr = LINE_BITS // weight.dtype.element_ty.primitive_bitwidth
     inputs = tl.arange(0, PREFETCHED_INPUTS // LINE) * LINE
     # All lie within the weight, which may end before a tile does.
@@ -164,3 +196,63 @@ def sum_products(
         )
         sums = tl.dot(factors, values, sums, input_precision="ieee")
     return sums
+
+
+@triton.jit
+def _sum_grouped(
+    row_starts,  # as in `sum_products`
+    is_row,
+    code_starts,  # [TILE_OUTPUTS] pointers
+    group_starts,  # [TILE_OUTPUTS] pointers
+    is_output,
+    num_inputs,
+    num_outputs,
+    GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    IS_BFLOAT16: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr,
+):
+    """As `sum_products`, of a weight in groups."""
+    HALF: tl.constexpr = CODE_BLOCK // 2
+    # Of a half.
+    NUM_GROUPS: tl.constexpr = (HALF + GROUP - 1) // GROUP
+    part = tl.arange(0, HALF)
+    sums = tl.zeros([TILE_OUTPUTS, TILE_ROWS], tl.float32)
+    for first in range(0, num_inputs, CODE_BLOCK):
+        both = tl.load(
+            code_starts[:, None] + (first // 2 + part)[None, :], mask=is_output[:, None], other=0
+        )
+        for half in tl.static_range(2):
+            start = first + half * HALF
+            if half == 0 or GROUP < CODE_BLOCK:
+                group = start // GROUP + tl.arange(0, NUM_GROUPS)
+                # Of 32 bits, since the compiler loads nothing shorter ahead.
+                pair = tl.load(
+                    group_starts[:, None] + group.to(tl.int64)[None, :] * num_outputs,
+                    mask=is_output[:, None] & (group * GROUP < num_inputs)[None, :],
+                    other=0,
+                )
+            codes = ((both >> (4 * half)) & 15).to(tl.float32)
+            scale = _float_of(pair, IS_BFLOAT16)
+            offset = _float_of(pair >> 16, IS_BFLOAT16)
+            if NUM_GROUPS > 1:
+                codes = codes.reshape([TILE_OUTPUTS, NUM_GROUPS, HALF // NUM_GROUPS])
+                scale, offset = scale[:, :, None], offset[:, :, None]
+            factors = codes * scale + offset if HAS_MINIMA else (codes - offset) * scale
+            factors = factors.reshape([TILE_OUTPUTS, HALF]).to(row_starts.dtype.element_ty)
+            values = tl.load(
+                row_starts[None, :] + (start + part)[:, None],
+                mask=is_row[None, :] & (start + part < num_inputs)[:, None],
+                other=0.0,
+            )
+            sums = tl.dot(factors, values, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _float_of(words, IS_BFLOAT16: tl.constexpr):
+    """The float32 of the low 16 bits of int32s."""
+    if IS_BFLOAT16:
+        return (words << 16).to(tl.float32, bitcast=True)
+    return words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

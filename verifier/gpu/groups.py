@@ -1,0 +1,90 @@
+"""Weights of 4 bits in groups of inputs, as they lie in a GPU's memory.
+
+Of each `CODE_BLOCK` inputs, a byte holds one of the first half in its low bits and the one as far
+on in the second half in its high bits: so a product has the inputs in order without moving any
+between threads. The scales and offsets of an input's group lie side by side for all outputs.
+
+Shape legend: N outputs, K inputs, G groups of an output.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy.typing as npt
+import torch
+import torch.nn.functional
+
+from verifier.checkpoint.group_formats import GROUP, GroupedRows
+
+CODE_BLOCK = 128
+"""Inputs that are packed together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedWeight:
+    """[N, K]. A weight is (code - offset) * scale, or with minima code * scale + offset; in
+    float32, then rounded to the type of the rows that are multiplied.
+    """
+
+    num_inputs: int
+    codes: torch.Tensor  # [N, ceil(K / CODE_BLOCK) * CODE_BLOCK / 2] uint8
+    groups: torch.Tensor  # [G, N, 2] float16 or bfloat16: scale, offset
+    has_minima: bool
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, int],
+        *,
+        size: int,
+        dtype: torch.dtype,
+        has_minima: bool,
+        device: torch.device,
+    ) -> Self:
+        """Args:
+        shape: N, K.
+        size: inputs of a group: 32, 64 or 128.
+        dtype: of scales and offsets.
+        """
+        num_outputs, num_inputs = shape
+        num_bytes = -(-num_inputs // CODE_BLOCK) * CODE_BLOCK // 2
+        groups = num_inputs // size, num_outputs, 2
+        return cls(
+            num_inputs=num_inputs,
+            codes=torch.empty((num_outputs, num_bytes), dtype=torch.uint8, device=device),
+            groups=torch.empty(groups, dtype=dtype, device=device),
+            has_minima=has_minima,
+        )
+
+    @property
+    def size(self) -> int:
+        """Inputs of a group."""
+        return self.num_inputs // len(self.groups)
+
+    def fill(self, start: int, rows: GroupedRows, zero: int) -> None:
+        """Args: zero: the code of a weight of zero, where rows have neither zeros nor minima."""
+        outputs = slice(start, start + len(rows.codes))
+        codes = torch.from_numpy(rows.codes).to(self.codes.device)
+        codes = torch.nn.functional.pad(codes, (0, -self.num_inputs % CODE_BLOCK))
+        low, high = codes.view(len(codes), -1, 2, CODE_BLOCK // 2).unbind(2)
+        self.codes[outputs] = (low | high << 4).flatten(1)
+        scales, offsets = self.groups[:, outputs].unbind(2)
+        scales.copy_(self._by_group(rows.factors))
+        given = rows.zeros if rows.minima is None else rows.minima
+        if given is None:
+            offsets.fill_(zero)
+        else:
+            offsets.copy_(self._by_group(given))
+
+    def _by_group(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        """[G, n] of numbers [n, K / GROUP], which repeat in a larger group."""
+        return torch.from_numpy(numbers[:, :: self.size // GROUP].T.copy())
+
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """[N, K]."""
+        halves = self.codes.view(len(self.codes), -1, CODE_BLOCK // 2)
+        codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1)[:, : self.num_inputs]
+        grouped = codes.reshape(len(codes), -1, self.size).float()
+        scales, offsets = self.groups.float().transpose(0, 1)[..., None].unbind(2)
+        values = grouped * scales + offsets if self.has_minima else (grouped - offsets) * scales
+        return values.flatten(1).to(dtype)
