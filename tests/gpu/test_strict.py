@@ -1,5 +1,7 @@
 """`--numerics strict` on a GPU: the same bits in every batch, and by a captured graph."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.gpu.product_checks import *  # noqa: F403
 from tests.verifier.gpu.product_checks import DTYPES, STRICT, numbers
 from tests.verifier.gpu.strict_checks import *  # noqa: F403
+from tests.verifier.quantized_files import write_quantized
 from verifier.build import LoadedModel, load_model
 from verifier.checkpoint.weight_types import Activation
 from verifier.config import VerifierConfig
@@ -58,6 +61,14 @@ def test_a_verifier_loads_the_bundled_model(dtype: str) -> None:
     assert served.numerics_digest
     assert loaded(dtype, "strict", max_num_seqs=9).served.numerics_digest == served.numerics_digest
     assert not loaded(dtype, "fast").served.numerics_digest
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq_int4", "packed_int4_zeros"])
+def test_a_verifier_loads_weights_in_groups(method: str, tmp_path: Path) -> None:
+    write_quantized(tmp_path, method)
+    for numerics in ("strict", "fast"):
+        served = loaded("bfloat16", numerics, model=tmp_path).served
+        assert (served.numerics, served.dtype[-8:]) == (numerics, " weights")
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 48])

@@ -17,6 +17,7 @@ from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
+from tests.verifier.quantized_files import METHODS, write_quantized
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu import experts
 from verifier.gpu.attention.tiles import Splitting
@@ -34,9 +35,11 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SUBJECTS = [(name, torch.float32) for name in ("gemma2", "qwen3_moe")]
+SUBJECTS.append(("awq", torch.float16))
 if HAS_GPU:
     names = ("llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe")
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
+    SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "packed_int4_zeros")]
 NUM_TOKENS = 90 if HAS_GPU else 22
 TEXT = some_tokens(NUM_TOKENS, 97)
 BLOCKS = list(range(64))
@@ -64,10 +67,13 @@ def running(weights: GpuWeights) -> RunningGpuDecoder:
 def subject(request: pytest.FixtureRequest) -> Subject:
     name, dtype = request.param
     with tempfile.TemporaryDirectory() as folder:
-        # Of the interpreter's two layers, one has a window or experts, the other has not.
-        save(Path(folder), name, dtype, is_smaller=not HAS_GPU)
+        if name in METHODS:
+            write_quantized(Path(folder), name)
+        else:
+            # Of the interpreter's two layers, one has a window or experts, the other has not.
+            save(Path(folder), name, dtype, is_smaller=not HAS_GPU)
         operations = TritonOperations(is_strict=True, overlaps=can_overlap(DEVICE))
-        weights = load(Path(folder), device=DEVICE, operations=operations)
+        weights = load(Path(folder), str(dtype).removeprefix("torch."), DEVICE, operations)
         logits = running(weights).run_in_chunks(TEXT, [NUM_TOKENS], BLOCKS)
         if dtype is torch.float32:
             exact = transformers_logits(Path(folder), TEXT)
