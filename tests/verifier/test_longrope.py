@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from servicekit.config import ServerOptions
 from servicekit.gguf.folder import model_folder
 from servicekit.gguf.header import GgufError
-from tandem.values import DraftWait
 from tests.servicekit.gguf_files import HEADS, HIDDEN, write_model
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, load, some_tokens
@@ -29,22 +28,20 @@ from tests.verifier.gpu.running_decoder import RunningGpuDecoder
 from tests.verifier.gpu.running_decoder import load as load_for_gpu
 from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.running_engine import EngineSession, RecordingObserver
-from verifier.build import LoadedModel, build_engine, load_model
+from verifier.build import build_engine, load_model
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.config import VerifierConfig
 from verifier.cpu.numerics_digest import numerics_digest
-from verifier.engine.messages import Decided, Opened
+from verifier.engine.messages import Opened
 from verifier.gpu.decoder import Graphs
 from verifier.gpu.graph_pool import GraphLimits
 from verifier.parity.cpu_check import ParityCheck, Subject
 from verifier.parity.reference import reference
-from verifier.sampling import Sampling
 
 SWITCH = 64
 TEXT = some_tokens(100, 97)
-SEEDED = Sampling(temperature=0.8, seed=11)
 
 
 @pytest.fixture(scope="module")
@@ -116,35 +113,18 @@ def test_short_and_long_sequences_of_a_step_have_their_own_factors(folder: Path,
         running.decoder.close()
 
 
-def config_for(folder: Path, **options: Any) -> VerifierConfig:
-    return VerifierConfig(
-        **{
-            "server": ServerOptions(listen="127.0.0.1:0"),
-            "model": folder,
-            "device": "cpu",
-            "threads": 1,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 24,
-            "num_kv_blocks": 64,
-            **options,
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def loaded(folder: Path) -> LoadedModel:
-    return load_model(config_for(folder))
-
-
 @pytest.fixture
-def session(
-    request: pytest.FixtureRequest, folder: Path, loaded: LoadedModel
-) -> Iterator[EngineSession]:
-    """Of an engine with as many blocks as its parameter says."""
-    served = dataclasses.replace(loaded.served, num_kv_blocks=getattr(request, "param", 64))
-    engine = build_engine(
-        dataclasses.replace(loaded, served=served), config_for(folder), [RecordingObserver()]
+def session(folder: Path) -> Iterator[EngineSession]:
+    config = VerifierConfig(
+        server=ServerOptions(listen="127.0.0.1:0"),
+        model=folder,
+        device="cpu",
+        threads=1,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        num_kv_blocks=64,
     )
+    engine = build_engine(load_model(config), config, [RecordingObserver()])
     engine.start()
     opened = EngineSession(engine)
     yield opened
@@ -154,8 +134,8 @@ def session(
     engine.stopped.result(60)
 
 
-def output_of(session: EngineSession, prompt: list[int], count: int, **fields: Any) -> list[int]:
-    sequence_id = session.open(prompt, max_new_tokens=count, num_speculative_tokens=0, **fields)
+def output_of(session: EngineSession, prompt: list[int], count: int) -> list[int]:
+    sequence_id = session.open(prompt, max_new_tokens=count, num_speculative_tokens=0)
     session.wait_end(sequence_id)
     return session.output(sequence_id)
 
@@ -184,66 +164,6 @@ def test_cached_prefixes_are_shared_by_sequences_of_equal_factors_alone(
     assert outputs[2] == outputs[3]
     # Of a whole text that ends before the switch, too.
     assert output_of(session, prompt, 14)[:10] == outputs[0]
-
-
-@pytest.mark.parametrize("session", [64, 9], indirect=True)
-def test_chunks_drafts_neighbours_and_preemptions_change_no_token(
-    session: EngineSession, loaded: LoadedModel
-) -> None:
-    """Nine blocks hold one of the long sequences, and parts of others."""
-    cases = [(TEXT[:45], 15), (TEXT[:45], 60), (TEXT[10:55], 40), (TEXT[:30], 34)]
-    fields: dict[str, Any] = {"sampling": SEEDED}
-    alone = [
-        output_of(session, prompt, count, cache_salt=str(i), **fields)
-        for i, (prompt, count) in enumerate(cases)
-    ]
-    opened = {
-        session.open(
-            prompt,
-            max_new_tokens=count,
-            draft_wait=DraftWait.ALWAYS,
-            cache_salt=f"together {i % 2}",
-            **fields,
-        ): (prompt, output)
-        for i, ((prompt, count), output) in enumerate(zip(cases, alone, strict=True))
-    }
-    ended = 0
-    seen = 0
-    while ended < len(opened):
-        while seen == len(session.events):
-            session.read()
-        event = session.events[seen]
-        seen += 1
-        if event.sequence_id not in opened or not isinstance(event, Decided):
-            continue
-        if event.finish_reason is not None:
-            ended += 1
-            continue
-        prompt, output = opened[event.sequence_id]
-        length = event.base_length + len(event.token_ids)
-        hint = output[length - len(prompt) :][:5]
-        if length % 3 == 0 and len(hint) > 1:
-            hint[1] = (hint[1] + 1) % 97
-        session.hint(event.sequence_id, length, hint)
-    assert [session.output(each) for each in opened] == alone
-    num_blocks = session._engine.load.num_kv_blocks_total
-    assert (session._engine.load.num_preemptions > 0) == (num_blocks == 9)
-
-
-def test_what_goes_on_elsewhere_keeps_its_factors(session: EngineSession) -> None:
-    """By its prompt and what it may have in all, which is told again."""
-    prompt = TEXT[:40]
-    for count in (24, 40):
-        whole = output_of(session, prompt, count, sampling=SEEDED)
-        sequence_id = session.open(
-            prompt + whole[:20],
-            prompt_length=40,
-            max_new_tokens=count,
-            sampling=SEEDED,
-            cache_salt="elsewhere",
-        )
-        session.wait_end(sequence_id)
-        assert session.output(sequence_id) == whole[20:]
 
 
 def test_digests_differ_where_a_limit_makes_every_sequence_short(folder: Path) -> None:

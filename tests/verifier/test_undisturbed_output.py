@@ -1,10 +1,12 @@
-"""Cached prefixes, preemptions and how drafts are run change no token and no bit of a logit.
+"""For every family of the own decoder: drafts, neighbours, chunks, cached prefixes, preemptions and
+going on in another engine change no token and no bit of a logit.
 
-The bundled model in float32, computed by the own decoder. The oracle runs each sequence alone, from
-its first token, with no cache and no drafts.
+The oracle runs each sequence alone, its prompt in one chunk, with no cache and no drafts.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -12,18 +14,18 @@ import numpy as np
 import pytest
 
 from tandem.values import DraftWait
-from tests.verifier.paged_model import some_tokens
+from tests.verifier.cpu.running_decoder import some_tokens, weights_of
+from tests.verifier.cpu.test_loader import CONFIGS
+from tests.verifier.quantized_files import METHODS
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
+from tests.volume import cases
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import (
-    FloatArray,
-    StepHandle,
-    StepResult,
-    TargetModel,
-)
+from verifier.batch.target_model import FloatArray, StepHandle, StepResult, TargetModel
 from verifier.build import LoadedModel, build_engine
+from verifier.checkpoint.families import FAMILIES
 from verifier.config import VerifierConfig
-from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
+from verifier.cpu.weights import DecoderWeights
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Opened
 from verifier.engine.observation import StepRecord
@@ -31,8 +33,21 @@ from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
 
 NUM_NEW_TOKENS = 30
-LENGTHS = (180, 500, 1010)
-SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.9, top_k=40, seed=2**63 + 5)}
+# Windows see 20 tokens. The factors of longrope change after 128, which the first one never passes,
+# and the second one while it runs.
+LENGTHS = (90, 109, 330)
+LONGER = {"bundled": (180, 500, 1010)}
+SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=2.5, top_k=40, seed=2**63 + 5)}
+TYPES = ("float32", "bfloat16")
+SUBJECTS = [
+    ("bundled", "float32"),
+    *((name, each) for i, name in enumerate(CONFIGS) for each in cases(TYPES[i % 2 :][:1], TYPES)),
+    *((f"gguf_{name}", "auto") for name in ("llama", "gemma3", "gpt-oss")),
+    *((name, "bfloat16") for name in METHODS),
+]
+
+Key = tuple[str, int]
+"""A sampling's name, and the length of a prompt."""
 
 
 class WatchedModel:
@@ -86,14 +101,14 @@ class LogitsObserver(RecordingObserver):
 
 @dataclass
 class Watched:
-    """A started engine over the bundled model, and one session."""
+    """A started engine, and one session."""
 
     engine: Engine
     observer: LogitsObserver
     session: EngineSession
 
     def logits(self, sequence_id: str, length: int) -> FloatArray:
-        """The logits of all output tokens after a prompt of `length`."""
+        """The logits of all output tokens from position `length` on."""
         # Observers are called after the session has its events.
         self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
         num_tokens = len(self.session.output(sequence_id))
@@ -108,135 +123,150 @@ class Watched:
         self.engine.stopped.result(PATIENCE_S)
 
 
-def start(loaded: LoadedModel, config: VerifierConfig, *, num_blocks: int, **options: object) -> (
-    Watched
-):  # fmt: skip
-    model = WatchedModel(loaded.model)
-    served = dataclasses.replace(loaded.served, num_kv_blocks=num_blocks)
-    observer = LogitsObserver(model=model)
-    engine = build_engine(
-        dataclasses.replace(loaded, model=model, served=served),
-        config.model_copy(update=options),
-        [observer],
-    )
-    engine.start()
-    return Watched(engine=engine, observer=observer, session=EngineSession(engine))
-
-
 @dataclass(frozen=True)
-class Oracle:
-    """Outputs and logits by sampling and prompt length."""
+class Subject:
+    """A model, what an engine takes besides, and the oracle's outputs and logits."""
 
+    weights: DecoderWeights
+    loaded: LoadedModel
+    config: VerifierConfig
     prompts: dict[int, list[int]]
-    outputs: dict[tuple[str, int], list[int]]
-    logits: dict[tuple[str, int], FloatArray]
+    outputs: dict[Key, list[int]] = field(default_factory=dict)
+    logits: dict[Key, FloatArray] = field(default_factory=dict)
 
-
-@pytest.fixture(scope="module")
-def oracle(bundled_model: LoadedModel, bundled_config: VerifierConfig) -> Oracle:
-    assert isinstance(bundled_model.model, CpuDecoder)
-    text = some_tokens(max(LENGTHS), bundled_model.served.vocab_size, seed=7)
-    oracle = Oracle({length: text[:length] for length in LENGTHS}, {}, {})
-    running = start(bundled_model, bundled_config, num_blocks=512, prefix_cache=False)
-    for sampling_name, sampling in SAMPLINGS.items():
-        for length, prompt in oracle.prompts.items():
-            sequence_id = running.session.open(
-                prompt, sampling=sampling, max_new_tokens=NUM_NEW_TOKENS
-            )
-            running.session.wait_end(sequence_id)
-            oracle.outputs[sampling_name, length] = running.session.output(sequence_id)
-            oracle.logits[sampling_name, length] = running.logits(sequence_id, length)
-    assert running.engine.load.num_prefix_cache_queries == 0
-    running.stop()
-    return oracle
-
-
-def assert_undisturbed(
-    running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]
-) -> None:
-    for sequence_id, key in opened.items():
-        assert running.session.output(sequence_id) == oracle.outputs[key], key
-        logits = running.logits(sequence_id, key[1])
-        assert np.array_equal(logits, oracle.logits[key]), f"{key}: other bits"
-
-
-def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) -> None:
-    """Runs all to their ends, with hints for every other length, half of them partly wrong."""
-    session = running.session
-    ended: set[str] = set()
-    seen = 0
-    while len(ended) < len(opened):
-        while seen == len(session.events):
-            session.read()
-        event = session.events[seen]
-        seen += 1
-        if not isinstance(event, Decided) or event.sequence_id not in opened:
-            continue
-        if event.finish_reason is not None:
-            ended.add(event.sequence_id)
-            continue
-        key = opened[event.sequence_id]
-        length = event.base_length + len(event.token_ids)
-        hint = list(oracle.outputs[key][length - key[1] :][:6])
-        if length % 4 == 1 and len(hint) > 2:
-            hint[2] = (hint[2] + 1) % 100
-        session.hint(event.sequence_id, length, hint if length % 2 else [])
-
-
-@pytest.mark.parametrize("sampling_name", ["greedy", "seeded"])
-def test_with_cached_prefixes(
-    bundled_model: LoadedModel,
-    bundled_config: VerifierConfig,
-    oracle: Oracle,
-    sampling_name: str,
-) -> None:
-    running = start(bundled_model, bundled_config, num_blocks=512)
-    session = running.session
-    # Whole blocks up to 160 tokens, and up to the middle of a block.
-    for length in (165, LENGTHS[1]):
-        session.wait_end(session.open(oracle.prompts[LENGTHS[-1]][:length], max_new_tokens=1))
-    opened: dict[str, tuple[str, int]] = {}
-    for _ in range(2):  # at once: only one of them can continue right after the cached blocks
-        for length, prompt in oracle.prompts.items():
-            sequence_id = session.open(
-                prompt,
-                sampling=SAMPLINGS[sampling_name],
-                max_new_tokens=NUM_NEW_TOKENS,
-                draft_wait=DraftWait.ALWAYS,
-            )
-            opened[sequence_id] = (sampling_name, length)
-    drive(running, oracle, opened)
-    assert_undisturbed(running, oracle, opened)
-    num_cached = [e.num_cached_tokens for e in session.events if isinstance(e, Opened)]
-    assert num_cached[0] == 0
-    assert num_cached[1:3] == [160, 176], "the second found the first's, the third the second's"
-    assert num_cached[3:5] == [496, 496]
-    running.stop()
-
-
-@pytest.mark.parametrize("sampling_name", SAMPLINGS)
-@pytest.mark.parametrize("prefix_cache", [True, False])
-def test_with_preemptions(
-    bundled_model: LoadedModel,
-    bundled_config: VerifierConfig,
-    oracle: Oracle,
-    sampling_name: str,
-    prefix_cache: bool,
-) -> None:
-    # One by one they need 14, 34 and 65 blocks.
-    running = start(bundled_model, bundled_config, num_blocks=66, prefix_cache=prefix_cache)
-    opened: dict[str, tuple[str, int]] = {}
-    for i, length in enumerate((180, 500, 180, 1010)):
-        sequence_id = running.session.open(
-            oracle.prompts[length],
-            sampling=SAMPLINGS[sampling_name],
-            max_new_tokens=NUM_NEW_TOKENS,
-            draft_wait=DraftWait.ADAPTIVE if i % 2 else DraftWait.ALWAYS,
-            priority=i % 2,
-            cache_salt=str(i),
+    @contextlib.contextmanager
+    def running(self, *, num_blocks: int = 512, **options: object) -> Iterator[Watched]:
+        """An engine of its own, with K/V of its own."""
+        config = self.config.model_copy(update=options)
+        decoder = CpuDecoder(
+            self.weights,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_threads=1,
+            max_num_tokens=config.max_num_batched_tokens,
         )
-        opened[sequence_id] = (sampling_name, length)
-    drive(running, oracle, opened)
-    assert running.engine.load.num_preemptions > 0
-    assert_undisturbed(running, oracle, opened)
-    running.stop()
+        model = WatchedModel(decoder)
+        observer = LogitsObserver(model=model)
+        loaded = dataclasses.replace(
+            self.loaded,
+            model=model,
+            served=dataclasses.replace(
+                self.loaded.served, num_kv_blocks=num_blocks, vocab_size=decoder.vocab_size
+            ),
+            max_short_tokens=next(
+                (r.max_short_tokens for r in self.weights.rotaries if r.long_inv_freq is not None),
+                None,
+            ),
+        )
+        engine = build_engine(loaded, config, [observer])
+        engine.start()
+        watched = Watched(engine=engine, observer=observer, session=EngineSession(engine))
+        yield watched
+        watched.stop()
+        decoder.close()
+
+    def check(
+        self, watched: Watched, *keys: Key, num_known: int = 0, shares_prefixes: bool = True
+    ) -> list[str]:
+        """Runs sequences together, with drafts. Returns their ids.
+
+        Args:
+            num_known: output tokens that each begins with.
+        """
+        opened: dict[str, Key] = {}
+        for i, key in enumerate(keys):
+            sequence_id = watched.session.open(
+                self.prompts[key[1]] + self.outputs[key][:num_known],
+                prompt_length=key[1],
+                sampling=SAMPLINGS[key[0]],
+                max_new_tokens=NUM_NEW_TOKENS,
+                draft_wait=DraftWait.ADAPTIVE if i % 4 == 3 else DraftWait.ALWAYS,
+                priority=i % 2,
+                cache_salt="" if shares_prefixes else str(i),
+            )
+            opened[sequence_id] = key
+        self._draft(watched.session, opened)
+        for sequence_id, key in opened.items():
+            assert watched.session.output(sequence_id) == self.outputs[key][num_known:], key
+            logits = watched.logits(sequence_id, key[1] + num_known)
+            assert np.array_equal(logits, self.logits[key][num_known:]), f"{key}: other bits"
+        return list(opened)
+
+    def _draft(self, session: EngineSession, opened: dict[str, Key]) -> None:
+        """Runs all to their ends, with hints that are right, partly wrong, or empty."""
+        seen = num_ended = num_drafts = num_accepted = 0
+        while num_ended < len(opened):
+            while seen == len(session.events):
+                session.read()
+            event = session.events[seen]
+            seen += 1
+            if not isinstance(event, Decided) or event.sequence_id not in opened:
+                continue
+            num_drafts += event.num_draft_tokens
+            num_accepted += event.num_accepted_tokens
+            num_ended += event.finish_reason is not None
+            key = opened[event.sequence_id]
+            length = event.base_length + len(event.token_ids)
+            hint = self.outputs[key][length - key[1] :][:6]
+            wrong = length % 8
+            if wrong < len(hint):
+                hint[wrong] = (hint[wrong] + 1) % self.weights.vocab_size
+            session.hint(event.sequence_id, length, hint if wrong < 7 else [])
+        assert num_drafts > num_accepted > 0
+
+
+@pytest.fixture(scope="module", params=SUBJECTS, ids="-".join)
+def subject(
+    request: pytest.FixtureRequest, bundled_model: LoadedModel, bundled_config: VerifierConfig
+) -> Subject:
+    weights = weights_of(*request.param)
+    lengths = LONGER.get(request.param[0], LENGTHS)
+    text = some_tokens(lengths[-1], weights.vocab_size, seed=8)
+    prompts = {length: text[:length] for length in lengths}
+    subject = Subject(weights, bundled_model, bundled_config, prompts)
+    with subject.running(prefix_cache=False, max_num_batched_tokens=lengths[-1]) as watched:
+        for name, sampling in SAMPLINGS.items():
+            for length, prompt in prompts.items():
+                sequence_id = watched.session.open(
+                    prompt, sampling=sampling, max_new_tokens=NUM_NEW_TOKENS
+                )
+                watched.session.wait_end(sequence_id)
+                subject.outputs[name, length] = watched.session.output(sequence_id)
+                subject.logits[name, length] = watched.logits(sequence_id, length)
+        assert watched.engine.load.num_prefix_cache_queries == 0
+    # What could not differ would show nothing.
+    assert len({tuple(output) for output in subject.outputs.values()}) == len(subject.outputs)
+    return subject
+
+
+def test_every_family_is_among_the_subjects() -> None:
+    assert {name.removesuffix("_text") for name in FAMILIES} <= {name for name, _ in SUBJECTS}
+
+
+def test_drafts_change_nothing_of_a_sequence_that_is_alone(subject: Subject) -> None:
+    with subject.running(prefix_cache=False, max_num_batched_tokens=2048) as watched:
+        for key in subject.outputs:
+            subject.check(watched, key)
+
+
+def test_neighbours_chunks_and_cached_prefixes_change_nothing(subject: Subject) -> None:
+    with subject.running(max_num_batched_tokens=64) as watched:
+        subject.check(watched, *subject.outputs)
+        ids = subject.check(watched, *subject.outputs)
+        cached = [e.num_cached_tokens for id_ in ids for e in watched.session.of(id_)
+                  if isinstance(e, Opened)]  # fmt: skip
+        assert cached == [(key[1] - 1) // BLOCK_SIZE * BLOCK_SIZE for key in subject.outputs]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_preemptions_change_nothing(subject: Subject, prefix_cache: bool) -> None:
+    # As many as the longest one needs.
+    num_blocks = -(-(max(subject.prompts) + NUM_NEW_TOKENS) // BLOCK_SIZE)
+    with subject.running(num_blocks=num_blocks, prefix_cache=prefix_cache) as watched:
+        subject.check(watched, *subject.outputs, shares_prefixes=False)
+        assert watched.engine.load.num_preemptions > 0
+
+
+def test_what_goes_on_elsewhere_is_the_same(subject: Subject) -> None:
+    with subject.running() as watched:
+        subject.check(watched, *subject.outputs, num_known=13)

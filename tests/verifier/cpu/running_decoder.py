@@ -71,6 +71,12 @@ def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:
     return tokens
 
 
+def logits_of(weights: DecoderWeights, token_ids: list[int]) -> FloatArray:
+    """All logits [T, V] of a short text, in one step."""
+    with RunningDecoder(weights, num_blocks=8, num_threads=2, max_num_tokens=64) as running:
+        return running.run_in_chunks(token_ids, [len(token_ids)], list(range(8)))
+
+
 class RunningDecoder:
     """A decoder; `run` is one step."""
 

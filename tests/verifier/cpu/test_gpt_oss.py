@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from servicekit.gguf.folder import model_folder
 from tests.servicekit.gguf_files import VOCABULARY, write_model
-from tests.verifier.cpu.running_decoder import load, some_tokens
+from tests.verifier.cpu.running_decoder import load, logits_of, some_tokens
 from verifier.build import load_model
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
@@ -23,10 +23,7 @@ from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.checkpoint.weight_types import Activation, WeightType
 from verifier.config import VerifierConfig
-from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.weights import DecoderWeights
 from verifier.model.gpu_model import find_on_gpu
-from verifier.parity.comparison import paged_logits
 from verifier.parity.reference import fused_experts, reference
 
 # Its type information lacks some classes.
@@ -104,16 +101,6 @@ def expected_logits(folder: Path, values: dict[str, torch.Tensor], text: list[in
         return model(torch.tensor([text])).logits[0].numpy()
 
 
-def own_logits(weights: DecoderWeights, text: list[int]) -> Any:
-    """Whole; cut anywhere they must have the same bits."""
-    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
-    whole = paged_logits(decoder, text, [], block_size=16)
-    for cuts in ([1], [17, 31], [39]):
-        np.testing.assert_array_equal(paged_logits(decoder, text, cuts, block_size=16), whole)
-    decoder.close()
-    return whole
-
-
 def test_values_are_those_that_transformers_reads(tmp_path: Path) -> None:
     values = write_mxfp4(tmp_path)
     with TensorFiles(tmp_path) as files:
@@ -143,7 +130,7 @@ def test_logits_are_transformers_with_experts_as_they_are_stored(tmp_path: Path)
     assert experts.down.parts[0].blocks.shape[-1] == 16 * 32 // 2 + 16
     assert (weights.activation, weights.linear_type) == (Activation.CLAMPED, WeightType.GROUPS)
     exact = expected_logits(tmp_path, values, text)
-    own = own_logits(weights, text)
+    own = logits_of(weights, text)
     assert np.abs(own - exact).max() < 2e-3 * np.abs(exact).max()
     # So the check at load compares with the same model.
     checked, _ = reference(tmp_path, dtype=torch.float32, quantization="none", rounds_kv=True)
@@ -222,7 +209,7 @@ def test_a_gguf_file_is_the_same_family(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(own_values, values[expert])
     text = [(7 * i) % VOCABULARY for i in range(40)]
     exact = expected_logits(folder, fused_experts(state), text)
-    ours = own_logits(load(folder, "float32"), text)
+    ours = logits_of(load(folder, "float32"), text)
     assert np.abs(ours - exact).max() < 2e-3 * np.abs(exact).max()
 
 

@@ -14,10 +14,9 @@ from servicekit.gguf.folder import model_folder
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of
 from tests.servicekit.gguf_files import ALL_TYPES, VOCABULARY, some_rows, write_model
-from verifier.checkpoint.description import describe_decoder
+from tests.verifier.cpu.running_decoder import load, logits_of
 from verifier.checkpoint.group_formats import FORMATS, GROUP, GroupedRows, take_apart, values_of
 from verifier.checkpoint.tensor_files import TensorFiles
-from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import (
     NUMBERS,
@@ -27,9 +26,7 @@ from verifier.cpu.kernels.group_tiles import (
     rounded_row_bytes,
 )
 from verifier.cpu.kernels.products import round_rows
-from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.processor import TILES
-from verifier.parity.comparison import paged_logits
 from verifier.parity.reference import reference
 
 Array = npt.NDArray[np.float32]
@@ -231,16 +228,7 @@ def test_pairs_of_rows_are_told_of_the_llama_family_alone(tmp_path: Path) -> Non
 
 
 def _logits(folder: Path) -> Array:
-    """Of `TEXT`, the same however it is cut into chunks."""
-    described = describe_decoder(folder)
-    weights = load_weights(described, dtype="float32", quantization="none")
-    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
-    whole = paged_logits(decoder, TEXT, [], block_size=16)
-    for cuts in ([1], [17, 31], [39]):
-        others = paged_logits(decoder, TEXT, cuts, block_size=16)
-        np.testing.assert_array_equal(others, whole)
-    decoder.close()
-    return whole
+    return logits_of(load(folder, "float32"), TEXT)
 
 
 def _check_logits(whole: Array, model: PreTrainedModel) -> None:

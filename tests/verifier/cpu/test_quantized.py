@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from servicekit.config import ConfigError
+from tests.verifier.cpu.running_decoder import load, logits_of
 from tests.verifier.quantized_files import METHODS, VOCABULARY, packed, write_quantized
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
@@ -18,7 +19,6 @@ from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.checkpoint.weight_types import WeightType, widened
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
-from verifier.cpu.loading.loader import load_weights
 from verifier.model import own_model
 from verifier.model.own_model import find_own, load_own
 from verifier.parity.comparison import paged_logits
@@ -64,15 +64,8 @@ def test_logits_are_transformers_with_the_values(
     method: str, model_type: str, plain: tuple[str, ...], tmp_path: Path
 ) -> None:
     values = write_quantized(tmp_path, method, model_type=model_type, plain=plain)
-    described = describe_decoder(tmp_path)
-    weights = load_weights(described, dtype="float32", quantization="none")
     text = [(7 * i) % VOCABULARY for i in range(40)]
-    decoder = CpuDecoder(weights, num_blocks=8, block_size=16, num_threads=2, max_num_tokens=64)
-    whole = paged_logits(decoder, text, [], block_size=16)
-    for cuts in ([1], [17, 31], [39]):
-        others = paged_logits(decoder, text, cuts, block_size=16)
-        np.testing.assert_array_equal(others, whole)
-    decoder.close()
+    whole = logits_of(load(tmp_path, "float32"), text)
     config = AutoConfig.from_pretrained(tmp_path)
     del config.quantization_config
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
