@@ -213,56 +213,6 @@ def test_a_gguf_file_is_the_same_family(tmp_path: Path) -> None:
     assert np.abs(ours - exact).max() < 2e-3 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize(("num_layers", "num_experts"), [(24, 32), (36, 128)])
-def test_the_published_sizes_are_understood(
-    num_layers: int, num_experts: int, tmp_path: Path
-) -> None:
-    published = {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "attention_bias": True,
-        "experts_per_token": 4,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "hidden_size": 2880,
-        "initial_context_length": 4096,
-        "intermediate_size": 2880,
-        "layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2),
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": num_layers,
-        "num_key_value_heads": 8,
-        "num_local_experts": num_experts,
-        "quantization_config": MXFP4,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "sliding_window": 128,
-        "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "vocab_size": 201088,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(published))
-    config = read_model_config(tmp_path)
-    assert (config.num_experts, config.num_experts_per_token) == (num_experts, 4)
-    assert [layer.sliding_window for layer in config.layers[:3]] == [128, 0, 128]
-    # transformers' own, of the same configuration.
-    theirs = TRANSFORMERS.models.gpt_oss.modeling_gpt_oss.GptOssRotaryEmbedding(
-        AutoConfig.from_pretrained(tmp_path)
-    )
-    (rotary,) = config.rotaries
-    np.testing.assert_allclose(rotary.inv_freq, theirs.inv_freq.numpy(), rtol=1e-6)
-    assert rotary.scaling == pytest.approx(theirs.attention_scaling)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

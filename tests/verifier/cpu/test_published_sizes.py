@@ -1,0 +1,169 @@
+"""The config.json of published sizes, without weights: each is understood, as published and as
+transformers saves it again.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from tests.verifier.cpu.test_gpt_oss import MXFP4
+from verifier.checkpoint.description import _shapes
+from verifier.checkpoint.families import FAMILIES
+from verifier.checkpoint.model_config import read_model_config
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32, "beta_slow": 1,
+        "attention_factor": 1.2079441541679836,
+        "original_max_position_embeddings": 8192}  # fmt: skip
+EIGHT = {"rope_type": "linear", "factor": 8.0}
+TIED = {"tie_word_embeddings": True}
+UNTIED = {"tie_word_embeddings": False}
+OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 4096}  # fmt: skip
+PAIRS = ["sliding_attention", "full_attention"]
+MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+# What all sizes of a family tell besides.
+SHARED: dict[str, dict[str, Any]] = {
+    "llama": {"vocab_size": 128256, "rope_theta": 5e5, "rope_scaling": LLAMA3, "mlp_bias": False,
+              "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+    "qwen2": {"vocab_size": 152064, "rope_theta": 1e6, "use_sliding_window": False,
+              "sliding_window": 131072, "max_window_layers": 28, "max_position_embeddings": 32768},
+    "qwen3": {"vocab_size": 151936, "rope_theta": 1e6, "head_dim": 128, "sliding_window": None,
+              "use_sliding_window": False, "max_window_layers": 28, "attention_bias": False,
+              "max_position_embeddings": 40960, "rope_scaling": None},
+    "qwen3_moe": {"vocab_size": 151936, "rope_theta": 1e6, "head_dim": 128, "num_experts": 128,
+                  "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+                  "mlp_only_layers": [], "max_position_embeddings": 40960,
+                  "router_aux_loss_coef": 0.001, "sliding_window": None},
+    "mistral": {"vocab_size": 131072, "rope_theta": 1e6, "head_dim": 128, "sliding_window": None,
+                "max_position_embeddings": 32768, "rms_norm_eps": 1e-5},
+    "mixtral": {"vocab_size": 32000, "rope_theta": 1e6, "num_experts_per_tok": 2,
+                "num_local_experts": 8, "output_router_logits": False, "sliding_window": None,
+                "max_position_embeddings": 32768},
+    "gemma2": {"vocab_size": 256000, "head_dim": 256, "sliding_window": 4096,
+               "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+               "query_pre_attn_scalar": 256, "max_position_embeddings": 8192,
+               "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma3_text": {"vocab_size": 262144, "head_dim": 256, "sliding_window": 512,
+                    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
+                    "max_position_embeddings": 32768, "sliding_window_pattern": 6},
+    "phi3": {"rope_theta": 1e4, "max_position_embeddings": 131072, "pad_token_id": 0,
+             "original_max_position_embeddings": 4096, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    "olmo2": {"vocab_size": 100352, "rope_theta": 5e5, "max_position_embeddings": 4096},
+    "olmo3": {"vocab_size": 100278, "rope_theta": 5e5, "max_position_embeddings": 65536,
+              "sliding_window": 4096, "rope_scaling": YARN},
+    "granite": {"vocab_size": 49159, "rope_theta": 1e7, "max_position_embeddings": 131072,
+                "attention_bias": False, **MULTIPLIERS, **TIED},
+    "smollm3": {"vocab_size": 128256, "rope_theta": 5e6, "max_position_embeddings": 65536,
+                "no_rope_layers": [1, 1, 1, 0] * 9, "no_rope_layer_interval": 4, **TIED},
+    "gpt_oss": {"vocab_size": 201088, "rope_theta": 150000, "max_position_embeddings": 131072,
+                "head_dim": 64, "sliding_window": 128, "rope_scaling": OSS_YARN,
+                "attention_bias": True, "num_experts_per_tok": 4, "experts_per_token": 4,
+                "initial_context_length": 4096, "swiglu_limit": 7.0, "rms_norm_eps": 1e-5,
+                "quantization_config": MXFP4, **UNTIED},
+}  # fmt: skip
+# Billions of parameters as published; family; hidden size, of the MLP, layers, heads, key heads.
+SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] = [
+    (1.24, "llama", (2048, 8192, 16, 32, 8), {**TIED, "rope_scaling": {**LLAMA3, "factor": 32.0}}),
+    (3.21, "llama", (3072, 8192, 28, 24, 8), {**TIED, "head_dim": 128}),
+    (8.03, "llama", (4096, 14336, 32, 32, 8), {}),
+    (70.6, "llama", (8192, 28672, 80, 64, 8), {}),
+    (0.135, "llama", (576, 1536, 30, 9, 3), {**TIED, "vocab_size": 49152, "rope_scaling": None}),
+    (0.362, "llama", (960, 2560, 32, 15, 5), {**TIED, "vocab_size": 49152, "rope_scaling": None}),
+    (1.71, "llama", (2048, 8192, 24, 32, 32), {**TIED, "vocab_size": 49152, "rope_scaling": None}),
+    (0.494, "qwen2", (896, 4864, 24, 14, 2), {**TIED, "vocab_size": 151936}),
+    (1.54, "qwen2", (1536, 8960, 28, 12, 2), {**TIED, "vocab_size": 151936}),
+    (3.09, "qwen2", (2048, 11008, 36, 16, 2), {**TIED, "vocab_size": 151936}),
+    (7.62, "qwen2", (3584, 18944, 28, 28, 4), {}),
+    (14.8, "qwen2", (5120, 13824, 48, 40, 8), {}),
+    (32.8, "qwen2", (5120, 27648, 64, 40, 8), {}),
+    (72.7, "qwen2", (8192, 29568, 80, 64, 8), {}),
+    (0.596, "qwen3", (1024, 3072, 28, 16, 8), TIED),
+    (1.72, "qwen3", (2048, 6144, 28, 16, 8), TIED),
+    (4.02, "qwen3", (2560, 9728, 36, 32, 8), TIED),
+    (8.19, "qwen3", (4096, 12288, 36, 32, 8), UNTIED),
+    (14.8, "qwen3", (5120, 17408, 40, 40, 8), UNTIED),
+    (32.8, "qwen3", (5120, 25600, 64, 64, 8), UNTIED),
+    (30.5, "qwen3_moe", (2048, 6144, 48, 32, 4), {"moe_intermediate_size": 768}),
+    (235.1, "qwen3_moe", (4096, 12288, 94, 64, 4), {"moe_intermediate_size": 1536}),
+    (7.25, "mistral", (4096, 14336, 32, 32, 8), {"vocab_size": 32768}),
+    (12.2, "mistral", (5120, 14336, 40, 32, 8), {}),
+    (23.6, "mistral", (5120, 32768, 40, 32, 8), {"rope_theta": 1e8}),
+    (46.7, "mixtral", (4096, 14336, 32, 32, 8), {}),
+    (140.6, "mixtral", (6144, 16384, 56, 48, 8), {"vocab_size": 32768}),
+    (2.61, "gemma2", (2304, 9216, 26, 8, 4), {}),
+    (9.24, "gemma2", (3584, 14336, 42, 16, 8), {}),
+    (27.2, "gemma2", (4608, 36864, 46, 32, 16), {"head_dim": 128, "query_pre_attn_scalar": 144}),
+    (0.268, "gemma3_text", (640, 2048, 18, 4, 1), {}),
+    (1.0, "gemma3_text", (1152, 6912, 26, 4, 1), {}),
+    (3.88, "gemma3_text", (2560, 10240, 34, 8, 4), {"rope_scaling": EIGHT, "sliding_window": 1024}),
+    (11.8, "gemma3_text", (3840, 15360, 48, 16, 8), {"rope_scaling": EIGHT}),
+    (27.0, "gemma3_text", (5376, 21504, 62, 32, 16), {"rope_scaling": EIGHT, "head_dim": 128,
+                                                      "query_pre_attn_scalar": 168}),
+    (3.82, "phi3", (3072, 8192, 32, 32, 32), {"vocab_size": 32064, "rope_scaling": LONGROPE,
+                                              "sliding_window": 262144}),
+    (14.7, "phi3", (5120, 17920, 40, 40, 10), {"vocab_size": 100352, "rope_theta": 250000,
+                                               "original_max_position_embeddings": 16384,
+                                               "max_position_embeddings": 16384}),
+    (3.84, "phi3", (3072, 8192, 32, 24, 8), {"vocab_size": 200064, "rope_scaling": LONGROPE, **TIED,
+                                             "partial_rotary_factor": 0.75,
+                                             "sliding_window": 262144}),
+    (1.48, "olmo2", (2048, 8192, 16, 16, 16), {}),
+    (7.3, "olmo2", (4096, 11008, 32, 32, 32), {}),
+    (13.7, "olmo2", (5120, 13824, 40, 40, 40), {}),
+    (32.2, "olmo2", (5120, 27648, 64, 40, 8), {}),
+    (7.3, "olmo3", (4096, 11008, 32, 32, 32), {}),
+    (32.2, "olmo3", (5120, 27648, 64, 40, 8), {}),
+    (2.53, "granite", (2048, 8192, 40, 32, 8), {"attention_multiplier": 0.015625,
+                                                "logits_scaling": 8.0}),
+    (8.17, "granite", (4096, 12800, 40, 32, 8), {"attention_multiplier": 0.0078125,
+                                                 "logits_scaling": 16.0}),
+    (3.08, "smollm3", (2048, 11008, 36, 16, 4), {}),
+    (20.9, "gpt_oss", (2880, 2880, 24, 64, 8), {"num_local_experts": 32,
+                                                "layer_types": 12 * PAIRS}),
+    (116.8, "gpt_oss", (2880, 2880, 36, 64, 8), {"num_local_experts": 128,
+                                                 "layer_types": 18 * PAIRS}),
+]  # fmt: skip
+KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads")  # fmt: skip
+
+
+def test_every_family_has_a_published_size() -> None:
+    assert {family for _, family, *_ in SIZES} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("billions", "family", "shape", "more"), SIZES, ids=[f"{s[1]} {s[0]}" for s in SIZES]
+)
+def test_a_published_size_is_understood(
+    billions: float, family: str, shape: tuple[int, ...], more: dict[str, Any], tmp_path: Path
+) -> None:
+    content = {
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        **dict(zip(KEYS, shape, strict=True)),
+        **SHARED[family],
+        **more,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = read_model_config(tmp_path)
+    num_parameters = sum(map(math.prod, _shapes(config).values()))
+    assert num_parameters == pytest.approx(billions * 1e9, rel=5e-3)
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    kinds = getattr(theirs, "layer_types", None)
+    if kinds:
+        windows = [layer.sliding_window > 0 for layer in config.layers]
+        assert windows == [kind == "sliding_attention" for kind in kinds]
+    theirs.save_pretrained(tmp_path / "again")
+    again = read_model_config(tmp_path / "again")
+    np.testing.assert_equal(dataclasses.asdict(again), dataclasses.asdict(config))
