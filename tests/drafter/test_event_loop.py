@@ -154,7 +154,9 @@ def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
     half = len(releases) // 2
     timed_drafter.exchange([pb.ProposeRequest(releases=releases[:half])])
     timed_drafter.stub.Release(pb.ReleaseRequest(releases=releases[half:]))
-    timed_drafter.check_loop()
+    # A message in a single turn would be a quarter. protobuf reads each in one, whose share is the
+    # larger, the faster the processor runs kernels.
+    timed_drafter.check_loop(largest_share=0.16)
 
 
 def test_large_pools_are_written(timed_drafter: LoopTimedDrafter) -> None:
