@@ -341,9 +341,9 @@ def _panel_places(
 
 def _multiply(
     builder: Any, form: GroupFormat, count: int, first_row: Any, panel: Any, num_rows: Any,
-    block: Any, num_groups: Any, part: _Part,
+    block: Any, num_groups: Any, parts: list[_Part],
 ) -> list[Any]:  # fmt: skip
-    """Sums of `count` rows of a panel with a part of one block."""
+    """Sums of `count` rows of a panel with parts of one block: a part's rows, part after part."""
     b = builder
 
     def add_group(group: Any, sums: list[Any]) -> list[Any]:
@@ -352,21 +352,24 @@ def _multiply(
         for offset in range(0, per_group, 64):
             request(b, _plus(b, codes_at, _PREFETCHED_BYTES + offset))
         inputs_at, factors_at = _panel_places(b, panel, first_row, num_rows, group, num_groups)
-        totals = _group_totals(b, form, count, inputs_at, codes_at, part)
-        scales, minimum = _scales(b, form, record, inside, part)
-        for r in range(count):
-            place = _plus(b, factors_at, _ROW_FACTORS * r)
-            row_scale = part.spread(b, b.load(pointer(b, place, FLOAT), align=4))
-            for scale, total in zip(scales, totals[r], strict=True):
-                factor = b.fmul(scale, row_scale)
-                sums[r] = part.fused(b, b.sitofp(total, part.floats), factor, sums[r])
-            if minimum is not None:
-                place = pointer(b, _plus(b, place, 4), FLOAT)
-                row_sum = part.spread(b, b.load(place, align=4))
-                sums[r] = part.fused(b, minimum, row_sum, sums[r])
+        for p, part in enumerate(parts):
+            totals = _group_totals(b, form, count, inputs_at, codes_at, part)
+            scales, minimum = _scales(b, form, record, inside, part)
+            for r in range(count):
+                i = p * count + r
+                place = _plus(b, factors_at, _ROW_FACTORS * r)
+                row_scale = part.spread(b, b.load(pointer(b, place, FLOAT), align=4))
+                for scale, total in zip(scales, totals[r], strict=True):
+                    factor = b.fmul(scale, row_scale)
+                    sums[i] = part.fused(b, b.sitofp(total, part.floats), factor, sums[i])
+                if minimum is not None:
+                    place = pointer(b, _plus(b, place, 4), FLOAT)
+                    row_sum = part.spread(b, b.load(place, align=4))
+                    sums[i] = part.fused(b, minimum, row_sum, sums[i])
         return sums
 
-    return _loop(b, num_groups, [part.number(0.0)] * count, add_group)
+    initial = [part.number(0.0) for part in parts for _ in range(count)]
+    return _loop(b, num_groups, initial, add_group)
 
 
 def _keep_loads_behind(builder: Any) -> None:
@@ -383,7 +386,7 @@ def _group_totals(
     totals: list[list[Any]] = [[] for _ in range(count)]
     for step, codes in enumerate(_codes(b, form, codes_at, part)):
         begins = step % (STEPS // form.halves) == 0
-        if step % (4 * form.halves) == 0:
+        if count > 1 and step % (4 * form.halves) == 0:
             _keep_loads_behind(b)
         for r, total in enumerate(totals):
             place = pointer(b, _plus(b, inputs_at, _ROW_CODES * r + 4 * step), INT32)
@@ -449,16 +452,18 @@ def group_tile(
 
             def emit(rows: int) -> None:
                 outs = rows_at(out, out_row, rows)
-                for part in [_WHOLE] if described.is_float else _PARTS:
+                # Sums of one row fit at once, so that its weights come from memory all the time.
+                together = [_PARTS] if rows == 1 else [[part] for part in _PARTS]
+                for parts in [[_WHOLE]] if described.is_float else together:
                     if described.is_float:
                         own_rows = rows_at(x, x_row, rows)
                         sums = _multiply_floats(b, described, own_rows, w, num_groups)
                     else:
                         sums = _multiply(b, described, rows, first_row, panel, num_rows, w,
-                                         num_groups, part)  # fmt: skip
-                    for place, value in zip(outs, sums, strict=True):
-                        place = pointer(b, _plus(b, place, 4 * part.first), part.floats)
-                        b.store(value, place, align=4)
+                                         num_groups, parts)  # fmt: skip
+                    places = [_plus(b, place, 4 * part.first) for part in parts for place in outs]
+                    for place, value in zip(places, sums, strict=True):
+                        b.store(value, pointer(b, place, value.type), align=4)
 
             switch(b, count, range(1, TILES.max_group_rows + 1), emit)
 
