@@ -8,25 +8,25 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gateway.api.output_events import read_output
 from gateway.api.request_record import OK, RequestRecord
 from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
+from gateway.api.served_models import ServedModels
 from gateway.api.turns import ClientGoneError, Turns
 from gateway.coordinator import Coordinator
 from gateway.errors import (
     RETRY_AFTER_MS,
     InvalidRequestError,
-    PreconditionError,
     UnavailableError,
     code_name,
     shutting_down,
 )
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
-from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
+from gateway.messages.response import GenerateEvent, Model, Started
 from gateway.metrics import GatewayMetrics
 from gateway.peers.pool_feeder import PoolFeeder
 from gateway.requests import acceptance, validation
@@ -35,14 +35,12 @@ from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing import router
-from gateway.routing.fleet import Fleet, no_verifier
+from gateway.routing.fleet import Fleet
 from gateway.routing.opening import new_sequence_id
 from gateway.text.model_text import ModelText, ModelTexts
-from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
 from servicekit.serving.client_waits import is_left_unread
-from tandem.values import SamplingDefaults
 
 if TYPE_CHECKING:
     from servicekit.telemetry.spans import Spans
@@ -53,6 +51,7 @@ class Frontend:
 
     Attributes:
         turns: in which requests begin, those of every API.
+        models: those that are served.
     """
 
     def __init__(
@@ -93,6 +92,9 @@ class Frontend:
         self._spans = spans
         self._loop = asyncio.get_running_loop()
         self.turns = Turns()
+        self.models = ServedModels(
+            fleet=fleet, texts=texts, allow_trace=allow_trace, metrics=metrics
+        )
         self._request_texts = RequestTexts(threads, defaults)
         self._admission = Admission(
             max_choices=max_concurrent_requests,
@@ -105,29 +107,6 @@ class Frontend:
     def is_serving(self) -> bool:
         """Whether a request that comes now would be run."""
         return self._fleet.is_serving and not self._admission.is_draining
-
-    def allows_trace(self, model: Model | None) -> bool:
-        """Whether requests for a model may ask for a trace of every step: the gateway and all the
-        model's verifiers allow it. None: it is not served.
-        """
-        return self._allow_trace and model is not None and model.allows_trace
-
-    def list_models(self) -> Sequence[Model]:
-        """The models that are served."""
-        return list(self._fleet.models().values())
-
-    def find_model(self, model_id: str) -> Model | None:
-        """The model of this id; None: it is not served, and `generate` refuses requests for it."""
-        return self._fleet.models().get(model_id)
-
-    def sampling_defaults(self, model: Model) -> SamplingDefaults:
-        """What requests over HTTP get that name no value."""
-        text = self._texts.find(model.tokenizer_digest)
-        return NO_DEFAULTS if text is None else text.sampling_defaults
-
-    def speculation_note(self, model: Model) -> str:
-        """What drafts brought the last requests, and if little, why; "" if that is not known."""
-        return self._metrics.of_model(model.model_id).speculation_note
 
     def count_refused(self, code: str, principal: Principal = ANONYMOUS) -> None:
         """Counts a request that was refused before it could be run, and logs its line.
@@ -224,7 +203,7 @@ class Frontend:
             request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
-        model = self._model_of(request)
+        model = self.models.of_request(request)
         admitted = self._admission.admit(
             request.num_choices or 1,
             principal,
@@ -234,7 +213,7 @@ class Frontend:
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                text = self._texts.find(model.tokenizer_digest)
+                text = self.models.text_of(model)
                 if text is None:
                     acceptance.check_has_no_text(request, model=model)
                 # Before its turn: of several requests that are admitted at a time, none may be
@@ -268,7 +247,13 @@ class Frontend:
                         model=model,
                         prompt_token_ids=accepted.prompt_token_ids,
                     )
-                    output = self._read(generations, changed, admitted, record)
+                    output = read_output(
+                        generations,
+                        changed,
+                        admitted,
+                        record,
+                        self._metrics.of_model(model.model_id),
+                    )
                     async with contextlib.aclosing(output) as events:
                         async for event in events:
                             yield event
@@ -287,8 +272,8 @@ class Frontend:
         if not (pool := request.speculation.pool):
             raise InvalidRequestError("names no pool", field="pool")
         validation.check_request(request, has_tokenizer=not self._texts.is_empty)
-        model = self._model_of(request)
-        text = self._texts.find(model.tokenizer_digest)
+        model = self.models.of_request(request)
+        text = self.models.text_of(model)
         if text is None:
             raise acceptance.no_tokenizer(model, "text")
         pool_id = acceptance.pool_id(principal.tenant, pool)
@@ -329,22 +314,6 @@ class Frontend:
         """
         self._admission.check_idle()
         self._coordinator.check_idle()
-
-    def _model_of(self, request: GenerateRequest) -> Model:
-        models = self._fleet.models()
-        model_id = request.model_id
-        if not models or (model_id not in models and self._fleet.is_missing(model_id)):
-            self._metrics.count_shed("no_verifier")
-            raise no_verifier()
-        if expected := request.expected_model_digest:
-            # Also a model that more verifiers of another one outvote: requests that began on it
-            # may go on there.
-            served, models = models, self._fleet.models(expected)
-            if not models or (model_id in served and model_id not in models):
-                raise PreconditionError(
-                    f"no verifier serves the model {expected}", field="expected_model_digest"
-                )
-        return acceptance.find_model(model_id, models)
 
     @contextlib.contextmanager
     def _count_expiry(
@@ -411,46 +380,3 @@ class Frontend:
                 # Each copies the prompt: many long ones at once would block the event loop.
                 await asyncio.sleep(0)
         return generations
-
-    async def _read(
-        self,
-        generations: Sequence[Generation],
-        changed: asyncio.Event,
-        admitted: AdmittedRequest,
-        record: RequestRecord,
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yields the generations' output as it is shown."""
-        metrics = self._metrics.of_model(generations[0].request.model_id)
-        last_sent_s: dict[Generation, float] = {}
-        unfinished = list(generations)
-        while unfinished:
-            await changed.wait()
-            changed.clear()
-            for generation in tuple(unfinished):
-                # Before reading: while the chunk is written, more may come and end it.
-                is_over = generation.is_over
-                event = generation.read()
-                if isinstance(event, Traced):
-                    yield event
-                elif event is not None:
-                    now_s = time.monotonic()
-                    if generation in last_sent_s:
-                        metrics.observe_next_token(now_s - last_sent_s[generation], record.exemplar)
-                    else:
-                        metrics.observe_first_token(record.since_arrival_s, record.exemplar)
-                        record.sent_first_token()
-                        admitted.begin_choice()
-                    last_sent_s[generation] = now_s
-                    yield event
-                if not is_over or generation.has_unread:
-                    continue
-                if generation.error is not None:
-                    raise generation.error
-                metrics.observe_last_token(record.since_arrival_s, record.exemplar)
-                unfinished.remove(generation)
-                assert generation.finish_reason is not None, "it is over"
-                yield Finished(
-                    choice_index=generation.choice_index,
-                    finish_reason=generation.finish_reason,
-                    usage=generation.usage(),
-                )

@@ -74,12 +74,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
     ) -> gateway_pb2.ListModelsResponse:
         """The models that are served."""
-        models = self._frontend.list_models()
+        models = self._frontend.models.list()
         return wire.models_to_proto(
             (
                 model,
-                self._frontend.sampling_defaults(model),
-                self._frontend.speculation_note(model),
+                self._frontend.models.sampling_defaults(model),
+                self._frontend.models.speculation_note(model),
             )
             for model in models
         )

@@ -5,6 +5,7 @@ leaves its text in the pool. Gateways call drafters for this alone. Knows no ten
 """
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from array import array
@@ -23,6 +24,7 @@ from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 _MAX_DELTA_TOKENS = 8_192
 # A text of a million tokens takes about a second.
 _TIMEOUT_S = 30.0
+_RELEASE_TIMEOUT_S = 1.0
 
 
 class PoolFeeder:
@@ -72,7 +74,7 @@ class PoolFeeder:
 async def _feed(
     stub: "drafter_pb2_grpc.DrafterServiceAsyncStub", pool_id: str, token_ids: Sequence[int]
 ) -> bool:
-    """Whether the pool has the text."""
+    """Whether the pool has the text. However it ends, the drafter holds no sequence of it."""
     sequence_id = secrets.token_hex(16)
     params = drafter_pb2.NgramParams(
         pool_id=pool_id,
@@ -87,19 +89,29 @@ async def _feed(
         keep=drafter_pb2.KEEP_ALL,
         feed_id=hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).hexdigest(),
     )
-    for first in range(0, len(token_ids), _MAX_DELTA_TOKENS):
-        delta = drafter_pb2.SequenceDelta(
-            sequence_id=sequence_id,
-            base_length=first,
-            token_ids=token_ids[first : first + _MAX_DELTA_TOKENS],
-            params=params,
-        )
-        answer = await stub.Propose(drafter_pb2.ProposeRequest(sequences=[delta]))
-        if answer.proposals[0].status in (
-            drafter_pb2.STATUS_OUT_OF_SYNC,
-            drafter_pb2.STATUS_INVALID,
-        ):
+    is_whole = False
+    try:
+        for first in range(0, len(token_ids), _MAX_DELTA_TOKENS):
+            delta = drafter_pb2.SequenceDelta(
+                sequence_id=sequence_id,
+                base_length=first,
+                token_ids=token_ids[first : first + _MAX_DELTA_TOKENS],
+                params=params,
+            )
+            answer = await stub.Propose(drafter_pb2.ProposeRequest(sequences=[delta]))
+            if answer.proposals[0].status in (
+                drafter_pb2.STATUS_OUT_OF_SYNC,
+                drafter_pb2.STATUS_INVALID,
+            ):
+                return False
+        is_whole = True
+        released = await stub.Release(drafter_pb2.ReleaseRequest(releases=[release]))
+        return released.num_kept == 1
+    finally:
+        if not is_whole:
             release.keep = drafter_pb2.KEEP_NOTHING
-            break
-    released = await stub.Release(drafter_pb2.ReleaseRequest(releases=[release]))
-    return released.num_kept == 1
+            # If the drafter is gone, it forgets the sequence as an idle one.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.Release(
+                    drafter_pb2.ReleaseRequest(releases=[release]), timeout=_RELEASE_TIMEOUT_S
+                )

@@ -1,13 +1,17 @@
 """Texts that clients load into pools: requests draft from them, and what fails is told."""
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
 
 import grpc
 import pytest
+import structlog
 
 from examples.demo_model.dataset import read_heldout
+from gateway.peers.pool_feeder import PoolFeeder
+from servicekit.config import ChannelOptions
 from tandem.client import AsyncTandemClient, GenerationRequest, SpeculationParams, TandemError
 from tandem.free_ports import free_port
 from tests.integration.stack import EVERY_DRAFT, Stack, running_stack
@@ -96,3 +100,17 @@ async def test_a_text_of_many_deltas_is_loaded_whole(long_text: str) -> None:
 async def test_without_a_drafter_nothing_is_loaded(drafters: list[str]) -> None:
     async with running_stack(gateway={"drafters": drafters}) as stack:
         assert await refused(stack, "docs", "some text") == (UNAVAILABLE, "")
+
+
+async def test_a_load_that_is_given_up_leaves_nothing() -> None:
+    async with running_stack() as stack:
+        feeder = PoolFeeder(ChannelOptions(), logger=structlog.get_logger())
+        token_ids = list(range(8192)) * 16
+        load = asyncio.create_task(feeder.feed(stack.drafter.server.address, "0:/docs", token_ids))
+        while not stack.drafter.store.num_sequences:  # noqa: ASYNC110 - a store has no event
+            await asyncio.sleep(0)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        assert stack.drafter.store.num_sequences == 0
+        assert stack.drafter.pools.num_texts == 0

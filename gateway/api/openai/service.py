@@ -140,14 +140,14 @@ class OpenAiApi:
     async def _list_models(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        models = [self._model(model) for model in self._frontend.list_models()]
+        models = [self._model(model) for model in self._frontend.models.list()]
         await send_json(send, json.dumps({"object": "list", "data": models}))
 
     async def _get_model(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         name = scope["path_params"]["model"]
-        model = self._frontend.find_model(name)
+        model = self._frontend.models.find(name)
         if model is None:
             raise ApiError(404, f"{name!r} is not served", param="model", code="model_not_found")
         await send_json(send, json.dumps(self._model(model)))
@@ -179,18 +179,18 @@ class OpenAiApi:
 
     async def _completion_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, num_bytes = await self._parse(schema.CompletionRequest, scope, receive, tenant)
-        model = self._frontend.find_model(parsed.model)
+        model = self._frontend.models.find(parsed.model)
         return await self._make(
             num_bytes,
             completion_job,
             parsed,
             text=None if model is None else self._texts.find(model.tokenizer_digest),
-            allows_trace=self._frontend.allows_trace(model),
+            allows_trace=self._frontend.models.allows_trace(model),
         )
 
     async def _chat_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, num_bytes = await self._parse(schema.ChatCompletionRequest, scope, receive, tenant)
-        model = self._frontend.find_model(parsed.model)
+        model = self._frontend.models.find(parsed.model)
         text = self._chat_text(model, param="messages")
         return await self._make(
             num_bytes,
@@ -199,12 +199,12 @@ class OpenAiApi:
             is_served=model is not None,
             text=text,
             num_bytes=num_bytes,
-            allows_trace=self._frontend.allows_trace(model),
+            allows_trace=self._frontend.models.allows_trace(model),
         )
 
     async def _response_job(self, scope: Scope, receive: Receive, tenant: str) -> Job:
         parsed, num_bytes = await self._parse(ResponsesRequest, scope, receive, tenant)
-        model = self._frontend.find_model(parsed.model)
+        model = self._frontend.models.find(parsed.model)
         text = self._chat_text(model, param="input")
         return await self._make(
             num_bytes,
@@ -339,7 +339,7 @@ class OpenAiApi:
             "created": self._created,
             "owned_by": "tandem",
             "max_model_len": model.max_model_len,
-            "sampling_defaults": dataclasses.asdict(self._frontend.sampling_defaults(model)),
+            "sampling_defaults": dataclasses.asdict(self._frontend.models.sampling_defaults(model)),
         }
 
     def _to_api_error(
