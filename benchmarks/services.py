@@ -47,13 +47,14 @@ def running_stack(
     verifier_flags: Sequence[str] = (),
     verifier_module: str = "verifier",
     num_verifiers: int = 1,
+    num_drafters: int = 1,
     serves_text: bool = True,
 ) -> Iterator[Service]:
-    """One drafter, verifiers, and one gateway, which it yields; stopped on exit.
+    """Drafters, verifiers, and one gateway, which it yields; stopped on exit.
 
     Args:
         verifier_module: runs as the verifiers.
-        num_verifiers: how many.
+        num_verifiers, num_drafters: how many.
         serves_text: whether the gateway has the model's tokenizer.
 
     Raises:
@@ -64,11 +65,11 @@ def running_stack(
         def start(module: str, *flags: str) -> Service:
             return stack.enter_context(running_process(module, *flags))
 
-        drafter = start("drafter")
+        drafters = ",".join(start("drafter").address for _ in range(num_drafters))
         verifiers = [
             start(
                 verifier_module,
-                *("--model", str(model), "--drafters", drafter.address),
+                *("--model", str(model), "--drafters", drafters),
                 *verifier_flags,
             )
             for _ in range(num_verifiers)
@@ -77,7 +78,7 @@ def running_stack(
             "gateway",
             *("--http-listen", "127.0.0.1:0"),
             *(("--tokenizer", str(model)) if serves_text else ()),
-            *("--drafters", drafter.address),
+            *("--drafters", drafters),
             *("--verifiers", ",".join(each.address for each in verifiers)),
         )
 

@@ -9,6 +9,7 @@ Prints a table in Markdown; progress goes to standard error. The rows:
     random    text that never repeats: speculation on over off
     load      latencies at 25 to 100 % of the load that the services take without drafts
     replicas  two verifiers over one
+    drafters  sixteen drafters over one
 
 The two parts of a ratio run next to each other, round after round. A figure is the median of the
 rounds' ratios, with the 95 % bootstrap interval of that median. A goal that is missed is bold.
@@ -34,6 +35,7 @@ ROWS: Mapping[str, Callable[[Setting], AsyncIterator[Measure]]] = {
     "random": throughput.measure_random,
     "load": load.measure,
     "replicas": throughput.measure_replicas,
+    "drafters": throughput.measure_drafters,
 }
 
 

@@ -28,6 +28,8 @@ class Amount:
     # Seconds of arrivals per turn, and turns per load.
     load_s: float
     load_rounds: int
+    # Of the stack with many.
+    drafters: int
 
 
 FULL = Amount(
@@ -39,6 +41,7 @@ FULL = Amount(
     narrow=0.01,
     load_s=10.0,
     load_rounds=3,
+    drafters=16,
 )
 QUICK = Amount(
     rounds=1,
@@ -49,6 +52,7 @@ QUICK = Amount(
     narrow=1.0,
     load_s=0.1,
     load_rounds=1,
+    drafters=2,
 )
 
 
@@ -64,16 +68,19 @@ class Setting:
     amount: Amount
     # Stacks and clients; closed by whoever made the setting.
     exits: contextlib.AsyncExitStack
-    _running: dict[int, tuple[Service, AsyncTandemClient]] = field(default_factory=dict)
+    _running: dict[tuple[int, int], tuple[Service, AsyncTandemClient]] = field(default_factory=dict)
 
-    async def stack(self, *, num_verifiers: int = 1) -> tuple[Service, AsyncTandemClient]:
-        """The gateway of the services with so many verifiers, and a client of it."""
-        if num_verifiers not in self._running:
-            say(f"starts the services, verifiers: {num_verifiers}")
+    async def stack(
+        self, *, num_verifiers: int = 1, num_drafters: int = 1
+    ) -> tuple[Service, AsyncTandemClient]:
+        """The gateway of so many services, and a client of it."""
+        if (num_verifiers, num_drafters) not in self._running:
+            say(f"starts the services, verifiers: {num_verifiers}, drafters: {num_drafters}")
             gateway = self.exits.enter_context(
                 running_stack(
                     model=self.model,
                     num_verifiers=num_verifiers,
+                    num_drafters=num_drafters,
                     verifier_flags=[
                         *("--dtype", self.dtype, "--threads", str(self.threads)),
                         "--no-prefix-cache",
@@ -83,8 +90,8 @@ class Setting:
             client = await self.exits.enter_async_context(
                 AsyncTandemClient(gateway.address, retry=None)
             )
-            self._running[num_verifiers] = gateway, client
-        return self._running[num_verifiers]
+            self._running[num_verifiers, num_drafters] = gateway, client
+        return self._running[num_verifiers, num_drafters]
 
     def renames(self, streams: int) -> list[Task]:
         """The tasks of a turn."""

@@ -1,5 +1,5 @@
 """Speeds of the whole stack beside others: the engine in process, itself without drafts, itself
-with two verifiers.
+with two verifiers or with many drafters.
 """
 
 import json
@@ -85,3 +85,17 @@ async def measure_replicas(setting: Setting) -> AsyncIterator[Measure]:
         single = through_services(one, tasks, streams, name="one verifier", speculation=ON)
         await by_turns([both, single], setting.amount.rounds)
         yield ratio("replicas", "two verifiers / one, renames", both, single, dtype=setting.dtype)
+
+
+async def measure_drafters(setting: Setting) -> AsyncIterator[Measure]:
+    """Many drafters over one: a verifier's step sends no more messages to more of them."""
+    number = setting.amount.drafters
+    _, one = await setting.stack()
+    _, several = await setting.stack(num_drafters=number)
+    for streams in setting.streams:
+        tasks = setting.renames(streams)
+        name = f"{number} drafters"
+        many = through_services(several, tasks, streams, name=name, speculation=ON)
+        single = through_services(one, tasks, streams, name="one drafter", speculation=ON)
+        await by_turns([many, single], setting.amount.rounds)
+        yield ratio("drafters", f"{name} / one, renames", many, single, dtype=setting.dtype)

@@ -277,7 +277,7 @@ class Frontend:
         if text is None:
             raise acceptance.no_tokenizer(model, "text")
         pool_id = acceptance.pool_id(principal.tenant, pool)
-        drafter = router.choose_drafter(pool_id, self._fleet.drafters.addresses)
+        drafter = router.choose_drafter("", pool_id, self._fleet.drafters.addresses)
         if not drafter:
             raise UnavailableError("there is no drafter", retry_after_ms=RETRY_AFTER_MS)
         admitted = self._admission.admit(

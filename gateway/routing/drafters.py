@@ -99,20 +99,24 @@ class Drafters:
             for address, state in self._states.get(verifier, {}).items()
         )
 
-    def choose(self, verifier: str, key: str) -> str:
+    def choose(self, verifier: str, pool_id: str) -> str:
         """The drafter of a new sequence; "" if there is none.
 
         If no drafter is able to draft, the sequence gets drafts when its own one is again.
         """
         states = self._states.get(verifier, {})
-        return router.choose_drafter(key, self._able(verifier)) or router.choose_drafter(
-            key, [each for each in self.addresses if states.get(each) is not DrafterState.REFUSED]
+        return router.choose_drafter(verifier, pool_id, self._able(verifier)) or (
+            router.choose_drafter(
+                verifier,
+                pool_id,
+                [each for each in self.addresses if states.get(each) is not DrafterState.REFUSED],
+            )
         )
 
-    def choose_instead(self, verifier: str, key: str, address: str) -> str:
+    def choose_instead(self, verifier: str, pool_id: str, address: str) -> str:
         """The drafter that a sequence moves to; "" if it stays: its own is able, or none is."""
         able = self._able(verifier)
-        return "" if address in able else router.choose_drafter(key, able)
+        return "" if address in able else router.choose_drafter(verifier, pool_id, able)
 
     def _able(self, verifier: str) -> Sequence[str]:
         states = self._states.get(verifier, {})

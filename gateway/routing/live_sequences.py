@@ -50,9 +50,9 @@ class LiveSequence:
         return self.generation.sequence_id
 
     @property
-    def drafter_key(self) -> str:
-        """By which its drafter is chosen: a pool's text is at one drafter."""
-        return self.generation.request.ngram.pool_id or self.sequence_id
+    def pool_id(self) -> str:
+        """With the tenant; "": it has no pool."""
+        return self.generation.request.ngram.pool_id
 
     @property
     def needs_close(self) -> bool:

@@ -1,16 +1,16 @@
 """Which verifier and which drafter a request goes to.
 
-Owns the choice; pure. Rendezvous hashing (Thaler, Ravishankar 1998) with bounded loads (Mirrokni,
-Thorup, Zadimoghaddam 2018): equal keys go to the same verifier, so that its prefix cache serves
-them; when a verifier comes or goes only its own keys move; and no verifier gets much more than its
-share.
+Owns the choice; pure. For verifiers, rendezvous hashing (Thaler, Ravishankar 1998) with bounded
+loads (Mirrokni, Thorup, Zadimoghaddam 2018): equal keys go to the same verifier, so that its prefix
+cache serves them; when a verifier comes or goes only its own keys move; and no verifier gets much
+more than its share. For drafters, rendezvous hashing alone: each can carry many verifiers.
 """
 
 import functools
 import hashlib
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 #: Prompts that agree in this many tokens are worth sending to one verifier.
 PREFIX_TOKENS = 256
@@ -47,13 +47,23 @@ def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: in
     return best(affinity, within or loads)
 
 
-def choose_drafter(key: str, addresses: Iterable[str]) -> str:
+def choose_drafter(verifier: str, pool_id: str, addresses: Collection[str]) -> str:
     """The address of the drafter for a sequence; "" if there are none.
 
+    A pool's text is at one drafter. All other sequences of a verifier share one, so that a step
+    sends one message for them, however many drafters there are.
+
     Args:
-        key: of its pool, whose text is at one drafter, or of the sequence.
+        verifier: the name of the sequence's, which is its address; a drafter on its host is
+            preferred.
+        pool_id: with the tenant; "": it has none.
+        addresses: of the drafters.
     """
-    return best(key.encode(), addresses)
+    if pool_id:
+        return best(pool_id.encode(), addresses)
+    host = _host_of(verifier)
+    near = [address for address in addresses if _host_of(address) == host]
+    return best(verifier.encode(), near or addresses)
 
 
 def best(key: bytes, names: Iterable[str]) -> str:
@@ -61,6 +71,10 @@ def best(key: bytes, names: Iterable[str]) -> str:
     there are none.
     """
     return max(names, key=lambda name: (_weight(key, name), name), default="")
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _weight(key: bytes, name: str) -> bytes:

@@ -19,7 +19,7 @@ async def test_every_row_is_measured(
     monkeypatch.setattr(load, "FRACTIONS", (0.75, 1.0))
     file = tmp_path / "figures.json"
     await command.main(["--quick", "--streams", "1", "--json", str(file)])
-    numbers = {"stack": 1, "http": 2, "random": 1, "load": 12, "replicas": 1}
+    numbers = {"stack": 1, "http": 2, "random": 1, "load": 12, "replicas": 1, "drafters": 1}
     measures = json.loads(file.read_text())["measures"]
     assert [measure["row"] for measure in measures] == [
         row for row, number in numbers.items() for _ in range(number)
@@ -30,7 +30,7 @@ async def test_every_row_is_measured(
         assert value["median"] > 0 or "later" in measure["what"]
     printed = capsys.readouterr()
     assert "| stack: whole stack / engine in process, renames | 1 | float32 |" in printed.out
-    assert printed.err.count("starts the services, verifiers: 1\n") == 1
+    assert printed.err.count("starts the services, verifiers: 1, drafters: 1\n") == 1
 
 
 async def test_each_second_round_runs_in_the_opposite_order() -> None:

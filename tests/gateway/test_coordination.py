@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.routing.router import choose_drafter
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.running_gateway import StartGateway, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -57,7 +58,7 @@ async def test_an_open_says_who_drafts_and_how(
     call.cancel()
 
 
-async def test_a_pools_requests_have_one_drafter_and_others_are_spread(
+async def test_a_pools_requests_have_one_drafter_and_a_verifiers_others_too(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -68,8 +69,10 @@ async def test_a_pools_requests_have_one_drafter_and_others_are_spread(
     used: dict[str, set[str]] = {}
     for opened in verifier.commands("open"):
         used.setdefault(opened.ngram.pool_id, set()).add(opened.drafter_address)
-    assert used[""] == set(DRAFTERS)
-    assert (len(used["0:/one"]), len(used["0:/two"])) == (1, 1)
+    assert used == {
+        pool_id: {choose_drafter(verifier.address, pool_id, DRAFTERS)}
+        for pool_id in ("0:/one", "0:/two", "")
+    }
 
 
 async def test_two_gateways_at_one_verifier_get_the_tokens_of_their_own_sequences(

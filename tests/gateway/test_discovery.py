@@ -18,9 +18,11 @@ from gateway.config import GatewayConfig
 from gateway.messages.verifier import DrafterState
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.drafters import Drafters
+from gateway.routing.router import choose_drafter
 from gateway.server import GatewayServer
 from servicekit.config import ChannelOptions, ConfigError
 from tandem.v1 import verifier_pb2
+from tandem.v1.sampling_pb2 import SpeculationParams
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
     GenerateCall,
@@ -292,10 +294,11 @@ async def test_drafters_come_and_go_and_sequences_move_away_from_those_that_are_
     await dns.applied("drafter.example")
     verifier.send(verifier.drafter_status(one, UP), verifier.drafter_status(two, UP))
     await until(lambda: num_connected(running, "drafter") == 2)
-    second_call = running.call(2, n=16)
+    second_call = running.call(2, n=16, speculation=SpeculationParams(pool="p1"))
     await verifier.nth("open", 31)
+    assert choose_drafter("", "0:/p1", [one, two]) == two
     spread = Counter(drafters_now(verifier).values())
-    assert (spread[one] + spread[two], spread[two] > 0) == (32, True)
+    assert spread == {one: 16, two: 16}
     assert not verifier.commands("update"), "a drafter that comes moves nothing"
     dns.answers["drafter.example"] = ["10.0.0.2"]
     await until(lambda: len(verifier.commands("update")) == spread[one])

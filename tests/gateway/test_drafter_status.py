@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 
 from gateway.routing.live_sequences import LiveSequence
-from tandem.v1 import sampling_pb2, verifier_pb2
+from gateway.routing.router import choose_drafter
+from tandem.v1 import verifier_pb2
+from tandem.v1.sampling_pb2 import SpeculationParams
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import (
     GenerateCall,
@@ -26,6 +28,15 @@ IDLE = verifier_pb2.DrafterStatus.STATE_IDLE
 ONE, TWO, THREE = DRAFTERS = [f"10.0.0.{index}:50051" for index in range(1, 4)]
 
 
+def in_order(verifier: ScriptedVerifier) -> list[str]:
+    """The drafters, in the order in which this verifier's sequences without a pool get them."""
+    left, order = set(DRAFTERS), []
+    while left:
+        order.append(choose_drafter(verifier.address, "", left))
+        left.remove(order[-1])
+    return order
+
+
 def used(verifier: ScriptedVerifier) -> Counter[str]:
     """How many sequences were opened with each drafter."""
     return Counter(opened.drafter_address for opened in verifier.commands("open"))
@@ -43,9 +54,12 @@ def drafters_of(verifier: ScriptedVerifier) -> dict[str, str]:
 async def open_many(
     running: RunningGateway, verifier: ScriptedVerifier, num_calls: int
 ) -> list[GenerateCall]:
-    """Opens 16 sequences per call."""
+    """Opens 16 sequences per call, of a pool each, which spread over the drafters."""
     num_before = len(verifier.commands("open"))
-    calls = [running.call(1, 2, 3, n=16) for _ in range(num_calls)]
+    calls = [
+        running.call(1, 2, 3, n=16, speculation=SpeculationParams(pool=f"p{index}"))
+        for index in range(num_calls)
+    ]
     await verifier.nth("open", num_before + 16 * num_calls - 1)
     return calls
 
@@ -67,7 +81,7 @@ async def handled(running: RunningGateway, verifier: ScriptedVerifier) -> None:
     await until(lambda: running.gateway.coordinator._moves.is_idle)
     # The updates have arrived when a command that was sent after them has.
     num_opens = len(verifier.commands("open"))
-    call = running.call(9, speculation=sampling_pb2.SpeculationParams(enabled=False))
+    call = running.call(9, speculation=SpeculationParams(enabled=False))
     await verifier.nth("open", num_opens)
     call.cancel()
 
@@ -77,14 +91,14 @@ async def test_new_sequences_get_a_drafter_that_drafts(
     start_gateway: StartGateway, verifier: ScriptedVerifier, state: int
 ) -> None:
     verifier.play(lambda opened: [5, 0])
+    first, second, third = in_order(verifier)
     verifier.first_events = [
-        verifier.drafter_status(ONE, state),
-        verifier.drafter_status(TWO, IDLE),
+        verifier.drafter_status(first, state),
+        verifier.drafter_status(third, IDLE),
     ]
     running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
     await running.generate(1, n=16)
-    await running.generate(2, n=16)
-    assert set(used(verifier)) == {TWO, THREE}, "nothing is known of the third"
+    assert set(used(verifier)) == {second}, "nothing is known of it"
 
 
 @pytest.mark.parametrize("state", [SLOW, DOWN])
@@ -120,7 +134,8 @@ async def test_a_state_counts_for_the_verifier_that_reports_it(
         verifiers=[verifier.address for verifier in verifiers], drafters=[ONE, TWO]
     )
     await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-    calls = [running.call(index, n=4) for index in range(16)]
+    pools = [SpeculationParams(pool=f"p{index}") for index in range(16)]
+    calls = [running.call(index, n=4, speculation=pool) for index, pool in enumerate(pools)]
     await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 64)
     cut, whole = verifiers
     cut.send(cut.drafter_status(ONE, DOWN))
@@ -281,7 +296,7 @@ async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
 ) -> None:
     """Its matching policy comes with the Open; those that want no drafts never get one."""
     running = await start_gateway(verifiers=[verifier.address], drafters=[])
-    plain = running.call(1, 2, speculation=sampling_pb2.SpeculationParams(enabled=False))
+    plain = running.call(1, 2, speculation=SpeculationParams(enabled=False))
     await verifier.nth("open", 0)
     calls = await open_many(running, verifier, 2)
     opens = verifier.commands("open")
@@ -325,8 +340,12 @@ async def test_sequences_that_end_meanwhile_are_not_moved(
 async def test_after_a_new_session_nothing_is_known_of_the_drafters(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
-    verifier.first_events = [verifier.drafter_status(ONE, DOWN), verifier.drafter_status(TWO, UP)]
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    home, other, _ = in_order(verifier)
+    verifier.first_events = [
+        verifier.drafter_status(home, DOWN),
+        verifier.drafter_status(other, UP),
+    ]
+    running = await start_gateway(verifiers=[verifier.address], drafters=[home, other])
     await until(lambda: connected(running) == (1, 1))
     verifier.first_events = []
     verifier.end_session()
@@ -334,4 +353,4 @@ async def test_after_a_new_session_nothing_is_known_of_the_drafters(
     await until(lambda: connected(running) == (1, 0))
     verifier.play(lambda opened: [5, 0])
     await running.generate(1, n=16)
-    assert set(used(verifier)) == {ONE, TWO}
+    assert set(used(verifier)) == {home}

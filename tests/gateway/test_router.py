@@ -7,6 +7,7 @@ from gateway.routing.router import (
     PREFIX_TOKENS,
     affinity_of,
     best,
+    choose_drafter,
     choose_verifier,
 )
 
@@ -49,3 +50,22 @@ def test_loads_stay_near_the_mean_even_if_all_keys_are_equal() -> None:
         load[choose_verifier(b"one key", load, 1)] += 1
     assert max(load.values()) <= LOAD_FACTOR * 100 / len(NAMES) + 1
     assert sum(load.values()) == 100
+
+
+def test_a_verifiers_sequences_have_one_drafter_and_pools_have_theirs() -> None:
+    drafters = [f"10.0.0.{index}:50051" for index in range(4)]
+    verifiers = [f"10.0.1.{index}:50052" for index in range(200)]
+    counts = collections.Counter(choose_drafter(each, "", drafters) for each in verifiers)
+    assert set(counts) == set(drafters)
+    assert max(counts.values()) < 2 * min(counts.values())
+    assert len({choose_drafter(each, "pool", drafters) for each in verifiers}) == 1
+    assert choose_drafter(verifiers[0], "", []) == choose_drafter("", "pool", []) == ""
+
+
+def test_a_drafter_on_the_verifiers_host_is_preferred() -> None:
+    drafters = [f"10.0.0.{index}:50051" for index in range(4)]
+    for drafter in drafters:
+        verifier = drafter.replace("50051", "50052")
+        assert choose_drafter(verifier, "", drafters) == drafter
+    near = "[fd00::1]:50051"
+    assert choose_drafter("[fd00::1]:50052", "", [*drafters, near]) == near
