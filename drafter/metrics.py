@@ -56,7 +56,9 @@ class DrafterMetrics:
             return {value: counter.labels(value.value) for value in values}
 
         self._sequences = gauge("sequences", "Sequences whose history is known.")
+        self._max_sequences = gauge("max_sequences", "Most sequences whose history is known.")
         self._history_bytes = gauge("history_bytes", "Bytes held for histories.")
+        self._max_history_bytes = gauge("max_history_bytes", "Most bytes held for histories.")
         proposals = Counter(
             "tandem_drafter_proposals",
             "Answers to deltas, by what became of them.",
@@ -81,8 +83,7 @@ class DrafterMetrics:
         self._pool_bytes = gauge(
             "pool_bytes", "Bytes held for shared pools, their indexes included."
         )
-        self._pools = gauge("pools", "Shared pools.")
-        self._pool_texts = gauge("pool_texts", "Texts kept in shared pools.")
+        self._max_pool_bytes = gauge("max_pool_bytes", "Most bytes held for all shared pools.")
         self._events = {
             **counters(
                 "evictions", "Sequences forgotten that nobody released.", "reason", EvictionReason
@@ -103,7 +104,7 @@ class DrafterMetrics:
         }
 
     def watch(self, store: HistoryStore, pools: PoolStore) -> None:
-        """Reads the gauges from the stores when they are scraped.
+        """Exports the stores' limits, and what they hold when they are scraped.
 
         The thread of the metrics endpoint does so: only numbers that the stores keep are read, none
         that would be counted from their contents.
@@ -111,8 +112,9 @@ class DrafterMetrics:
         self._sequences.set_function(lambda: store.num_sequences)
         self._history_bytes.set_function(lambda: store.history_bytes)
         self._pool_bytes.set_function(lambda: pools.occupied_bytes)
-        self._pools.set_function(lambda: pools.num_pools)
-        self._pool_texts.set_function(lambda: pools.num_texts)
+        self._max_sequences.set(store.limits.max_sequences)
+        self._max_history_bytes.set(store.limits.max_history_bytes)
+        self._max_pool_bytes.set(pools.limits.max_pools_bytes)
 
     def count_failure(self, failure: Failure, count: int = 1) -> None:
         self._failures[failure].inc(count)

@@ -4,12 +4,13 @@ Owns their names, labels and buckets; those by model are in `model_metrics.py`. 
 Labels come from small fixed sets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, UnreadError, VerifierFullError, code_name
 from gateway.model_metrics import MetricsByModel, ModelMetrics
+from gateway.requests.admission import Admission
 
 # A draft's round trip takes some hundred microseconds; verifiers wait 0.25 s at most by default.
 _HOP_BUCKETS_S = (
@@ -100,6 +101,23 @@ class GatewayMetrics:
         )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
+        self._num_admitted = gauge(
+            "num_requests_admitted",
+            "Choices of admitted requests: running, waiting, or being prepared or read.",
+        )
+        self._max_admitted = gauge("max_concurrent_requests", "Most choices admitted at a time.")
+        self._waiting_tokens = gauge(
+            "waiting_prompt_tokens", "Prompt tokens of the choices that have no output yet."
+        )
+        self._max_waiting_tokens = gauge(
+            "max_waiting_prompt_tokens",
+            "Most prompt tokens of choices that have no output yet; a single one may have more.",
+        )
+        self._kv_cache_usage = gauge(
+            "kv_cache_usage_perc",
+            "K/V blocks in use at the verifiers that have choices of this gateway, / all blocks of "
+            "its verifiers; 1: all. For endpoint pickers.",
+        )
         peers_connected = Gauge(
             "tandem_peers_connected",
             "Verifiers that this gateway has a session with, and drafters that answer at least one "
@@ -183,6 +201,17 @@ class GatewayMetrics:
     def set_load(self, *, num_running: int, num_waiting: int) -> None:
         self._num_running.set(num_running)
         self._num_waiting.set(num_waiting)
+
+    def watch_admission(self, admission: Admission) -> None:
+        """Exports the limits, and at every scrape what is admitted."""
+        self._max_admitted.set(admission.max_choices)
+        self._max_waiting_tokens.set(admission.max_waiting_tokens)
+        self._num_admitted.set_function(lambda: admission.num_choices)
+        self._waiting_tokens.set_function(lambda: admission.num_waiting_tokens)
+
+    def watch_kv_cache(self, usage: Callable[[], float]) -> None:
+        """Exports a share of K/V blocks, which any thread may ask for, at every scrape."""
+        self._kv_cache_usage.set_function(usage)
 
     def set_connected(self, *, num_verifiers: int, num_drafters: int) -> None:
         self._verifiers_connected.set(num_verifiers)

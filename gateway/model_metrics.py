@@ -8,17 +8,14 @@ Counters of tokens, steps and drafts count shown output, so they equal the sums 
 choices that finished.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from gateway.generation.usage import MAX_MATCH_LENGTH
 from gateway.messages.response import Step
-from servicekit.telemetry.tally_histogram import TallyHistogram
 from tandem.speculation_note import speculation_note
-from tandem.values import DraftSource, FinishReason, Usage
+from tandem.values import FinishReason, Usage
 
 _TOKEN_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5,
@@ -31,10 +28,10 @@ _FIRST_TOKEN_BUCKETS_S = (
 _REQUEST_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800,
 )  # fmt: skip
+_LENGTH_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
+)  # fmt: skip
 _ACCEPTANCE_LENGTH_BUCKETS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 16, 24, 32)
-_ACCEPTANCE_RATE_BUCKETS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
-# Inclusive upper bounds, in tokens; longer matches count in the last bucket.
-_MATCH_LENGTHS = (1, 2, 3, 5, 8, 16, 32, MAX_MATCH_LENGTH)
 
 # Further positions have no series, whatever a verifier's limit.
 _MAX_DRAFT_POSITIONS = 512
@@ -69,37 +66,11 @@ class MetricsByModel:
             "Draft tokens accepted, by position in the draft, from 0.",
             "position",
         )
-        self.match_length = TallyHistogram(
-            "tandem_spec_decode_match_length",
-            "Match length of each verified draft, in tokens; 64 is 64 and more.",
-            bounds=_MATCH_LENGTHS,
-            registry=registry,
-            label="model",
-            label_values=(),
-        )
-        self.matched_draft_tokens = counter(
-            "spec_decode_matched_draft_tokens",
-            "Draft tokens verified, by match length (the bucket's upper bound) and source.",
-            "match_length",
-            "source",
-        )
-        self.matched_accepted_tokens = counter(
-            "spec_decode_matched_accepted_tokens",
-            "Draft tokens accepted, by match length (the bucket's upper bound) and source.",
-            "match_length",
-            "source",
-        )
         self.acceptance_length = histogram(
             "request_acceptance_length",
             "Mean acceptance length of each choice that ended by itself and verified drafts: "
             "tokens per verify step.",
             _ACCEPTANCE_LENGTH_BUCKETS,
-        )
-        self.acceptance_ratio = histogram(
-            "request_acceptance_ratio",
-            "Accepted by verified draft tokens of each choice that ended by itself and verified "
-            "some.",
-            _ACCEPTANCE_RATE_BUCKETS,
         )
         self.generation_tokens = counter(
             "generation_tokens",
@@ -123,6 +94,34 @@ class MetricsByModel:
             "e2e_request_latency_seconds",
             "Arrival of a request to the last token of a choice sent, in seconds.",
             _REQUEST_BUCKETS_S,
+        )
+        self.queue_time = histogram(
+            "request_queue_time_seconds",
+            "Opening a choice at a verifier to its place in a batch, in seconds; of choices whose "
+            "first token came.",
+            _REQUEST_BUCKETS_S,
+        )
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds",
+            "A choice's place in a batch to its first token sent, in seconds.",
+            _REQUEST_BUCKETS_S,
+        )
+        self.time_per_output_token = histogram(
+            "request_time_per_output_token_seconds",
+            "First to last token sent of a choice that ended by itself, / its tokens after the "
+            "first, in seconds.",
+            _TOKEN_BUCKETS_S,
+        )
+        self.prompt_lengths = histogram(
+            "request_prompt_tokens",
+            "Prompt tokens of each choice that ended by itself.",
+            _LENGTH_BUCKETS,
+        )
+        self.generation_lengths = histogram(
+            "request_generation_tokens",
+            "Output tokens of each choice that ended by itself; not those that a resuming client "
+            "brought.",
+            _LENGTH_BUCKETS,
         )
         self._models: dict[str, ModelMetrics] = {}
 
@@ -149,27 +148,18 @@ class ModelMetrics:
         self._accepted_tokens = families.accepted_tokens.labels(model)
         self._accepted_per_position = families.accepted_per_position
         self._series_of_position: list[Counter] = []
-        self._match_length = families.match_length
-        self._match_length.add_label_value(model)
-        # By source and bucket of match lengths: draft tokens, accepted tokens.
-        self._series_of_match = {
-            source: [
-                (
-                    families.matched_draft_tokens.labels(model, str(bound), label),
-                    families.matched_accepted_tokens.labels(model, str(bound), label),
-                )
-                for bound in _MATCH_LENGTHS
-            ]
-            for source, label in ((None, "unspecified"), *((each, each) for each in DraftSource))
-        }
         self._acceptance_length = families.acceptance_length.labels(model)
-        self._acceptance_ratio = families.acceptance_ratio.labels(model)
         self._generation_tokens = families.generation_tokens.labels(model)
         self._prompt_tokens = families.prompt_tokens.labels(model)
         self._success = {reason: families.success.labels(model, reason) for reason in FinishReason}
         self._time_to_first_token = families.time_to_first_token.labels(model)
         self._inter_token_latency = families.inter_token_latency.labels(model)
         self._e2e_latency = families.e2e_latency.labels(model)
+        self._queue_time = families.queue_time.labels(model)
+        self._prefill_time = families.prefill_time.labels(model)
+        self._time_per_output_token = families.time_per_output_token.labels(model)
+        self._prompt_lengths = families.prompt_lengths.labels(model)
+        self._generation_lengths = families.generation_lengths.labels(model)
 
     def expect_positions(self, num_positions: int) -> None:
         """A verifier verifies so many drafts per step: each position gets a series."""
@@ -189,21 +179,9 @@ class ModelMetrics:
         self._drafts.inc(len(steps))
         self._draft_tokens.inc(sum([step.num_draft_tokens for step in steps]))
         self._accepted_tokens.inc(sum([step.num_accepted_tokens for step in steps]))
-        self._match_length.observe_all([step.matched_ngram_length for step in steps], self._model)
         num_accepted = [step.num_accepted_tokens for step in steps]
         for position, series in enumerate(self._series_of_position[: max(num_accepted)]):
             series.inc(sum([num > position for num in num_accepted]))
-        # By source and match length: draft tokens, accepted tokens.
-        by_match: dict[tuple[DraftSource | None, int], list[int]] = {}
-        for step in steps:
-            counts = by_match.setdefault((step.source, step.matched_ngram_length), [0, 0])
-            counts[0] += step.num_draft_tokens
-            counts[1] += step.num_accepted_tokens
-        for (source, length), counts in by_match.items():
-            buckets = self._series_of_match[source]
-            draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
-            draft_tokens.inc(counts[0])
-            accepted_tokens.inc(counts[1])
 
     def count_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
@@ -221,7 +199,6 @@ class ModelMetrics:
         self._last_usages.append(usage)
         if usage.num_drafts:
             self._acceptance_length.observe(1 + usage.num_accepted_tokens / usage.num_drafts)
-            self._acceptance_ratio.observe(usage.num_accepted_tokens / usage.num_draft_tokens)
 
     def observe_first_token(self, since_arrival_s: float, exemplar: Exemplar) -> None:
         self._time_to_first_token.observe(since_arrival_s, exemplar)
@@ -231,3 +208,17 @@ class ModelMetrics:
 
     def observe_last_token(self, since_arrival_s: float, exemplar: Exemplar) -> None:
         self._e2e_latency.observe(since_arrival_s, exemplar)
+
+    def observe_queue(self, duration_s: float) -> None:
+        self._queue_time.observe(duration_s)
+
+    def observe_prefill(self, duration_s: float) -> None:
+        self._prefill_time.observe(duration_s)
+
+    def observe_time_per_output_token(self, duration_s: float) -> None:
+        self._time_per_output_token.observe(duration_s)
+
+    def observe_lengths(self, num_prompt_tokens: int, num_generated: int) -> None:
+        """A choice ended by itself."""
+        self._prompt_lengths.observe(num_prompt_tokens)
+        self._generation_lengths.observe(num_generated)

@@ -1,4 +1,4 @@
-"""The verifier's metrics: an observer of the engine."""
+"""The verifier's metrics: an observer of the engine. All have the label `model`."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from servicekit.telemetry.constant_labels import ConstantLabels
 from servicekit.telemetry.tally_histogram import TallyHistogram
 from verifier.drafters.messages import DrafterFault, DrafterState
 from verifier.drafts.depth_policy import DepthOutcome
@@ -30,9 +31,41 @@ class VerifierMetrics(EngineObserver):
     """Called by the engine thread."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, num_kv_blocks: int, max_num_seqs: int
+        self,
+        registry: CollectorRegistry,
+        *,
+        model_id: str,
+        block_size: int,
+        num_kv_blocks: int,
+        max_num_seqs: int,
+        max_num_waiting: int,
+        max_waiting_tokens: int,
     ) -> None:
-        self._registry = registry
+        """Registers them.
+
+        Args:
+            block_size: tokens per K/V block.
+            max_num_waiting: limit of the sequences that wait for room.
+            max_waiting_tokens: limit of the tokens that these have in all.
+        """
+        registry = self._registry = ConstantLabels(registry, {"model": model_id})
+        for name, text, limit in (
+            ("kv_blocks_total", "K/V blocks.", num_kv_blocks),
+            ("verifier_max_num_seqs", "Most sequences in the batch.", max_num_seqs),
+            ("verifier_max_num_waiting", "Most sequences that wait for room.", max_num_waiting),
+            (
+                "verifier_max_waiting_tokens",
+                "Most tokens of the sequences that wait for room.",
+                max_waiting_tokens,
+            ),
+        ):
+            Gauge(f"tandem_{name}", text, registry=registry).set(limit)
+        Gauge(
+            "tandem_cache_config_info",
+            "How the K/V cache is divided: tokens per block, and blocks.",
+            ["block_size", "num_gpu_blocks"],
+            registry=registry,
+        ).labels(block_size, num_kv_blocks).set(1)
         self._step_duration = TallyHistogram(
             "tandem_step_duration_seconds",
             "Model step, in seconds, by phase: schedule, forward, verify, commit.",
@@ -74,10 +107,6 @@ class VerifierMetrics(EngineObserver):
             registry=registry,
         )
         self._drafter_faults = {fault: drafter_faults.labels(fault.value) for fault in DrafterFault}
-        Gauge("tandem_kv_blocks_total", "K/V blocks.", registry=registry).set(num_kv_blocks)
-        Gauge(
-            "tandem_verifier_max_num_seqs", "Most sequences in the batch.", registry=registry
-        ).set(max_num_seqs)
         faults = Counter(
             "tandem_verifier_internal_errors",
             "Faults of the verifier's own that ended at most one sequence, by phase.",
@@ -117,16 +146,6 @@ class VerifierMetrics(EngineObserver):
             "tandem_grammar_compile_seconds",
             "Time that compiling a grammar took, in seconds, without its wait for others.",
             bounds=_COMPILE_BUCKETS_S,
-            registry=registry,
-        )
-        self._expected_tokens = Counter(
-            "tandem_speculation_expected_tokens",
-            "Drafts expected to be accepted, of those that the verifier chose to verify.",
-            registry=registry,
-        )
-        self._accepted_tokens = Counter(
-            "tandem_speculation_accepted_tokens",
-            "Drafts accepted, of those that the verifier chose to verify.",
             registry=registry,
         )
         self._cost_error = TallyHistogram(
@@ -169,8 +188,6 @@ class VerifierMetrics(EngineObserver):
         self._registry.register(_LoadCollector(engine))
 
     def _count_speculation(self, outcome: DepthOutcome, draft_wait_s: float) -> None:
-        self._expected_tokens.inc(outcome.expected_drafts)
-        self._accepted_tokens.inc(outcome.num_accepted)
         if outcome.expected_s is not None:
             error_s = abs(outcome.duration_s - outcome.expected_s)
             self._cost_error.observe(error_s / outcome.duration_s)
@@ -191,6 +208,11 @@ class _LoadCollector(Collector):
             ("kv_blocks_used", "K/V blocks held by sequences.", load.num_kv_blocks_used),
             ("verifier_sequences_running", "Sequences in the batch.", load.num_running),
             ("verifier_sequences_waiting", "Sequences waiting for room.", load.num_waiting),
+            (
+                "verifier_waiting_tokens",
+                "Tokens of the sequences waiting for room.",
+                load.num_waiting_tokens,
+            ),
             (
                 "verifier_pending_commands",
                 "Commands that the engine has not handled yet.",
@@ -216,14 +238,6 @@ class _LoadCollector(Collector):
         for outcome in HintOutcome:
             hints.add_metric([outcome.value], load.num_hints.get(outcome, 0))
         yield hints
-        hop = GaugeMetricFamily(
-            "tandem_draft_hop_quantile_seconds",
-            "Quantiles of the last hops (see tandem_draft_hop_seconds), in seconds; 0: none yet.",
-            labels=["quantile"],
-        )
-        for quantile in (0.5, 0.99):
-            hop.add_metric([str(quantile)], self._engine.hop_quantile_s(quantile))
-        yield hop
         drafters = GaugeMetricFamily(
             "tandem_verifier_drafters",
             "Drafters in use, by state: connecting, up, slow, down.",

@@ -129,8 +129,12 @@ class VerifierServer:
             raise
         metrics = VerifierMetrics(
             self._registry,
+            model_id=loaded.served.model_id,
+            block_size=loaded.served.block_size,
             num_kv_blocks=loaded.served.num_kv_blocks,
             max_num_seqs=loaded.served.max_num_seqs,
+            max_num_waiting=self._config.max_num_waiting,
+            max_waiting_tokens=self._config.max_waiting_tokens,
         )
         loop = asyncio.get_running_loop()
 

@@ -1,6 +1,6 @@
 """The dashboard *Capacity*: use of the verifiers' steps and of all memory."""
 
-from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
+from deploy.grafana.panels import MODEL, Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
 
 
 def _of_tandem(expression: str) -> str:
@@ -16,8 +16,8 @@ _MEMORY = Row(
             description="Held by sequences, and in total.",
             unit="short",
             queries=[
-                Query(expression=total(gauge("tandem_kv_blocks_used")), legend="used"),
-                Query(expression=total(gauge("tandem_kv_blocks_total")), legend="all"),
+                Query(expression=total(gauge("tandem_kv_blocks_used", MODEL)), legend="used"),
+                Query(expression=total(gauge("tandem_kv_blocks_total", MODEL)), legend="all"),
             ],
         ),
         Panel(
@@ -26,19 +26,19 @@ _MEMORY = Row(
             unit="short",
             queries=[
                 Query(
-                    expression=gauge("tandem_verifier_sequences_running"),
+                    expression=gauge("tandem_verifier_sequences_running", MODEL),
                     legend="{{instance}} running",
                 ),
                 Query(
-                    expression=gauge("tandem_verifier_max_num_seqs"),
+                    expression=gauge("tandem_verifier_max_num_seqs", MODEL),
                     legend="{{instance}} at most",
                 ),
                 Query(
-                    expression=gauge("tandem_verifier_sequences_waiting"),
+                    expression=gauge("tandem_verifier_sequences_waiting", MODEL),
                     legend="{{instance}} waiting",
                 ),
                 Query(
-                    expression=gauge("tandem_verifier_pending_commands"),
+                    expression=gauge("tandem_verifier_pending_commands", MODEL),
                     legend="{{instance}} commands",
                 ),
             ],
@@ -51,11 +51,17 @@ _MEMORY = Row(
             unit="short",
             queries=[
                 Query(
-                    expression=total(rate("tandem_prefix_cache_queries_total")),
+                    expression=total(rate("tandem_prefix_cache_queries_total", MODEL)),
                     legend="looked up / s",
                 ),
-                Query(expression=total(rate("tandem_prefix_cache_hits_total")), legend="found / s"),
-                Query(expression=total(rate("tandem_preemptions_total")), legend="preemptions / s"),
+                Query(
+                    expression=total(rate("tandem_prefix_cache_hits_total", MODEL)),
+                    legend="found / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_preemptions_total", MODEL)),
+                    legend="preemptions / s",
+                ),
             ],
         ),
     ],
@@ -69,11 +75,11 @@ _STEPS = Row(
             description="Prompt chunks, decodes and drafts, bounded by the token budget.",
             unit="short",
             queries=[
-                *quantiles("tandem_step_tokens", 0.5, 0.99),
+                *quantiles("tandem_step_tokens", 0.5, 0.99, matchers=MODEL),
                 Query(
                     expression=(
-                        f"{total(rate('tandem_step_tokens_sum'))}"
-                        f" / {total(rate('tandem_step_tokens_count'))}"
+                        f"{total(rate('tandem_step_tokens_sum', MODEL))}"
+                        f" / {total(rate('tandem_step_tokens_count', MODEL))}"
                     ),
                     legend="mean",
                 ),
@@ -84,8 +90,10 @@ _STEPS = Row(
             description="Tokens computed by the models, including rejected drafts.",
             unit="short",
             queries=[
-                Query(expression=total(rate("tandem_step_tokens_sum")), legend="tokens / s"),
-                Query(expression=total(rate("tandem_step_tokens_count")), legend="steps / s"),
+                Query(expression=total(rate("tandem_step_tokens_sum", MODEL)), legend="tokens / s"),
+                Query(
+                    expression=total(rate("tandem_step_tokens_count", MODEL)), legend="steps / s"
+                ),
             ],
         ),
         Panel(
@@ -95,7 +103,7 @@ _STEPS = Row(
             stacked=True,
             queries=[
                 Query(
-                    expression=total(rate("tandem_step_duration_seconds_sum"), "phase"),
+                    expression=total(rate("tandem_step_duration_seconds_sum", MODEL), "phase"),
                     legend="{{phase}}",
                 )
             ],
@@ -113,7 +121,7 @@ _STRUCTURED = Row(
             width=12,
             queries=[
                 Query(
-                    expression=total(rate("tandem_grammars_total"), "kind", "outcome"),
+                    expression=total(rate("tandem_grammars_total", MODEL), "kind", "outcome"),
                     legend="{{kind}} {{outcome}} / s",
                 )
             ],
@@ -127,7 +135,10 @@ _STRUCTURED = Row(
             unit="percentunit",
             width=12,
             queries=[
-                Query(expression=rate("tandem_grammar_compile_seconds_sum"), legend="{{instance}}")
+                Query(
+                    expression=rate("tandem_grammar_compile_seconds_sum", MODEL),
+                    legend="{{instance}}",
+                )
             ],
         ),
     ],
@@ -151,13 +162,11 @@ _DRAFTERS = Row(
         ),
         Panel(
             title="Held",
-            description="Sequences with a history, pools, and texts in them.",
+            description="Sequences with a history.",
             unit="short",
             width=12,
             queries=[
                 Query(expression=total(gauge("tandem_drafter_sequences")), legend="sequences"),
-                Query(expression=total(gauge("tandem_drafter_pools")), legend="pools"),
-                Query(expression=total(gauge("tandem_drafter_pool_texts")), legend="texts"),
             ],
         ),
         Panel(

@@ -186,7 +186,7 @@ _FAILURES = Row(
             unit="short",
             queries=[
                 Query(
-                    expression=total(rate("tandem_verifier_internal_errors_total"), "phase"),
+                    expression=total(rate("tandem_verifier_internal_errors_total", MODEL), "phase"),
                     legend="verifier: {{phase}} / s",
                 ),
                 Query(
@@ -224,7 +224,8 @@ _SATURATION = Row(
             queries=[
                 Query(
                     expression=(
-                        f"{gauge('tandem_kv_blocks_used')} / {gauge('tandem_kv_blocks_total')}"
+                        f"{gauge('tandem_kv_blocks_used', MODEL)}"
+                        f" / {gauge('tandem_kv_blocks_total', MODEL)}"
                     ),
                     legend="{{instance}}",
                 )

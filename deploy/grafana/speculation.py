@@ -18,13 +18,6 @@ _ACCEPTED = total(rate("tandem_spec_decode_num_accepted_tokens_total", MODEL))
 _DRAFTS = total(rate("tandem_spec_decode_num_drafts_total", MODEL))
 
 
-def _matched_acceptance(label: str) -> str:
-    accepted = total(rate("tandem_spec_decode_matched_accepted_tokens_total", MODEL), label)
-    return (
-        f"{accepted} / {total(rate('tandem_spec_decode_matched_draft_tokens_total', MODEL), label)}"
-    )
-
-
 _GAIN = Row(
     title="Gain",
     panels=[
@@ -70,8 +63,8 @@ _GAIN = Row(
             queries=[
                 Query(
                     expression=(
-                        f"{total(rate('tandem_decode_plain_seconds_total'))}"
-                        f" / {total(rate('tandem_decode_seconds_total'))}"
+                        f"{total(rate('tandem_decode_plain_seconds_total', MODEL))}"
+                        f" / {total(rate('tandem_decode_seconds_total', MODEL))}"
                     ),
                     legend="times as fast",
                 )
@@ -114,7 +107,8 @@ _DEPTH = Row(
             width=12,
             queries=[
                 Query(
-                    expression=total(rate("tandem_speculation_depth_bucket"), "le"), legend="{{le}}"
+                    expression=total(rate("tandem_speculation_depth_bucket", MODEL), "le"),
+                    legend="{{le}}",
                 )
             ],
         ),
@@ -126,30 +120,11 @@ _DEPTH = Row(
             queries=[
                 Query(
                     expression=(
-                        f"{total(rate('tandem_speculation_depth_sum'))}"
-                        f" / {total(rate('tandem_speculation_depth_count'))}"
+                        f"{total(rate('tandem_speculation_depth_sum', MODEL))}"
+                        f" / {total(rate('tandem_speculation_depth_count', MODEL))}"
                     ),
                     legend="drafts",
                 )
-            ],
-        ),
-        Panel(
-            title="Accepted drafts beside the forecast",
-            description=(
-                "Of drafts that the verifiers chose to verify by their cost. Far apart for long: "
-                "the texts changed, or a drafter is wrong; the verifiers learn it."
-            ),
-            unit="short",
-            width=12,
-            queries=[
-                Query(
-                    expression=total(rate("tandem_speculation_expected_tokens_total")),
-                    legend="expected / s",
-                ),
-                Query(
-                    expression=total(rate("tandem_speculation_accepted_tokens_total")),
-                    legend="accepted / s",
-                ),
             ],
         ),
         Panel(
@@ -160,7 +135,7 @@ _DEPTH = Row(
             ),
             unit="percentunit",
             width=12,
-            queries=quantiles("tandem_step_cost_error_ratio", 0.5, 0.9),
+            queries=quantiles("tandem_step_cost_error_ratio", 0.5, 0.9, matchers=MODEL),
         ),
     ],
 )
@@ -168,41 +143,6 @@ _DEPTH = Row(
 _MATCH = Row(
     title="By match and by request",
     panels=[
-        Panel(
-            title="Acceptance by match length",
-            description=(
-                "Accepted / verified draft tokens by match length, in tokens (the bucket's upper "
-                "bound; 64 is 33 and more)."
-            ),
-            unit="percentunit",
-            max_value=1,
-            width=12,
-            queries=[
-                Query(
-                    expression=_matched_acceptance("match_length"), legend="up to {{match_length}}"
-                )
-            ],
-        ),
-        Panel(
-            title="Acceptance by source",
-            description="Accepted / verified draft tokens, from the text itself and from a pool.",
-            unit="percentunit",
-            max_value=1,
-            width=12,
-            queries=[Query(expression=_matched_acceptance("source"), legend="{{source}}")],
-        ),
-        Panel(
-            title="Match length",
-            description="Match length of verified drafts, in tokens.",
-            unit="short",
-            heatmap=True,
-            queries=[
-                Query(
-                    expression=total(rate("tandem_spec_decode_match_length_bucket", MODEL), "le"),
-                    legend="{{le}}",
-                )
-            ],
-        ),
         Panel(
             title="Acceptance length per request",
             description="Ended choices by their tokens per verify step.",
@@ -214,13 +154,6 @@ _MATCH = Row(
                     legend="{{le}}",
                 )
             ],
-        ),
-        Panel(
-            title="Acceptance rate per request",
-            description="Ended choices by their share of accepted draft tokens.",
-            unit="percentunit",
-            max_value=1,
-            queries=quantiles("tandem_request_acceptance_ratio", 0.1, 0.5, 0.9, matchers=MODEL),
         ),
     ],
 )
@@ -240,8 +173,8 @@ _HINTS = Row(
             queries=[
                 Query(
                     expression=(
-                        f"{total(rate('tandem_draft_hints_total'), 'outcome')}"
-                        f" / on () group_left () {total(rate('tandem_draft_hints_total'))}"
+                        f"{total(rate('tandem_draft_hints_total', MODEL), 'outcome')}"
+                        f" / on () group_left () {total(rate('tandem_draft_hints_total', MODEL))}"
                     ),
                     legend="{{outcome}}",
                 )
@@ -252,11 +185,11 @@ _HINTS = Row(
             description="How long steps waited for hints; most do not wait.",
             unit="s",
             queries=[
-                *quantiles("tandem_draft_wait_seconds", 0.5, 0.99),
+                *quantiles("tandem_draft_wait_seconds", 0.5, 0.99, matchers=MODEL),
                 Query(
                     expression=(
-                        f"{total(rate('tandem_draft_wait_seconds_sum'))}"
-                        f" / {total(rate('tandem_draft_wait_seconds_count'))}"
+                        f"{total(rate('tandem_draft_wait_seconds_sum', MODEL))}"
+                        f" / {total(rate('tandem_draft_wait_seconds_count', MODEL))}"
                     ),
                     legend="mean",
                 ),
@@ -269,7 +202,7 @@ _HINTS = Row(
             stacked=True,
             queries=[
                 Query(
-                    expression=total(rate("tandem_draft_waits_total"), "outcome"),
+                    expression=total(rate("tandem_draft_waits_total", MODEL), "outcome"),
                     legend="{{outcome}} / s",
                 )
             ],
@@ -284,23 +217,11 @@ _HINTS = Row(
             width=12,
             queries=[
                 Query(expression=query.expression, legend=f"{name} {query.legend}")
-                for name, histogram in (
-                    ("hop", "tandem_draft_hop_seconds"),
-                    ("drafter", "tandem_drafter_proposal_seconds"),
+                for name, histogram, matchers in (
+                    ("hop", "tandem_draft_hop_seconds", MODEL),
+                    ("drafter", "tandem_drafter_proposal_seconds", ""),
                 )
-                for query in quantiles(histogram, 0.5, 0.99)
-            ],
-        ),
-        Panel(
-            title="Latest hops",
-            description="Quantiles of each verifier's latest hops.",
-            unit="s",
-            width=12,
-            queries=[
-                Query(
-                    expression=gauge("tandem_draft_hop_quantile_seconds"),
-                    legend="{{instance}} {{quantile}}",
-                )
+                for query in quantiles(histogram, 0.5, 0.99, matchers=matchers)
             ],
         ),
     ],
@@ -320,7 +241,7 @@ _DRAFTERS = Row(
             width=12,
             queries=[
                 Query(
-                    expression=total(gauge("tandem_verifier_drafters"), "state"),
+                    expression=total(gauge("tandem_verifier_drafters", MODEL), "state"),
                     legend="{{state}}",
                 )
             ],
@@ -332,7 +253,7 @@ _DRAFTERS = Row(
             width=12,
             queries=[
                 Query(
-                    expression=total(rate("tandem_verifier_drafter_faults_total"), "reason"),
+                    expression=total(rate("tandem_verifier_drafter_faults_total", MODEL), "reason"),
                     legend="{{reason}} / s",
                 )
             ],

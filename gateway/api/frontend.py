@@ -102,6 +102,7 @@ class Frontend:
             on_shed=metrics.count_shed,
             clock=self._loop.time,
         )
+        metrics.watch_admission(self._admission)
 
     @property
     def is_serving(self) -> bool:
@@ -161,7 +162,12 @@ class Frontend:
             ClientGoneError: the client was gone before the request was opened at a verifier.
         """
         self._metrics.count_request()
-        record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
+        record = RequestRecord(
+            tenant=principal.tenant,
+            spans=self._spans,
+            logger=self._logger,
+            operation="text_completion" if request.conversation is None else "chat",
+        )
         try:
             events = self._generate(request, principal, expires_at_s, is_gone, record)
             # What is needed while it runs is in the accepted request.

@@ -4,7 +4,6 @@ Owns the order in which choices are read, and when a token counts as sent. Knows
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway.api.request_record import RequestRecord
@@ -32,7 +31,6 @@ async def read_output(
     Raises:
         RequestError: of the first generation that failed.
     """
-    last_sent_s: dict[Generation, float] = {}
     unfinished = list(generations)
     while unfinished:
         await changed.wait()
@@ -44,20 +42,14 @@ async def read_output(
             if isinstance(event, Traced):
                 yield event
             elif event is not None:
-                now_s = time.monotonic()
-                if generation in last_sent_s:
-                    metrics.observe_next_token(now_s - last_sent_s[generation], record.exemplar)
-                else:
-                    metrics.observe_first_token(record.since_arrival_s, record.exemplar)
-                    record.sent_first_token()
+                if record.sent(generation, metrics):
                     admitted.begin_choice()
-                last_sent_s[generation] = now_s
                 yield event
             if not is_over or generation.has_unread:
                 continue
             if generation.error is not None:
                 raise generation.error
-            metrics.observe_last_token(record.since_arrival_s, record.exemplar)
+            record.finished(generation, metrics)
             unfinished.remove(generation)
             assert generation.finish_reason is not None, "it is over"
             yield Finished(

@@ -1,7 +1,8 @@
-"""What became of one request: its line in the log and, where the process traces, its span.
+"""What became of one request: its latencies, its line in the log and, where the process traces, its
+span.
 
-Owns both forms. Both are made once, at the request's end, of what its choices counted; nothing is
-done per token. They hold identifiers and numbers, never text. Knows no transport.
+Owns these forms. Line and span are made once, at the request's end, of what its choices counted.
+They hold identifiers and numbers, never text. Knows no transport.
 
     generate     the whole request; choices that moved to another verifier are its events
     ├── prepare      until its choices are opened at a verifier
@@ -10,12 +11,12 @@ done per token. They hold identifiers and numbers, never text. Knows no transpor
 """
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest
-from gateway.model_metrics import Exemplar
+from gateway.model_metrics import Exemplar, ModelMetrics
 from servicekit import logs
 from servicekit.telemetry.trace_context import caller_trace_parent
 
@@ -27,32 +28,59 @@ if TYPE_CHECKING:
 #: The status of a request that did not fail; of others, the name of the gRPC code.
 OK = "OK"
 
+# The span's names of the line's keys, where OpenTelemetry's conventions for generative AI have one.
+_SPAN_NAMES = {
+    "model": "gen_ai.response.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "finish_reasons": "gen_ai.response.finish_reasons",
+}
+
+
+class _Sent(NamedTuple):
+    """When output of a choice was sent, monotonic."""
+
+    first_s: float
+    last_s: float
+
 
 class RequestRecord:
-    """Begins when the request arrives.
+    """Begins when the request arrives."""
 
-    Attributes:
-        exemplar: for its latencies.
-    """
-
-    def __init__(self, *, tenant: str, spans: "Spans | None", logger: logs.Logger) -> None:
+    def __init__(
+        self,
+        *,
+        tenant: str,
+        spans: "Spans | None",
+        logger: logs.Logger,
+        operation: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        operation: OpenTelemetry's name of what was requested; "": it is not known.
+        clock: that of `Generation.admitted_at_s`, in seconds.
+        """
         self._tenant = tenant
         self._spans = spans
         self._logger = logger
-        self._arrived_s = time.monotonic()
+        self._operation = operation
+        self._clock = clock
+        self._arrived_s = clock()
         self._arrived_ns = time.time_ns()
         self._opened_s: float | None = None
-        self._first_token_s: float | None = None
         self._request: AcceptedRequest | None = None
         self._generations: Sequence[Generation] = ()
+        # Of the choices that have output.
+        self._sent: dict[Generation, _Sent] = {}
         self._span: Span | None = None
         self._trace_id = ""
-        self.exemplar: Exemplar = None
+        self._exemplar: Exemplar = None
         if spans is not None:
             self._span = spans.begin("generate", caller_trace_parent(), at_ns=self._arrived_ns)
             self._trace_id = spans.trace_id(self._span)
             if self._span.is_recording():
-                self.exemplar = {"trace_id": self._trace_id}
+                self._exemplar = {"trace_id": self._trace_id}
 
     @property
     def trace_parent(self) -> str:
@@ -63,20 +91,36 @@ class RequestRecord:
             else self._spans.trace_parent(self._span)
         )
 
-    @property
-    def since_arrival_s(self) -> float:
-        return time.monotonic() - self._arrived_s
-
     def opened(self, request: AcceptedRequest, generations: Sequence[Generation]) -> None:
         """Its choices are opened at a verifier."""
         self._request = request
         self._generations = generations
-        self._opened_s = time.monotonic()
+        self._opened_s = self._clock()
 
-    def sent_first_token(self) -> None:
-        """The first output of a choice is sent."""
-        if self._first_token_s is None:
-            self._first_token_s = time.monotonic()
+    def sent(self, generation: Generation, metrics: ModelMetrics) -> bool:
+        """Output of a choice is sent: returns whether it is its first."""
+        now_s = self._clock()
+        if (before := self._sent.get(generation)) is not None:
+            self._sent[generation] = _Sent(before.first_s, now_s)
+            metrics.observe_next_token(now_s - before.last_s, self._exemplar)
+            return False
+        self._sent[generation] = _Sent(now_s, now_s)
+        metrics.observe_first_token(now_s - self._arrived_s, self._exemplar)
+        if self._opened_s is not None and (admitted_s := generation.admitted_at_s) is not None:
+            metrics.observe_queue(admitted_s - self._opened_s)
+            metrics.observe_prefill(now_s - admitted_s)
+        return True
+
+    def finished(self, generation: Generation, metrics: ModelMetrics) -> None:
+        """A choice has ended by itself, and all its output is sent."""
+        now_s = self._clock()
+        metrics.observe_last_token(now_s - self._arrived_s, self._exemplar)
+        metrics.observe_lengths(generation.prompt_length, generation.num_generated)
+        sent = self._sent.get(generation)
+        if sent is not None and generation.num_generated > 1:
+            metrics.observe_time_per_output_token(
+                (now_s - sent.first_s) / (generation.num_generated - 1)
+            )
 
     def end(self, status: str) -> None:
         """The request is over; its choices are, too.
@@ -84,7 +128,7 @@ class RequestRecord:
         Args:
             status: `OK`, or the name of the gRPC code that it failed with.
         """
-        ended_s = time.monotonic()
+        ended_s = self._clock()
         figures = self._figures(ended_s)
         self._logger.info(
             "request_ended",
@@ -107,9 +151,7 @@ class RequestRecord:
                 "model": request.model_id,
                 "prompt_tokens": len(request.prompt_token_ids),
                 # What a resuming client brought is in the line of the gateway that sent it.
-                "output_tokens": sum(
-                    usage.output_tokens - len(request.output_token_ids) for usage in usages
-                ),
+                "output_tokens": sum(each.num_generated for each in self._generations),
                 # The other choices find what the first one computed.
                 "cached_tokens": usages[0].cached_tokens,
                 "steps": sum(usage.num_steps for usage in usages),
@@ -124,10 +166,15 @@ class RequestRecord:
             admitted_s = self._admitted_s
             if self._opened_s is not None and admitted_s is not None:
                 figures["queue_s"] = round(admitted_s - self._opened_s, 6)
-        if self._first_token_s is not None:
-            figures["first_token_s"] = round(self._first_token_s - self._arrived_s, 6)
+        if (first_token_s := self._first_token_s) is not None:
+            figures["first_token_s"] = round(first_token_s - self._arrived_s, 6)
         figures["total_s"] = round(ended_s - self._arrived_s, 6)
         return figures
+
+    @property
+    def _first_token_s(self) -> float | None:
+        """When the first output of any choice was sent."""
+        return min((sent.first_s for sent in self._sent.values()), default=None)
 
     @property
     def _admitted_s(self) -> float | None:
@@ -149,8 +196,13 @@ class RequestRecord:
         if not span.is_recording() or self._spans is None:
             return
         request_id = self._request.request_id if self._request else logs.request_id()
-        span.set_attributes({f"tandem.{name}": value for name, value in figures.items()})
+        span.set_attributes(
+            {_SPAN_NAMES.get(name, f"tandem.{name}"): value for name, value in figures.items()}
+        )
         span.set_attributes({"tandem.request.id": request_id, "tandem.tenant": self._tenant})
+        span.set_attribute("gen_ai.provider.name", "tandem")
+        if self._operation:
+            span.set_attribute("gen_ai.operation.name", self._operation)
         begun_s = self._arrived_s
         for name, until_s in (
             ("prepare", self._opened_s),

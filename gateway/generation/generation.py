@@ -122,6 +122,11 @@ class Generation:
         return self.finish_reason is not None or self.error is not None
 
     @property
+    def num_generated(self) -> int:
+        """Output tokens that were shown, without those that a resuming client brought."""
+        return self._num_shown - self._num_given
+
+    @property
     def has_unread(self) -> bool:
         """Whether something that was shown is not read."""
         return not self._unread.is_empty

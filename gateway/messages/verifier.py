@@ -81,6 +81,7 @@ class Welcome:
             promises nothing.
         allows_trace: whether it traces the steps of requests that ask for it.
         max_step_tokens: the most tokens that one of its steps computes; 0 if unknown.
+        num_kv_blocks: of its K/V cache; 0 if unknown.
     """
 
     model_id: str
@@ -93,6 +94,7 @@ class Welcome:
     numerics_digest: str = ""
     allows_trace: bool = False
     max_step_tokens: int = 0
+    num_kv_blocks: int = 0
 
 
 # Events

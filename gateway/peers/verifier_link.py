@@ -234,6 +234,7 @@ class VerifierLink:
         if response.HasField("step"):
             # Before choices may move there.
             self.load.num_waiting = response.step.num_waiting
+            self.load.num_kv_blocks_used = response.step.num_kv_blocks_used
         self._listener.on_step(self, events)
         self.load.answer(self._loop.time())
         if not response.HasField("step"):

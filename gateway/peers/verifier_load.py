@@ -18,6 +18,7 @@ class VerifierLoad:
     Attributes:
         num_others: sequences that other clients have there, as last reported.
         num_waiting: of all that it has, those that it does not run, as last reported.
+        num_kv_blocks_used: by all that it has, as last reported.
         longest_step_s: about the longest of its last steps; 0 before the first.
         prompts: how many tokens each text has that this gateway sent it, and that has no output of
             it yet, by sequence.
@@ -33,6 +34,7 @@ class VerifierLoad:
         """Nothing is known."""
         self.num_others = 0
         self.num_waiting = 0
+        self.num_kv_blocks_used = 0
         self.longest_step_s = 0.0
         self.prompts: dict[str, int] = {}
         self.last_answer_s = 0.0
@@ -62,6 +64,7 @@ class VerifierLoad:
             self._instance_id = instance_id
             self.num_others = 0
             self.num_waiting = 0
+            self.num_kv_blocks_used = 0
             self.longest_step_s = 0.0
             self._longest_tokens = self._most_tokens = 0
             self._most_s = 0.0

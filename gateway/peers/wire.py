@@ -85,6 +85,7 @@ def _welcome_from_proto(welcome: verifier_pb2.Welcome) -> Welcome:
         numerics_digest=welcome.numerics_digest,
         allows_trace=welcome.allows_trace,
         max_step_tokens=welcome.limits.max_num_batched_tokens,
+        num_kv_blocks=welcome.limits.num_kv_blocks,
     )
 
 

@@ -42,7 +42,11 @@ class _Party(NamedTuple):
 
 
 class Admission:
-    """Counts the admitted requests and refuses what is over the limits."""
+    """Counts the admitted requests and refuses what is over the limits.
+
+    Attributes:
+        max_choices, max_waiting_tokens: the limits, over all requests.
+    """
 
     def __init__(
         self,
@@ -61,14 +65,24 @@ class Admission:
             on_shed: called with the reason of every refusal.
             clock: returns seconds, monotonic.
         """
-        self._max_choices = max_choices
-        self._max_waiting_tokens = max_waiting_tokens
+        self.max_choices = max_choices
+        self.max_waiting_tokens = max_waiting_tokens
         self._on_shed = on_shed
         self._retry_hint = RetryHint(clock)
         self._all = _Held()
         self._by_party: dict[_Party, _Held] = {}  # only those that hold something
         self.is_draining = False
         self._emptied = asyncio.Event()
+
+    @property
+    def num_choices(self) -> int:
+        """Choices admitted; any thread may read it."""
+        return self._all.num_choices
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the choices that wait; any thread may read it."""
+        return self._all.num_waiting_tokens
 
     def admit(
         self,
@@ -98,10 +112,10 @@ class Admission:
         quota = principal.max_choices
         held = self._held_by(tenant).num_choices
         num_others = self._all.num_choices
-        if num_others + num_choices > self._max_choices:
+        if num_others + num_choices > self.max_choices:
             raise self._shed(
                 "concurrency",
-                f"{num_others} of at most {self._max_choices} choices are being generated",
+                f"{num_others} of at most {self.max_choices} choices are being generated",
             )
         if quota is not None and held + num_choices > quota:
             raise self._shed(
@@ -113,7 +127,7 @@ class Admission:
             sharing[model] = 1
         for party, weight in sharing.items():
             held = self._held_by(party).num_choices
-            num_free = self._max_choices - num_others
+            num_free = self.max_choices - num_others
             if not leaves_room(held=held, added=num_choices, num_free=num_free, weight=weight):
                 raise self._shed(
                     f"{party.kind}_concurrency",
@@ -135,7 +149,7 @@ class Admission:
             InvalidRequestError: they are more.
         """
         quota = principal.max_choices
-        most = self._max_choices if quota is None else min(quota, self._max_choices)
+        most = self.max_choices if quota is None else min(quota, self.max_choices)
         if num_choices > most:
             raise InvalidRequestError(
                 f"{num_choices} choices are over the limit of {most} at a time", field=field
@@ -159,11 +173,11 @@ class Admission:
 
     def _wait(self, request: "AdmittedRequest", num_tokens: int, *, instead_of: int) -> None:
         others = self._all.num_waiting_tokens - instead_of
-        if others > 0 and others + num_tokens > self._max_waiting_tokens:
+        if others > 0 and others + num_tokens > self.max_waiting_tokens:
             raise self._shed(
                 "waiting_tokens",
                 f"{others} prompt tokens are waiting; {num_tokens} more would exceed the limit of "
-                f"{self._max_waiting_tokens}",
+                f"{self.max_waiting_tokens}",
             )
         tenant = _Party("tenant", request.principal.tenant)
         own = self._held_by(tenant).num_waiting_tokens - instead_of
@@ -176,7 +190,7 @@ class Admission:
             )
         for party, weight in request.sharing.items():
             own = self._held_by(party).num_waiting_tokens - instead_of
-            num_free = self._max_waiting_tokens - others
+            num_free = self.max_waiting_tokens - others
             if not leaves_room(held=own, added=num_tokens, num_free=num_free, weight=weight):
                 raise self._shed(
                     f"{party.kind}_waiting_tokens",

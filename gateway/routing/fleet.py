@@ -37,6 +37,7 @@ class Fleet:
         # Ids of the models that are served, and since when those are missing that were.
         self._served: frozenset[str] = frozenset()
         self._missing_since_s: dict[str, float] = {}
+        metrics.watch_kv_cache(self._kv_usage)
 
     @property
     def is_serving(self) -> bool:
@@ -76,6 +77,17 @@ class Fleet:
             num_verifiers=sum(verifier.welcome is not None for verifier in self.verifiers),
             num_drafters=self.drafters.num_up,
         )
+
+    def _kv_usage(self) -> float:
+        """Of all K/V blocks of the verifiers, the share in use, 0 to 1. What a verifier without
+        sequences of this gateway uses is not known, and counts as none.
+        """
+        num_used = num_blocks = 0
+        for verifier in list(self.verifiers):
+            if (welcome := verifier.welcome) is not None:
+                num_blocks += welcome.num_kv_blocks
+                num_used += verifier.load.num_kv_blocks_used if verifier.num_sequences else 0
+        return num_used / num_blocks if num_blocks else 0.0
 
     def check_models(self) -> None:
         """Notes the models that are missing, and reports the verifiers whose model is outvoted,

@@ -43,7 +43,7 @@ class TallyHistogram(Collector):
             bounds: inclusive upper bounds of the buckets, ascending; +Inf is added.
             registry: where it is registered.
             label: its name; "": no label.
-            label_values: those whose series exist from the beginning.
+            label_values: all of them.
         """
         self._name = name
         self._documentation = documentation
@@ -52,12 +52,6 @@ class TallyHistogram(Collector):
         self._lock = threading.Lock()
         self._tallies = {value: _Tally(len(bounds) + 1) for value in label_values}
         registry.register(self)
-
-    def add_label_value(self, label_value: str) -> None:
-        """Begins the series of a label's value, if there is none."""
-        with self._lock:
-            if label_value not in self._tallies:
-                self._tallies[label_value] = _Tally(len(self._bounds) + 1)
 
     def observe(self, value: float, label_value: str = "") -> None:
         """Counts a value, 0 or more."""

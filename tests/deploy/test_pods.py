@@ -7,6 +7,7 @@ The test makes the gRPC probes, which podman does not support.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -246,7 +247,8 @@ def test_the_verifier_reaches_the_drafter_once_a_request_needs_it(podman: Podman
     with TandemClient(f"{ADDRESSES['gateway']}:50050") as client:
         client.generate(GenerationRequest(prompt="def add(", max_new_tokens=8, ignore_eos=True))
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while 'tandem_verifier_drafters{state="up"} 1.0' not in scraped("verifier"):
+    connected = re.compile(r'tandem_verifier_drafters{.*state="up".*} 1\.0')
+    while not any(map(connected.fullmatch, scraped("verifier"))):
         logs = podman.tried("logs", container_name("verifier"))
         assert time.monotonic() < deadline_s, logs.stdout + logs.stderr
         time.sleep(1)

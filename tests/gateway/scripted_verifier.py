@@ -163,7 +163,12 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
             session.responses.put_nowait(None)
 
     def tell_step(
-        self, *, num_tokens: int = 1, duration_s: float = 0.001, num_waiting: int = 0
+        self,
+        *,
+        num_tokens: int = 1,
+        duration_s: float = 0.001,
+        num_waiting: int = 0,
+        num_kv_blocks_used: int = 0,
     ) -> None:
         """Tells every session of a step."""
         self.num_steps += 1
@@ -172,6 +177,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
             num_scheduled_tokens=num_tokens,
             duration_s=duration_s,
             num_waiting=num_waiting,
+            num_kv_blocks_used=num_kv_blocks_used,
         )
         for session in self._sessions:
             session.responses.put_nowait(verifier_pb2.SessionResponse(step=step))

@@ -209,14 +209,4 @@ class TestCalls:
             for each in usage.by_match_length
         ] == [(4, 1, 2), (64, 1, 0)]
         assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (1, 1)
-
-        def sample(name: str, length: int, source: str) -> float:
-            name = f"tandem_spec_decode_matched_{name}_tokens_total"
-            return running.sample(name, match_length=str(length), source=source)
-
-        assert (sample("draft", 5, "sequence"), sample("accepted", 5, "sequence")) == (3, 2)
-        assert (sample("draft", 64, "pool"), sample("accepted", 64, "pool")) == (5, 0)
-        assert running.sample("tandem_spec_decode_match_length_bucket", le="5.0") == 1
-        assert running.sample("tandem_spec_decode_match_length_bucket", le="64.0") == 2
         assert running.sample("tandem_request_acceptance_length_sum") == 2
-        assert running.sample("tandem_request_acceptance_ratio_sum") == 0.25

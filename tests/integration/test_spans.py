@@ -72,14 +72,18 @@ def new_trace_parent(*, is_sampled: bool = True) -> tuple[str, str, str]:
 
 def complete_over_http(target: Service, trace_parent: str) -> Any:
     """The usage of one completion."""
-    body = {"model": models(target)[0], "prompt": PROMPT, "max_tokens": 64, "temperature": 0}
+    answer = post(target, "completions", trace_parent, prompt=PROMPT, max_tokens=64, temperature=0)
+    return answer["usage"]
+
+
+def post(target: Service, path: str, trace_parent: str, **fields: Any) -> Any:
     request = urllib.request.Request(
-        f"http://{target.addresses['http']}/v1/completions",
-        json.dumps(body).encode(),
+        f"http://{target.addresses['http']}/v1/{path}",
+        json.dumps({"model": models(target)[0], **fields}).encode(),
         {"content-type": "application/json", "traceparent": trace_parent},
     )
     with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)["usage"]
+        return json.load(response)
 
 
 def models(target: Service) -> list[str]:
@@ -125,9 +129,11 @@ def test_one_request_is_one_trace_through_all_services(
         assert own[service, name].status == ""
     whole = own["tandem-gateway", "generate"].attributes
     decode = own["tandem-verifier", "decode"].attributes
-    assert whole["tandem.prompt_tokens"] == num_prompt
-    assert whole["tandem.output_tokens"] == num_output
-    assert whole["tandem.finish_reasons"] == ["stop"]
+    assert whole["gen_ai.usage.input_tokens"] == num_prompt
+    assert whole["gen_ai.usage.output_tokens"] == num_output
+    assert whole["gen_ai.operation.name"] == "text_completion"
+    assert whole["gen_ai.response.model"] in models(traced)
+    assert whole["gen_ai.response.finish_reasons"] == ["stop"]
     for name in ("steps", "drafts", "draft_tokens", "accepted_tokens"):
         assert whole[f"tandem.{name}"] == decode[f"tandem.{name}"] > 0, name
     assert own["tandem-drafter", "history"].attributes["tandem.tokens"] >= num_prompt
@@ -154,6 +160,17 @@ def test_a_refused_request_is_a_failed_span(collector: Collector, traced: Servic
     spans = collector.wait_for(lambda all_: bool(names(all_, trace_id)))
     (span,) = [span for span in spans if span.trace_id == trace_id]
     assert (span.name, span.status) == ("generate", "INVALID_ARGUMENT")
+
+
+def test_a_chat_is_told_from_a_completion(collector: Collector, traced: Service) -> None:
+    trace_parent, trace_id, _ = new_trace_parent()
+    message = {"role": "user", "content": PROMPT}
+    post(traced, "chat/completions", trace_parent, messages=[message], max_tokens=1)
+    spans = collector.wait_for(
+        lambda all_: names(all_, trace_id) >= {("tandem-gateway", "generate")}
+    )
+    (span,) = [each for each in spans if each.trace_id == trace_id and each.name == "generate"]
+    assert span.attributes["gen_ai.operation.name"] == "chat"
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])

@@ -579,18 +579,20 @@ class TestMetrics:
         assert sample(running, "tandem_speculation_depth_count") == 3
         assert sample(running, "tandem_speculation_depth_sum") == 3
         assert sample(running, "tandem_step_cost_error_ratio_count") == 3
-        # The session waits always, so the verifier had nothing to choose.
-        assert sample(running, "tandem_speculation_expected_tokens_total") == 0
-        assert sample(running, "tandem_speculation_accepted_tokens_total") == 0
         assert sample(running, "tandem_decode_seconds_total") > 0
         assert sample(running, "tandem_decode_plain_seconds_total") > 0
         assert sample(running, "tandem_verifier_pending_commands") == 0
 
 
 def sample(running: RunningVerifier, name: str, **labels: str) -> float:
-    value = running.registry.get_sample_value(name, labels)
-    assert value is not None, f"{name}{labels} is not measured"
-    return value
+    values = [
+        sample.value
+        for family in running.registry.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert values, f"{name}{labels} is not measured"
+    return sum(values)
 
 
 async def test_while_the_model_loads_health_is_not_serving_and_calls_are_refused(

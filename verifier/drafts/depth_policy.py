@@ -78,15 +78,11 @@ class DepthOutcome(NamedTuple):
     """What a step brought beside its forecast.
 
     Attributes:
-        expected_drafts, num_accepted: of the drafts that the policy chose, how many it expected to
-            be accepted, and how many were.
         expected_s: the forecast of `duration_s`. None: the policy did not learn from the step.
         plain_s: the estimate for plain decoding of the same tokens. None: the step computed
             prompts, too.
     """
 
-    expected_drafts: float
-    num_accepted: int
     expected_s: float | None
     duration_s: float
     plain_s: float | None
@@ -168,7 +164,7 @@ class DepthPolicy:
         self._num_plain_steps += 1
         if is_learned_from:
             return None
-        return DepthOutcome(0.0, 0, None, duration_s, duration_s)
+        return DepthOutcome(None, duration_s, duration_s)
 
     def learn(
         self,
@@ -201,16 +197,14 @@ class DepthPolicy:
         ):
             flat += depth, entry, token_ids[depth] if depth < len(token_ids) else _NO_TOKEN
         outcomes = np.array(flat, dtype=np.int64).reshape(len(candidates), 3)
-        expected, num_accepted, expected_s, plain_s = _learn(
+        expected_s, plain_s = _learn(
             self._acceptance.trials, numbers, outcomes, num_accepted_tokens, output_token_ids,
             *self._cost.state, *shape, *(plain_shape or NO_STEP), duration_s,
         )  # fmt: skip
         corrections = numbers[:, _LOG_ODDS:].tolist()
         for candidate, correction in zip(candidates, corrections, strict=True):
             candidate.record.log_odds, candidate.record.variance = correction
-        return DepthOutcome(
-            expected, num_accepted, expected_s, duration_s, plain_s if plain_shape else None
-        )
+        return DepthOutcome(expected_s, duration_s, plain_s if plain_shape else None)
 
     def _count_step(self) -> None:
         """Sets the factor of the step's drafts: 1, or by turns a half and two where it probes."""
@@ -325,7 +319,7 @@ def _learn(
     plain_attended: int,
     plain_rows: int,
     duration_s: float,
-) -> tuple[float, int, float, float]:
+) -> tuple[float, float]:
     """Learns acceptance, corrections and costs.
 
     Args:
@@ -335,16 +329,11 @@ def _learn(
     Returns:
         What `DepthOutcome` has but the step's duration.
     """
-    expected, accepted = 0.0, 0
     for i in range(len(numbers)):
         depth, entry, next_token_id = outcomes[i]
         source, match_length = int(numbers[i, _SOURCE]), int(numbers[i, _MATCH])
         place = int(numbers[i, _PLACE])
-        survivals = np.empty(depth)
-        survival(trials, source, match_length, place, numbers[i, _LOG_ODDS], survivals)
-        expected += survivals.sum()
         stood = num_accepted_tokens[entry]
-        accepted += stood
         last_token_id = output_token_ids[entry, stood]
         if last_token_id < 0:
             # The row after the accepted drafts was not usable.
@@ -369,4 +358,4 @@ def _learn(
         knots, coefficients, plain_sequences, plain_logits_rows, plain_attended, plain_rows
     )
     cost = cost_of(knots, coefficients, num_sequences, num_logits_rows, num_attended, num_rows)
-    return expected, accepted, expected_s, num_steps * plain / cost * duration_s
+    return expected_s, num_steps * plain / cost * duration_s

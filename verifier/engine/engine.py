@@ -360,6 +360,7 @@ class Engine:
         self.load = EngineLoad(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
             num_kv_blocks_used=self._scheduler.block_pool.num_used,
             num_kv_blocks_total=self._scheduler.block_pool.num_blocks,
             num_prefix_cache_queries=self._scheduler.counts.num_prefix_cache_queries,

@@ -54,6 +54,7 @@ class EngineLoad:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0
     num_kv_blocks_used: int = 0
     num_kv_blocks_total: int = 0
     # Totals since the start.
