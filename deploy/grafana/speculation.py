@@ -71,19 +71,6 @@ _GAIN = Row(
             ],
         ),
         Panel(
-            title="Acceptance by position",
-            description="How often the draft at each position, from 0, was accepted.",
-            unit="percentunit",
-            max_value=1,
-            width=12,
-            queries=[
-                Query(
-                    expression=recorded("tandem:spec_decode_acceptance_per_pos:ratio_rate5m"),
-                    legend="{{position}}",
-                )
-            ],
-        ),
-        Panel(
             title="Draft tokens",
             description="Verified and accepted. The difference was computed in vain.",
             unit="short",
