@@ -147,7 +147,7 @@ class Coordinator:
                 metrics.count_steps(steps)
             if generation.finish_reason is not None:
                 metrics.count_end(generation.finish_reason)
-                metrics.observe_acceptance(generation.usage())
+                metrics.note_usage(generation.usage())
                 # After a stop string the verifier still generates; otherwise it is done already,
                 # or waits for what the pool keeps.
                 self.close(generation)

@@ -31,7 +31,6 @@ _REQUEST_BUCKETS_S = (
 _LENGTH_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000,
 )  # fmt: skip
-_ACCEPTANCE_LENGTH_BUCKETS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 16, 24, 32)
 
 # Further positions have no series, whatever a verifier's limit.
 _MAX_DRAFT_POSITIONS = 512
@@ -65,12 +64,6 @@ class MetricsByModel:
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in the draft, from 0.",
             "position",
-        )
-        self.acceptance_length = histogram(
-            "request_acceptance_length",
-            "Mean acceptance length of each choice that ended by itself and verified drafts: "
-            "tokens per verify step.",
-            _ACCEPTANCE_LENGTH_BUCKETS,
         )
         self.generation_tokens = counter(
             "generation_tokens",
@@ -148,7 +141,6 @@ class ModelMetrics:
         self._accepted_tokens = families.accepted_tokens.labels(model)
         self._accepted_per_position = families.accepted_per_position
         self._series_of_position: list[Counter] = []
-        self._acceptance_length = families.acceptance_length.labels(model)
         self._generation_tokens = families.generation_tokens.labels(model)
         self._prompt_tokens = families.prompt_tokens.labels(model)
         self._success = {reason: families.success.labels(model, reason) for reason in FinishReason}
@@ -194,11 +186,9 @@ class ModelMetrics:
         """What drafts brought the last choices; "" if that is not known."""
         return speculation_note(self._last_usages)
 
-    def observe_acceptance(self, usage: Usage) -> None:
+    def note_usage(self, usage: Usage) -> None:
         """A choice ended by itself."""
         self._last_usages.append(usage)
-        if usage.num_drafts:
-            self._acceptance_length.observe(1 + usage.num_accepted_tokens / usage.num_drafts)
 
     def observe_first_token(self, since_arrival_s: float, exemplar: Exemplar) -> None:
         self._time_to_first_token.observe(since_arrival_s, exemplar)

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 from deploy.generated_files import write_or_check
-from deploy.grafana.capacity import CAPACITY
 from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.panels import Dashboard, to_json
 from deploy.grafana.speculation import SPECULATION
 
-DASHBOARDS: tuple[Dashboard, ...] = (OVERVIEW, SPECULATION, CAPACITY)
+DASHBOARDS: tuple[Dashboard, ...] = (OVERVIEW, SPECULATION)
 FOLDER = Path(__file__).resolve().parent / "dashboards"
 
 

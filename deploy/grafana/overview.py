@@ -1,8 +1,12 @@
-"""The dashboard *Overview*: traffic, latency, errors, saturation."""
+"""The dashboard *On call*: is it up, slow, failing, helping; which instance; how much is left."""
 
 from deploy.grafana.panels import (
+    GREEN,
     MODEL,
+    RED,
+    YELLOW,
     Dashboard,
+    Kind,
     Panel,
     Query,
     Row,
@@ -13,275 +17,212 @@ from deploy.grafana.panels import (
     total,
 )
 
-_TRAFFIC = Row(
-    title="Traffic",
+_UP = gauge("up", 'job=~"tandem-.+"')
+# Of errors, those that are not their callers'.
+_OURS = "DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|UNAVAILABLE"
+
+_NOW = Row(
+    title="Now",
     panels=[
         Panel(
-            title="Tokens",
-            description="Output tokens sent to clients, and prompt tokens of their choices.",
-            unit="short",
+            title="Serving",
+            description="Of each service's instances, the share that serves.",
+            unit="percentunit",
+            kind=Kind.TILE,
+            width=8,
+            colours=((0, RED), (0.5, YELLOW), (1, GREEN)),
             queries=[
                 Query(
-                    expression=total(rate("tandem_generation_tokens_total", MODEL)),
-                    legend="generated / s",
-                ),
-                Query(
-                    expression=total(rate("tandem_prompt_tokens_total", MODEL)), legend="prompt / s"
-                ),
+                    expression=(
+                        f"{total(gauge('tandem_serving'), 'job')} / on (job) count by (job) ({_UP})"
+                    ),
+                    legend="{{job}}",
+                )
             ],
         ),
         Panel(
-            title="Requests",
-            description="Received requests, and choices that ended, by reason.",
-            unit="reqps",
-            queries=[
-                Query(expression=total(rate("tandem_requests_received_total")), legend="received"),
-                Query(
-                    expression=total(rate("tandem_request_success_total", MODEL), "finish_reason"),
-                    legend="ended: {{finish_reason}}",
-                ),
-            ],
+            title="First token, p99",
+            description="99 of 100 first tokens come within this time. The objective is 2.5 s.",
+            unit="s",
+            kind=Kind.TILE,
+            width=4,
+            colours=((0, GREEN), (1, YELLOW), (2.5, RED)),
+            queries=quantiles("tandem_time_to_first_token_seconds", 0.99, matchers=MODEL),
         ),
         Panel(
-            title="Up and serving",
+            title="Failed requests",
             description=(
-                "Instances of each service that Prometheus reaches, and those that serve: that do "
-                "not load, drain or wait for verifiers. And what the gateway with the fewest is "
-                "connected to: verifiers, and drafters that answer one of them."
+                "Share of the last 5 minutes' requests that failed, callers' mistakes aside. Of "
+                "the objective's budget of 30 days, 0.5 % spends as much as it may, 7.2 % a "
+                "fiftieth in an hour."
             ),
-            unit="short",
+            unit="percentunit",
+            kind=Kind.TILE,
+            width=4,
+            colours=((0, GREEN), (0.005, YELLOW), (0.072, RED)),
+            queries=[
+                Query(expression=recorded("tandem:request_errors:ratio_rate5m"), legend="failed")
+            ],
+        ),
+        Panel(
+            title="Faster by drafts",
+            description=(
+                "How many times as fast as without drafts verifiers decode. Near 1 is right under "
+                "full load and on text that does not repeat; under it, drafts cost."
+            ),
+            unit="none",
+            kind=Kind.TILE,
+            width=4,
+            colours=((0, RED), (0.98, YELLOW), (1.02, GREEN)),
+            queries=[Query(expression=recorded("tandem:decode_gain:ratio_rate5m"), legend="times")],
+        ),
+        Panel(
+            title="Room left",
+            description=(
+                "Of the limit that is nearest, over all instances: 1 - use / limit. *Use of "
+                "limits* says which one it is."
+            ),
+            unit="percentunit",
+            kind=Kind.TILE,
+            width=4,
+            colours=((0, RED), (0.1, YELLOW), (0.25, GREEN)),
             queries=[
                 Query(
-                    expression=total(gauge("up").replace("{", '{job=~"tandem-.+",'), "job"),
-                    legend="{{job}}: up",
-                ),
-                Query(expression=total(gauge("tandem_serving"), "job"), legend="{{job}}: serving"),
-                Query(
-                    expression=f"min by (kind) ({gauge('tandem_peers_connected')})",
-                    legend="connected: {{kind}}",
-                ),
+                    expression=f"1 - max(avg by (limit) ({gauge('tandem:saturation:ratio')}))",
+                    legend="left",
+                )
             ],
         ),
     ],
 )
 
-_LATENCY = Row(
-    title="Latency",
+_SLOW = Row(
+    title="Slow?",
     panels=[
         Panel(
             title="Time to first token",
-            description=(
-                "From the arrival of a request to the first token sent. The line is the objective "
-                "of 99 %."
-            ),
+            description="Arrival of a request to the first token sent. The line is the objective.",
             unit="s",
-            alarming_over=2.5,
+            colours=((0, GREEN), (2.5, RED)),
             queries=quantiles("tandem_time_to_first_token_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
         ),
         Panel(
-            title="Inter-token latency",
-            description="Gaps between the messages of a choice; one message can hold many tokens.",
+            title="Time per output token",
+            description="First to last token of each choice, / the tokens after the first.",
             unit="s",
-            queries=quantiles("tandem_inter_token_latency_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
+            queries=quantiles(
+                "tandem_request_time_per_output_token_seconds", 0.5, 0.9, 0.99, matchers=MODEL
+            ),
         ),
         Panel(
             title="Whole request",
-            description="From the arrival of a request to the last token of a choice.",
+            description="Arrival of a request to the last token of a choice.",
             unit="s",
             queries=quantiles("tandem_e2e_request_latency_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
         ),
     ],
 )
 
-_ERRORS = Row(
-    title="Errors",
+_WHY = Row(
+    title="Why?",
     panels=[
         Panel(
-            title="Errors by code",
-            description="Requests that ended in an error, including callers' mistakes.",
+            title="Waiting and prefill",
+            description=(
+                "Parts of the time to the first token: until a verifier has room, and from then "
+                "on. Waiting: too few verifiers, or a full limit. Prefill: long prompts, or slow "
+                "steps."
+            ),
+            unit="s",
+            queries=[
+                Query(expression=query.expression, legend=f"{part} {query.legend}")
+                for part, histogram in (
+                    ("waiting", "tandem_request_queue_time_seconds"),
+                    ("prefill", "tandem_request_prefill_time_seconds"),
+                )
+                for query in quantiles(histogram, 0.5, 0.99, matchers=MODEL)
+            ],
+        ),
+        Panel(
+            title="Errors and moves",
+            description=(
+                "Requests that failed, by code; callers' mistakes in one line; choices that "
+                "another verifier went on with."
+            ),
             unit="reqps",
             queries=[
                 Query(
-                    expression=total(rate("tandem_request_errors_total"), "code"),
+                    expression=total(
+                        rate("tandem_request_errors_total", f'code=~"{_OURS}"'), "code"
+                    ),
                     legend="{{code}}",
-                )
-            ],
-        ),
-        Panel(
-            title="Shed",
-            description="Requests that were refused for load or readiness, by reason.",
-            unit="reqps",
-            queries=[
-                Query(
-                    expression=total(rate("tandem_requests_shed_total"), "reason"),
-                    legend="{{reason}}",
-                )
-            ],
-        ),
-        Panel(
-            title="Error budgets",
-            description=(
-                "Share of bad events in the last hour. The objectives allow 0.5 % of the requests "
-                "to fail, and 1 % of the first tokens to take more than 2.5 s. The line is the "
-                "smaller one."
-            ),
-            unit="percentunit",
-            alarming_over=0.005,
-            queries=[
-                Query(
-                    expression=recorded("tandem:request_errors:ratio_rate1h"),
-                    legend="failed requests",
                 ),
                 Query(
-                    expression=recorded("tandem:slow_first_tokens:ratio_rate1h"),
-                    legend="slow first tokens",
+                    expression=total(rate("tandem_request_errors_total", f'code!~"{_OURS}"')),
+                    legend="callers' mistakes",
                 ),
+                Query(expression=total(rate("tandem_request_resumes_total")), legend="moved"),
             ],
         ),
-    ],
-)
-
-_FAILURES = Row(
-    title="Failures survived",
-    panels=[
         Panel(
-            title="Moved to another verifier",
-            description=(
-                "Choices that another verifier went on with, and those that went to another one "
-                "before they began, by reason."
-            ),
+            title="Open choices",
+            description="In a verifier's batch, and waiting for one.",
             unit="short",
-            queries=[
-                Query(
-                    expression=total(rate("tandem_request_resumes_total"), "reason"),
-                    legend="resumed: {{reason}} / s",
-                ),
-                Query(
-                    expression=total(rate("tandem_request_retries_total"), "reason"),
-                    legend="retried: {{reason}} / s",
-                ),
-            ],
-        ),
-        Panel(
-            title="Late and unread",
-            description=(
-                "Requests whose deadline passed, by what they were doing, and requests whose "
-                "client did not read."
-            ),
-            unit="reqps",
-            queries=[
-                Query(
-                    expression=total(rate("tandem_requests_expired_total"), "phase"),
-                    legend="late: {{phase}}",
-                ),
-                Query(expression=total(rate("tandem_requests_unread_total")), legend="unread"),
-            ],
-        ),
-        Panel(
-            title="Faults",
-            description=(
-                "Tandem's own faults, of which each ended one sequence at most, and invalid "
-                "messages of verifiers. Any is a bug: the log has it."
-            ),
-            unit="short",
-            queries=[
-                Query(
-                    expression=total(rate("tandem_verifier_internal_errors_total", MODEL), "phase"),
-                    legend="verifier: {{phase}} / s",
-                ),
-                Query(
-                    expression=total(rate("tandem_drafter_internal_errors_total"), "reason"),
-                    legend="drafter: {{reason}} / s",
-                ),
-                Query(
-                    expression=total(rate("tandem_peer_messages_ignored_total"), "reason"),
-                    legend="message: {{reason}} / s",
-                ),
-            ],
-        ),
-    ],
-)
-
-_SATURATION = Row(
-    title="Saturation",
-    panels=[
-        Panel(
-            title="Choices open",
-            description="Running in a verifier's batch, and waiting for one.",
-            unit="short",
-            stacked=True,
+            kind=Kind.PARTS,
             queries=[
                 Query(expression=total(gauge("tandem_num_requests_running")), legend="running"),
                 Query(expression=total(gauge("tandem_num_requests_waiting")), legend="waiting"),
             ],
         ),
+    ],
+)
+
+_WHICH = Row(
+    title="Which one, and how much is left?",
+    panels=[
         Panel(
-            title="K/V blocks in use",
-            description="By verifier. When all are in use, sequences wait.",
-            unit="percentunit",
-            max_value=1,
-            alarming_over=0.95,
+            title="Serving, by instance",
+            description="Green: it serves. Red: it loads, drains, waits for peers, or is gone.",
+            unit="short",
+            kind=Kind.STATES,
+            colours=((0, RED), (1, GREEN)),
             queries=[
                 Query(
-                    expression=(
-                        f"{gauge('tandem_kv_blocks_used', MODEL)}"
-                        f" / {gauge('tandem_kv_blocks_total', MODEL)}"
-                    ),
+                    expression=f"{gauge('tandem_serving')} or {_UP} == 0",
+                    legend="{{job}} {{instance}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Verifiers beside their peers",
+            description=(
+                "How many times as long a verifier's steps take as the others' of its model, load "
+                "aside. About 1 is usual; over the line for long, look at that instance."
+            ),
+            unit="none",
+            colours=((0, GREEN), (1.5, RED)),
+            queries=[
+                Query(
+                    expression=gauge("tandem:verifier_slowness:ratio_rate5m", MODEL),
                     legend="{{instance}}",
                 )
             ],
         ),
         Panel(
-            title="Certificates",
-            description="Time until they expire. An alert comes a week before, at the line.",
-            unit="s",
-            alarming_under=7 * 86_400,
-            queries=[
-                Query(
-                    expression=f"{gauge('tandem_certificate_expiry_timestamp_seconds')} - time()",
-                    legend="{{instance}} {{certificate}}",
-                )
-            ],
-        ),
-    ],
-)
-
-_INSTALLATION = Row(
-    title="Calls and installation",
-    panels=[
-        Panel(
-            title="Calls",
-            description="gRPC calls that ended, by method and status.",
-            unit="reqps",
-            queries=[
-                Query(
-                    expression=total(rate("tandem_rpc_requests_total"), "method", "code"),
-                    legend="{{method}} {{code}}",
-                )
-            ],
-        ),
-        Panel(
-            title="Duration of calls",
-            description="Half of a method's calls take less. Streams last as long as their peers.",
-            unit="s",
-            queries=quantiles("tandem_rpc_duration_seconds", 0.5, by=["method"]),
-        ),
-        Panel(
-            title="Versions and files",
+            title="Use of limits",
             description=(
-                "Instances by version: two versions during an update only. And files that were "
-                "read again, by whether they could be used."
+                "Of each limit, the use of the fullest instance. Full `sequences` are a full "
+                "batch: others wait. Full `requests`, `waiting_tokens` or `verifier_queue`: "
+                "requests are refused. Full `history_bytes` or `histories`: drafts are forgotten."
             ),
-            unit="short",
+            unit="percentunit",
+            max_value=1,
+            colours=((0, GREEN), (0.9, RED)),
             queries=[
                 Query(
-                    expression=f"count by (service, version) ({gauge('tandem_build_info')})",
-                    legend="{{service}} {{version}}",
-                ),
-                Query(
-                    expression=total(rate("tandem_file_reloads_total"), "files", "outcome"),
-                    legend="{{files}}: {{outcome}} / s",
-                ),
+                    expression=f"max by (limit) ({gauge('tandem:saturation:ratio')})",
+                    legend="{{limit}}",
+                )
             ],
         ),
     ],
@@ -289,7 +230,7 @@ _INSTALLATION = Row(
 
 OVERVIEW = Dashboard(
     uid="tandem-overview",
-    title="Tandem / Overview",
-    description="Traffic, latency, errors and saturation of all services.",
-    rows=[_TRAFFIC, _LATENCY, _ERRORS, _FAILURES, _SATURATION, _INSTALLATION],
+    title="Tandem / On call",
+    description="Is it up, slow, failing, helping? Which instance? How much is left?",
+    rows=[_NOW, _SLOW, _WHY, _WHICH],
 )

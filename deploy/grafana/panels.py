@@ -7,18 +7,28 @@ Owns the common parts of all dashboards: the variables `datasource`, `namespace`
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
-from grafana_foundation_sdk.builders import common, heatmap, prometheus, timeseries
+from grafana_foundation_sdk.builders import (
+    common,
+    prometheus,
+    stat,
+    statetimeline,
+    text,
+    timeseries,
+)
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models import heatmap as heatmap_models
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models import text as text_models
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-_ROW_WIDTH = 24
-_PANEL_HEIGHT = 8
+#: Of a page, in Grafana's columns.
+ROW_WIDTH = 24
+_TEXT_HEIGHT = 4
+_Builder = TypeVar("_Builder")
 
 #: The selector of every query; `All` includes series without a namespace.
 NAMESPACE = 'namespace=~"$namespace"'
@@ -29,7 +39,7 @@ INSTANCE = 'instance=~"$instance"'
 #: The selector of metrics by model.
 MODEL = 'model=~"$model"'
 
-_RED, _GREEN = "red", "green"
+RED, YELLOW, GREEN = "red", "orange", "green"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,35 +50,46 @@ class Query:
     legend: str
 
 
+class Kind(Enum):
+    """How a panel shows its series."""
+
+    GRAPH = "lines"
+    PARTS = "parts of a whole, stacked"
+    TILE = "the present value"
+    STATES = "bars in time, one per series, in the colour of its value"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One graph.
+    """A part of a page.
 
     Attributes:
         description: what it shows, and how to read it.
         unit: Grafana's unit id.
-        queries: at least one; a heatmap has exactly one, by `le`.
-        stacked: whether the series are parts of a whole.
+        queries: at least one.
         max_value: the fixed end of the axis, if any.
-        alarming_over: values over this are bad; a line shows it.
-        alarming_under: values under this are; at most one of the two is given.
+        colours: of values, each from a bound on, ascending; below the first bound it is the first
+            colour, too. A graph has lines at the bounds.
     """
 
     title: str
     description: str
     unit: str
     queries: Sequence[Query]
-    stacked: bool = False
-    heatmap: bool = False
+    kind: Kind = Kind.GRAPH
     max_value: float | None = None
-    alarming_over: float | None = None
-    alarming_under: float | None = None
+    colours: Sequence[tuple[float, str]] = ()
     width: int = 8
+
+    @property
+    def height(self) -> int:
+        """In Grafana's rows."""
+        return 4 if self.kind is Kind.TILE else 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Panels under a heading, side by side."""
+    """Panels of equal height under a heading, side by side."""
 
     title: str
     panels: Sequence[Panel]
@@ -76,12 +97,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """A page of rows; `uid` is its name in URLs and files."""
+    """A page of rows; `uid` is its name in URLs and files, `introduction` Markdown at its top."""
 
     uid: str
     title: str
     description: str
     rows: Sequence[Row]
+    introduction: str = ""
 
     def panels(self) -> list[Panel]:
         """All panels, in order."""
@@ -155,18 +177,23 @@ def to_json(dashboard: Dashboard) -> str:
         )
     )
     top = 0
+    if dashboard.introduction:
+        page.with_panel(
+            text.Panel()
+            .mode(text_models.TextMode.MARKDOWN)
+            .content(dashboard.introduction)
+            .grid_pos(_place(0, 0, ROW_WIDTH, _TEXT_HEIGHT))
+        )
+        top = _TEXT_HEIGHT
     for row in dashboard.rows:
-        page.with_row(builders.Row(row.title).grid_pos(_place(0, top, _ROW_WIDTH, 1)))
+        page.with_row(builders.Row(row.title).grid_pos(_place(0, top, ROW_WIDTH, 1)))
         top += 1
         left = 0
         for panel in row.panels:
-            if left + panel.width > _ROW_WIDTH:
-                left = 0
-                top += _PANEL_HEIGHT
-            place = _place(left, top, panel.width, _PANEL_HEIGHT)
-            page.with_panel(_heatmap(panel, place) if panel.heatmap else _graph(panel, place))
+            place = _place(left, top, panel.width, panel.height)
+            page.with_panel(_BUILDERS[panel.kind](panel, place))
             left += panel.width
-        top += _PANEL_HEIGHT
+        top += row.panels[0].height
     return json.dumps(page.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
@@ -186,71 +213,62 @@ def _variable(label: str, series: str) -> builders.QueryVariable:
 
 
 def _graph(panel: Panel, place: models.GridPos) -> timeseries.Panel:
-    graph = (
-        timeseries.Panel()
-        .title(panel.title)
-        .description(panel.description)
-        .datasource(_SOURCE)
-        .grid_pos(place)
-        .unit(panel.unit)
-        .min(0)
-        .line_width(1)
-        .fill_opacity(40 if panel.stacked else 8)
-        .show_points(common_models.VisibilityMode.NEVER)
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(common_models.LegendDisplayMode.LIST)
-            .placement(common_models.LegendPlacement.BOTTOM)
-            .show_legend(True)
-        )
+    graph = _shown(timeseries.Panel(), panel, place).min(0).line_width(1)
+    graph.fill_opacity(60 if panel.kind is Kind.PARTS else 0)
+    graph.show_points(common_models.VisibilityMode.NEVER)
+    graph.legend(
+        common.VizLegendOptions()
+        .display_mode(common_models.LegendDisplayMode.LIST)
+        .placement(common_models.LegendPlacement.BOTTOM)
+        .show_legend(True)
     )
     if panel.max_value is not None:
         graph.max(panel.max_value)
-    if (limit := panel.alarming_over) is not None:
-        _draw_threshold(graph, _GREEN, limit, _RED)
-    elif (limit := panel.alarming_under) is not None:
-        _draw_threshold(graph, _RED, limit, _GREEN)
-    if panel.stacked:
+    if panel.colours:
+        graph.thresholds_style(
+            common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
+        )
+    if panel.kind is Kind.PARTS:
         graph.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
-    for query in _targets(panel.queries):
-        graph.with_target(query)
     return graph
 
 
-def _draw_threshold(graph: timeseries.Panel, under: str, limit: float, over: str) -> None:
-    """Draws a line at the limit, and gives values their colours."""
-    graph.thresholds(
-        builders.ThresholdsConfig()
-        .mode(models.ThresholdsMode.ABSOLUTE)
-        .steps(
-            [
-                models.Threshold(value=None, color=under),
-                models.Threshold(value=limit, color=over),
-            ]
-        )
-    ).thresholds_style(
-        common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
+def _tile(panel: Panel, place: models.GridPos) -> stat.Panel:
+    return (
+        _shown(stat.Panel(), panel, place)
+        .color_mode(common_models.BigValueColorMode.BACKGROUND)
+        .graph_mode(common_models.BigValueGraphMode.NONE)
     )
 
 
-def _heatmap(panel: Panel, place: models.GridPos) -> heatmap.Panel:
-    graph = (
-        heatmap.Panel()
-        .title(panel.title)
-        .description(panel.description)
-        .datasource(_SOURCE)
-        .grid_pos(place)
-        .calculate(False)
-        .color(
-            heatmap.HeatmapColorOptions()
-            .mode(heatmap_models.HeatmapColorMode.SCHEME)
-            .scheme("Blues")
-            .steps(32)
-        )
+def _states(panel: Panel, place: models.GridPos) -> statetimeline.Panel:
+    return (
+        _shown(statetimeline.Panel(), panel, place)
+        .show_value(common_models.VisibilityMode.NEVER)
+        .legend(common.VizLegendOptions().show_legend(False))
     )
+
+
+_BUILDERS = {Kind.GRAPH: _graph, Kind.PARTS: _graph, Kind.TILE: _tile, Kind.STATES: _states}
+
+
+def _shown(panel_builder: _Builder, panel: Panel, place: models.GridPos) -> _Builder:
+    """Sets what all kinds have."""
+    built: Any = panel_builder  # the kinds have no base class with these
+    built.title(panel.title).description(panel.description).datasource(_SOURCE)
+    built.grid_pos(place).unit(panel.unit)
+    if panel.colours:
+        bounds = [None, *(bound for bound, _ in panel.colours[1:])]
+        steps = [
+            models.Threshold(value=bound, color=colour)
+            for bound, (_, colour) in zip(bounds, panel.colours, strict=True)
+        ]
+        built.thresholds(
+            builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+        )
     for query in _targets(panel.queries):
-        graph.with_target(query.format(PromQueryFormat.HEATMAP))
-    return graph
+        built.with_target(query)
+    return panel_builder
 
 
 def _targets(queries: Sequence[Query]) -> list[prometheus.Dataquery]:

@@ -1,4 +1,4 @@
-"""A running Tandem for a Prometheus to scrape: one process per service, on loopback.
+"""A running Tandem for a Prometheus to scrape: two verifiers, a drafter and a gateway, on loopback.
 
 For tests, and for the pictures in the docs.
 """
@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from benchmarks.services import Service, running_process
 from benchmarks.workloads import BUNDLED_MODEL
 
+# Each has a peer that it is compared with.
+_NUM_VERIFIERS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTandem:
-    """The three services."""
+    """The processes of the three services."""
 
     drafter: Service
-    verifier: Service
+    verifiers: Sequence[Service]
     gateway: Service
 
     def targets(self) -> dict[str, list[str]]:
         """The metrics' addresses by job name of `prometheus.yml`."""
         return {
             "tandem-drafter": [self.drafter.metrics],
-            "tandem-verifier": [self.verifier.metrics],
+            "tandem-verifier": [verifier.metrics for verifier in self.verifiers],
             "tandem-gateway": [self.gateway.metrics],
         }
 
@@ -47,10 +50,13 @@ def live_tandem(flags: Mapping[str, Sequence[str]] | None = None) -> Iterator[Li
 
         drafter = start("drafter")
         drafters = ("--drafters", drafter.address)
-        verifier = start("verifier", "--model", model, "--threads", "1", *drafters)
+        verifiers = [
+            start("verifier", "--model", model, "--threads", "1", *drafters)
+            for _ in range(_NUM_VERIFIERS)
+        ]
         gateway = start(
             "gateway",
             *("--tokenizer", model, "--http-listen", "127.0.0.1:0", *drafters),
-            *("--verifiers", verifier.address),
+            *("--verifiers", ",".join(verifier.address for verifier in verifiers)),
         )
-        yield LiveTandem(drafter=drafter, verifier=verifier, gateway=gateway)
+        yield LiveTandem(drafter=drafter, verifiers=verifiers, gateway=gateway)

@@ -86,6 +86,7 @@ def running_prometheus(
     folder: Path,
     interval_s: int,
     minutes_as_seconds: bool = False,
+    window_s: int = 300,
 ) -> Iterator[Prometheus]:
     """Starts a Prometheus with `prometheus.yml`, except for the targets.
 
@@ -94,6 +95,7 @@ def running_prometheus(
         folder: an empty folder for its files.
         interval_s: how often it scrapes and evaluates.
         minutes_as_seconds: whether alerts wait seconds instead of minutes.
+        window_s: of the rules that look back for five minutes.
 
     Raises:
         PrometheusError: it ended before it was ready.
@@ -111,7 +113,7 @@ def running_prometheus(
         rules = (FOLDER / name).read_text()
         if minutes_as_seconds:
             rules = re.sub(r"(for: \d+)m$", r"\1s", rules, flags=re.MULTILINE)
-        (folder / name).write_text(rules)
+        (folder / name).write_text(rules.replace("[5m]", f"[{window_s}s]"))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = [
         "prometheus",

@@ -209,4 +209,3 @@ class TestCalls:
             for each in usage.by_match_length
         ] == [(4, 1, 2), (64, 1, 0)]
         assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (1, 1)
-        assert running.sample("tandem_request_acceptance_length_sum") == 2

@@ -162,4 +162,3 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         assert metric("tandem_generation_tokens_total") == 21
         assert metric("tandem_prompt_tokens_total") == 11
         assert metric("tandem_request_success_total", finish_reason="length") == 1
-        assert metric("tandem_request_acceptance_length_sum") == usage.mean_acceptance_length

@@ -100,7 +100,7 @@ def test_the_named_graphs_are_those_of_the_dashboards() -> None:
 
 
 def test_each_code_of_an_error_is_the_callers_or_one_to_look_at() -> None:
-    [callers] = re.findall(r"^\| \*Errors by code\* \| none but (.*?) \|", PAGE, re.MULTILINE)
+    [callers] = re.findall(r"^\| \*Errors and moves\* \| none but (.*?) \|", PAGE, re.MULTILINE)
     recording = (REPOSITORY / "deploy" / "prometheus" / "recording.yml").read_text()
     [budget] = set(re.findall(r'tandem_request_errors_total\{code=~"([A-Z_|]+)"', recording))
     # FAILED_PRECONDITION: the model of a resumed request is gone, by a rollout.

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.monitoring.metric_names import grouped, selected
+from tests.deploy.monitoring.metric_names import exported, grouped, selected
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
@@ -27,14 +27,17 @@ def rules() -> list[dict[str, Any]]:
 
 @functools.cache
 def recorded() -> dict[str, frozenset[str]]:
-    """The labels of every recorded series: those it is grouped by, and its own."""
+    """The labels of every recorded series: those it is grouped by, or its metrics', and its own."""
     found: dict[str, frozenset[str]] = {}
     for rule in rules():
         if "record" in rule:
-            assert selected(rule["expr"]), rule
-            found[rule["record"]] = frozenset(
-                (grouped(rule["expr"]) | rule.get("labels", {}).keys()) - {"le"}
-            )
+            metrics = selected(rule["expr"])
+            assert metrics, rule
+            labels = grouped(rule["expr"])
+            if " by (" not in rule["expr"]:
+                labels |= {"instance"}.union(*(exported()[metric.name] for metric in metrics))
+            own = frozenset((labels | rule.get("labels", {}).keys()) - {"le"})
+            found[rule["record"]] = found.get(rule["record"], own) & own
     return found
 
 

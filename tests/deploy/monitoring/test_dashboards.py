@@ -1,6 +1,7 @@
 """The dashboards are up to date, and query only exported metrics."""
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -37,11 +38,12 @@ def test_every_metric_and_label_of_a_panel_is_exported(panel: Panel) -> None:
     for query in panel.queries:
         check(query.expression, recorded())
         for metric in selected(query.expression):
-            has_model = "model" in exported().get(metric.name, ())
+            labels = recorded().get(metric.name) or exported().get(metric.name, frozenset())
             assert metric.labels >= {"namespace"}, metric
-            # Recorded series are of all instances.
-            assert ("instance" in metric.labels) == (metric.name not in recorded()), metric
-            assert ("model" in metric.labels) == has_model, metric
+            # Some recorded series are of all instances.
+            has_instance = "instance" in labels or metric.name not in recorded()
+            assert ("instance" in metric.labels) == has_instance, metric
+            assert ("model" in metric.labels) == ("model" in labels), metric
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
@@ -54,7 +56,9 @@ def test_grafana_gets_every_panel_with_its_queries_in_the_chosen_prometheus(dash
         "instance",
         "model",
     }
-    shown = [panel for panel in page["panels"] if panel["type"] != "row"]
+    shown = [panel for panel in page["panels"] if panel["type"] not in ("row", "text")]
+    texts = [panel["options"]["content"] for panel in page["panels"] if panel["type"] == "text"]
+    assert texts == [dashboard.introduction] * bool(dashboard.introduction)
     assert [panel["title"] for panel in shown] == [panel.title for panel in dashboard.panels()]
     for panel, source in zip(shown, dashboard.panels(), strict=True):
         assert panel["description"] == source.description
@@ -76,6 +80,17 @@ def test_no_panel_covers_another(dashboard: Any) -> None:
         }
         assert not taken & cells, panel["title"]
         taken |= cells
+
+
+@pytest.mark.parametrize("page", ["runbooks.md", "monitoring.md"])
+def test_pages_point_at_panels_that_exist(page: str) -> None:
+    text = (REPOSITORY / "docs" / page).read_text()
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", text))
+    titles = {panel.title for panel in PANELS} | {
+        each.title.removeprefix("Tandem / ") for each in DASHBOARDS
+    }
+    assert len(named) > 5
+    assert named - titles == set()
 
 
 def test_every_dashboard_becomes_a_config_map() -> None:

@@ -87,7 +87,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     ):
         # The first sample of every counter precedes the load, so no increase is missed.
         drafted = "tandem_spec_decode_num_draft_tokens_total"
-        until(lambda: len(prometheus.query('up{job=~"tandem-.+"} == 1')) == 3)
+        until(lambda: len(prometheus.query('up{job=~"tandem-.+"} == 1')) == 4)
         until(lambda: [s.values[0][1] for s in prometheus.query(drafted)] == [0])
         tasks = [
             *rename_tasks(BUNDLED_MODEL, 12),
@@ -141,10 +141,16 @@ def test_every_recording_rule_records(live: Live, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "connected", ['tandem_peers_connected{kind="drafter"}', 'tandem_verifier_drafters{state="up"}']
+    ("connected", "counts"),
+    [
+        ('tandem_peers_connected{kind="drafter"}', [1]),
+        ('tandem_verifier_drafters{state="up"}', [1, 1]),
+    ],
 )
-def test_the_verifiers_connection_to_its_drafter_is_shown(live: Live, connected: str) -> None:
-    assert [series.values[0][1] for series in live.prometheus.query(connected)] == [1]
+def test_the_verifiers_connections_to_their_drafter_are_shown(
+    live: Live, connected: str, counts: Sequence[float]
+) -> None:
+    assert [series.values[0][1] for series in live.prometheus.query(connected)] == counts
 
 
 def test_a_killed_service_fires_its_own_alerts_only(live: Live) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.grafana.generate import DASHBOARDS
 from tests.deploy.monitoring.metric_names import GOLDEN, exported, selected
@@ -57,3 +58,42 @@ def test_every_recorded_series_is_explained() -> None:
     # Of one name over several windows, the page names one.
     missing = {re.sub(r"_rate(5m|30m|1h|6h)$", "_rate", name) for name in recorded()}
     assert {name for name in missing if name not in text} == set()
+
+
+# Of those that vLLM documents; of counters as scraped.
+VLLM_METRICS = {
+    "cache_config_info",
+    "e2e_request_latency_seconds",
+    "generation_tokens_total",
+    "inter_token_latency_seconds",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prefix_cache_hits_total",
+    "prefix_cache_queries_total",
+    "prompt_tokens_total",
+    "request_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_time_per_output_token_seconds",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_drafts_total",
+    "time_to_first_token_seconds",
+}
+
+
+def test_the_relabelling_for_vllms_dashboards_renames_what_vllm_has() -> None:
+    page = (REPOSITORY / "docs" / "monitoring.md").read_text()
+    [block] = re.findall(r"```yaml\n(metric_relabel_configs:.*?)```", page, re.DOTALL)
+    names, model = yaml.safe_load(block)["metric_relabel_configs"]
+    assert (names["target_label"], names["source_labels"]) == ("__name__", ["__name__"])
+    assert (model["target_label"], model["source_labels"]) == ("model_name", ["model"])
+    renamed = {
+        _SUFFIXES.sub("", found.expand(names["replacement"].replace("$", "\\")))
+        for series in exported()
+        if (found := re.fullmatch(names["regex"], series))
+    }
+    assert renamed == {f"vllm:{name}" for name in VLLM_METRICS}
