@@ -17,7 +17,8 @@ from deploy.grafana.panels import (
     total,
 )
 
-_UP = gauge("up", 'job=~"tandem-.+"')
+# 1: the instance serves; 0: it does not, or is gone.
+_SERVING = gauge("tandem_serving") + " or " + gauge("up", 'job=~"tandem-.+"') + " == 0"
 # Of errors, those that are not their callers'.
 _OURS = "DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|UNAVAILABLE"
 
@@ -33,9 +34,7 @@ _NOW = Row(
             colours=((0, RED), (0.5, YELLOW), (1, GREEN)),
             queries=[
                 Query(
-                    expression=(
-                        f"{total(gauge('tandem_serving'), 'job')} / on (job) count by (job) ({_UP})"
-                    ),
+                    expression=f"avg by (job) ({_SERVING})",
                     legend="{{job}}",
                 )
             ],
@@ -186,12 +185,7 @@ _WHICH = Row(
             unit="short",
             kind=Kind.STATES,
             colours=((0, RED), (1, GREEN)),
-            queries=[
-                Query(
-                    expression=f"{gauge('tandem_serving')} or {_UP} == 0",
-                    legend="{{job}} {{instance}}",
-                )
-            ],
+            queries=[Query(expression=_SERVING, legend="{{job}} {{instance}}")],
         ),
         Panel(
             title="Verifiers beside their peers",

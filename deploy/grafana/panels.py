@@ -238,12 +238,14 @@ def _tile(panel: Panel, place: models.GridPos) -> stat.Panel:
         _shown(stat.Panel(), panel, place)
         .color_mode(common_models.BigValueColorMode.BACKGROUND)
         .graph_mode(common_models.BigValueGraphMode.NONE)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     )
 
 
 def _states(panel: Panel, place: models.GridPos) -> statetimeline.Panel:
     return (
         _shown(statetimeline.Panel(), panel, place)
+        .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
         .show_value(common_models.VisibilityMode.NEVER)
         .legend(common.VizLegendOptions().show_legend(False))
     )

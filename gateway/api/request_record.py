@@ -12,7 +12,7 @@ They hold identifiers and numbers, never text. Knows no transport.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest
@@ -36,13 +36,6 @@ _SPAN_NAMES = {
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
     "finish_reasons": "gen_ai.response.finish_reasons",
 }
-
-
-class _Sent(NamedTuple):
-    """When output of a choice was sent, monotonic."""
-
-    first_s: float
-    last_s: float
 
 
 class RequestRecord:
@@ -71,8 +64,9 @@ class RequestRecord:
         self._opened_s: float | None = None
         self._request: AcceptedRequest | None = None
         self._generations: Sequence[Generation] = ()
-        # Of the choices that have output.
-        self._sent: dict[Generation, _Sent] = {}
+        # When output of a choice was first and last sent.
+        self._first_sent_s: dict[Generation, float] = {}
+        self._last_sent_s: dict[Generation, float] = {}
         self._span: Span | None = None
         self._trace_id = ""
         self._exemplar: Exemplar = None
@@ -98,13 +92,14 @@ class RequestRecord:
         self._opened_s = self._clock()
 
     def sent(self, generation: Generation, metrics: ModelMetrics) -> bool:
-        """Output of a choice is sent: returns whether it is its first."""
+        """Output of a choice is sent: returns whether it is its first; hot path."""
         now_s = self._clock()
-        if (before := self._sent.get(generation)) is not None:
-            self._sent[generation] = _Sent(before.first_s, now_s)
-            metrics.observe_next_token(now_s - before.last_s, self._exemplar)
+        last_s = self._last_sent_s.get(generation)
+        self._last_sent_s[generation] = now_s
+        if last_s is not None:
+            metrics.observe_next_token(now_s - last_s, self._exemplar)
             return False
-        self._sent[generation] = _Sent(now_s, now_s)
+        self._first_sent_s[generation] = now_s
         metrics.observe_first_token(now_s - self._arrived_s, self._exemplar)
         if self._opened_s is not None and (admitted_s := generation.admitted_at_s) is not None:
             metrics.observe_queue(admitted_s - self._opened_s)
@@ -116,11 +111,9 @@ class RequestRecord:
         now_s = self._clock()
         metrics.observe_last_token(now_s - self._arrived_s, self._exemplar)
         metrics.observe_lengths(generation.prompt_length, generation.num_generated)
-        sent = self._sent.get(generation)
-        if sent is not None and generation.num_generated > 1:
-            metrics.observe_time_per_output_token(
-                (now_s - sent.first_s) / (generation.num_generated - 1)
-            )
+        first_s = self._first_sent_s.get(generation)
+        if first_s is not None and (num_next := generation.num_generated - 1) > 0:
+            metrics.observe_time_per_output_token((now_s - first_s) / num_next)
 
     def end(self, status: str) -> None:
         """The request is over; its choices are, too.
@@ -174,7 +167,7 @@ class RequestRecord:
     @property
     def _first_token_s(self) -> float | None:
         """When the first output of any choice was sent."""
-        return min((sent.first_s for sent in self._sent.values()), default=None)
+        return min(self._first_sent_s.values(), default=None)
 
     @property
     def _admitted_s(self) -> float | None:
