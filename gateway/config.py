@@ -68,7 +68,19 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     models whose verifiers report the same tokenizer. Requests and responses of other models hold
     token ids only. The only one also serves models whose verifiers report none."""
 
-    tool_call_parser: Literal["auto", "none", "hermes", "hermes_list", "llama3_json"] = "auto"
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "hermes_list",
+        "llama3_json",
+        "pythonic",
+        "qwen3_xml",
+        "glm45",
+        "mistral",
+        "deepseek_v3",
+        "kimi_k2",
+    ] = "auto"
     """How models write tool calls: `hermes`, JSON in <tool_call> tags; `hermes_list`, a list there;
     `llama3_json`, JSON alone; `auto`, as each model's chat template says; with `none` calls stay
     text."""

@@ -19,6 +19,7 @@ from gateway.text.chat_template import (
     RenderedTooLongError,
 )
 from gateway.text.model_text import ModelText
+from gateway.text.output.argument_values import parameters_of
 from gateway.text.output.output_text import OutputText
 from gateway.text.output.parts import Reading
 from gateway.text.reasoning import TAGS, Reasoning, reasoning_after
@@ -91,7 +92,7 @@ class RequestTexts:
         reading = Reading(
             reasoning=reasoning_after(prompt) if text.has_reasoning else Reasoning.NONE,
             form=text.tool_call_form,
-            tool_names=frozenset(each["function"]["name"] for each in conversation.tools),
+            tools={each["function"]["name"]: parameters_of(each) for each in conversation.tools},
             has_channels=text.has_channels,
         )
         sampling = _behind_reasoning(request.sampling, reading.reasoning)

@@ -166,6 +166,8 @@ class ChatTemplate:
             return self._templates[name].render(
                 {
                     **self._special_tokens,
+                    # SmolLM3's name for tools.
+                    "xml_tools": tools,
                     **variables,
                     "messages": messages,
                     "tools": tools,

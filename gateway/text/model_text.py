@@ -11,7 +11,7 @@ from typing import Any
 from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.output import channel_reader
-from gateway.text.output.tool_call_form import TAGS, ToolCallForm, form_of_template
+from gateway.text.output.tool_call_form import ToolCallForm, form_of_template
 from gateway.text.reasoning import TAGS as REASONING_TAGS
 from gateway.text.reasoning import is_taught
 from gateway.text.sampling_defaults import NO_DEFAULTS
@@ -76,7 +76,10 @@ class ModelText:
             and tool_calls == reasoning == "auto"
             and channel_reader.is_taught(template.source_with_tools)
         )
-        shown = [*(TAGS if form is not None else ()), *(REASONING_TAGS if has_reasoning else ())]
+        shown = [
+            *(form.tags if form is not None else ()),
+            *(REASONING_TAGS if has_reasoning else ()),
+        ]
         if has_channels:
             shown += channel_reader.TAGS
         defaults = NO_DEFAULTS

@@ -3,8 +3,9 @@
 For programs that read calls in texts of their own; requests are read by `output_reader.py`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from gateway.text.output.argument_values import Parameters
 from gateway.text.output.output_reader import OutputReader
 from gateway.text.output.parts import Reading
 from gateway.text.output.stop_strings import StopStrings
@@ -16,11 +17,12 @@ __all__ = ["HermesParser", "Llama3Parser", "ToolCallForm", "ToolCallParser", "fo
 class ToolCallParser(OutputReader):
     """Finds the calls of one text."""
 
-    def __init__(self, form: ToolCallForm, names: Collection[str]) -> None:
+    def __init__(self, form: ToolCallForm, tools: Collection[str] | Parameters) -> None:
         """Args:
-        names: of the tools that may be called.
+        tools: the names of those that may be called, or also the schemas of their parameters.
         """
-        super().__init__(Reading(form=form, tool_names=frozenset(names)), StopStrings())
+        parameters = tools if isinstance(tools, Mapping) else {name: {} for name in tools}
+        super().__init__(Reading(form=form, tools=parameters), StopStrings())
 
 
 class HermesParser(ToolCallParser):

@@ -85,6 +85,16 @@ def test_it_renders_as_transformers_does(
     assert ours.render(CONVERSATION, tools=tools, variables=variables) == rendered[0][0]
 
 
+def test_tools_have_the_other_name_too_that_some_templates_know() -> None:
+    template = ChatTemplate(
+        {"default": "{% for t in xml_tools or () %}{{ t.name }}{% endfor %}"}, {}
+    )
+    assert template.render(CONVERSATION, tools=[{"name": "f"}]) == "f"
+    assert template.render(CONVERSATION) == ""
+    own = {"xml_tools": [{"name": "g"}]}
+    assert template.render(CONVERSATION, tools=[{"name": "f"}], variables=own) == "g"
+
+
 def test_a_template_that_only_pythons_compiler_refuses_cannot_be_loaded() -> None:
     source = "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="'break' outside loop"):

@@ -21,7 +21,7 @@ TEXTS = st.lists(
 ).map("".join)
 CUTS = st.lists(st.integers(0, 1000), max_size=20)
 CALL = '<tool_call>\n{"name": "now", "arguments": {"x": 1}}\n</tool_call>'
-TOOLS = frozenset({"now"})
+TOOLS: dict[str, dict[str, object]] = {"now": {}}
 
 
 def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
@@ -74,8 +74,8 @@ def test_pieces_are_read_as_the_whole_text_is(
     text: str, cuts: list[int], prompt: str, has_tools: bool
 ) -> None:
     reasoning = reasoning_after(prompt)
-    form, names = (ToolCallForm.HERMES, TOOLS) if has_tools else (None, frozenset[str]())
-    reading = Reading(reasoning=reasoning, form=form, tool_names=names)
+    form, tools = (ToolCallForm.HERMES, TOOLS) if has_tools else (None, {})
+    reading = Reading(reasoning=reasoning, form=form, tools=tools)
     _, reads = read_all(pieces_of(text, cuts), reading)
     expected = told_apart(text, reasoning is Reasoning.HAS_BEGUN)
     assert merged(reads) == [
@@ -131,7 +131,7 @@ HM = ReasoningText("Hm.")
 def test_a_call_within_reasoning_counts_if_nothing_ends_the_reasoning_behind_it(
     text: str, expected: list[Piece]
 ) -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
+    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tools=TOOLS)
     for first in range(len(text) + 1):
         for pieces in ([text[:first], text[first:]], [text[:first], *text[first:]]):
             assert merged(read_all(pieces, reading)[1]) == expected
@@ -159,7 +159,7 @@ def test_a_call_within_reasoning_counts_if_nothing_ends_the_reasoning_behind_it(
 def test_stop_strings_count_in_the_answer_alone(
     text: str, stop: str, expected: list[Piece], is_stopped: bool
 ) -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
+    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tools=TOOLS)
     for pieces in ([text], list(text)):
         reader, reads = read_all(pieces, reading, [stop])
         assert merged(reads) == expected
@@ -194,7 +194,7 @@ MISTAKES = st.lists(
 def test_no_division_changes_what_is_read(
     text: str, cuts: list[int], reasoning: Reasoning, form: ToolCallForm | None, stops: list[str]
 ) -> None:
-    reading = Reading(reasoning=reasoning, form=form, tool_names=TOOLS)
+    reading = Reading(reasoning=reasoning, form=form, tools=TOOLS)
     whole, whole_reads = read_all([text], reading, stops)
     reader, reads = read_all(pieces_of(text, cuts), reading, stops)
     assert merged(reads) == merged(whole_reads)
@@ -218,7 +218,7 @@ def test_no_division_changes_what_is_read(
 def test_tokens_up_to_the_end_of_the_reasoning_are_counted(
     tokens: list[str], counts: list[int]
 ) -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
+    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tools=TOOLS)
     _, reads = read_all(tokens, reading)
     assert [read.num_reasoning_tokens for read in reads] == counts
 
@@ -228,7 +228,7 @@ def test_tokens_up_to_the_end_of_the_reasoning_are_counted(
 def test_endless_white_space_is_not_held_back(
     reasoning: Reasoning, form: ToolCallForm | None
 ) -> None:
-    reader = OutputReader(Reading(reasoning=reasoning, form=form, tool_names=TOOLS), StopStrings())
+    reader = OutputReader(Reading(reasoning=reasoning, form=form, tools=TOOLS), StopStrings())
     reader.feed("x")
     for _ in range(1000):
         reader.feed("\n")
@@ -242,7 +242,7 @@ def test_the_prompt_says_where_reasoning_stands() -> None:
 
 
 def test_a_call_within_reasoning_that_is_longer_than_what_is_held_back_counts() -> None:
-    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tool_names=TOOLS)
+    reading = Reading(reasoning=Reasoning.HAS_BEGUN, form=ToolCallForm.HERMES, tools=TOOLS)
     text = CALL.replace("1", '"' + "x" * 70_000 + '"') + "</think>"
     for step in (1, 7, 100_000):
         reader = OutputReader(reading, StopStrings())

@@ -1,5 +1,7 @@
 """Tool calls in texts: what is a call, when it is shown, however the text is divided."""
 
+# ruff: noqa: RUF001 - DeepSeek's marks have bars of full width.
+
 import itertools
 import json
 from collections.abc import Sequence
@@ -29,7 +31,14 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-NAMES = ("add", "get_weather")
+TOOLS: dict[str, dict[str, Any]] = {
+    "add": {
+        "x": {"type": "integer"},
+        "text": {"type": "string"},
+        "more": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "object"}]},
+    },
+    "get_weather": {},
+}
 ADD = '{"name": "add", "arguments": {"x": 1, "text": "é </b> {\\"}"}}'
 ADDED = ToolCall("add", '{"x": 1, "text": "é </b> {\\"}"}')
 TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
@@ -179,8 +188,197 @@ LLAMA = [
 ]
 
 
+# As their templates teach the models; and what these make of it.
+OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
+    ToolCallForm.QWEN3_XML: [
+        (
+            "I see.\n\n<tool_call>\n<function=add>\n<parameter=x>\n1\n</parameter>\n"
+            '<parameter=text>\nif a < b:\n    say("é")\n\n</parameter>\n</function>\n</tool_call>',
+            "I see.",
+            [ToolCall("add", '{"x": 1, "text": "if a < b:\\n    say(\\"é\\")\\n"}')],
+        ),
+        (
+            "<tool_call><function=get_weather></function></tool_call>\n"
+            "<tool_call><function=add><parameter=more>{'a': 1}</parameter>"
+            "<parameter=text></parameter></function></tool_call> b",
+            "b",
+            [
+                ToolCall("get_weather", "{}"),
+                ToolCall("add", """{"more": "{'a': 1}", "text": ""}"""),
+            ],
+        ),
+        # Of a value that may be a string, what is sound JSON of another type is no string.
+        *[
+            (
+                f"<tool_call><function=add><parameter=more>{value}</parameter></function>",
+                "",
+                [ToolCall("add", f'{{"more": {written}}}')],
+            )
+            for value, written in (
+                ("null", "null"),
+                ('{"a": [1]}', '{"a": [1]}'),
+                ("12", '"12"'),
+                ('"12"', '"\\"12\\""'),
+            )
+        ],
+        # Nothing is known of these; what no schema says may be anything.
+        *[
+            (
+                f"<tool_call><function=get_weather><parameter=a>{value}</parameter></function>",
+                "",
+                [ToolCall("get_weather", f'{{"a": {written}}}')],
+            )
+            for value, written in (
+                ("True", "true"),
+                ("None", "null"),
+                ("Oslo", '"Oslo"'),
+                ("1e5", "1e5"),
+                ("[1, 2,]", "[1, 2]"),
+                ("", '""'),
+            )
+        ],
+        # What is not of the form belongs to a call that has begun.
+        (
+            "<tool_call><function=add> so <b> <parameter=x>1</parameter> ,</function>",
+            "",
+            [ToolCall("add", '{"x": 1}')],
+        ),
+        ("<tool_call><function=add></tool_call>b", "b", [ToolCall("add", "{}")]),
+        # Cut.
+        (
+            "<tool_call>\n<function=add>\n<parameter=text>\nGra</para",
+            "",
+            [ToolCall("add", '{"text": "Gra</para')],
+        ),
+        (
+            "<tool_call>\n<function=add>\n<parameter=x>\n1",
+            "",
+            [ToolCall("add", '{"x": ')],
+        ),
+        # No call of a given tool.
+        (
+            "x <tool_call><function=rm></function></tool_call> y",
+            "x <tool_call><function=rm></function></tool_call> y",
+            [],
+        ),
+        ("the tag <tool_call> is", "the tag <tool_call> is", []),
+        (
+            f"<tool_call>{' z' * 400}<tool_call><function=get_weather></function></tool_call>",
+            f"<tool_call>{' z' * 400}",
+            [ToolCall("get_weather", "{}")],
+        ),
+        (TAGGED, "", [ADDED]),
+    ],
+    ToolCallForm.GLM45: [
+        (
+            "Hm.<tool_call>add\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n"
+            "<arg_key>text</arg_key>\n<arg_value>a\nb</arg_value>\n</tool_call>",
+            "Hm.",
+            [ToolCall("add", '{"x": 1, "text": "a\\nb"}')],
+        ),
+        ("<tool_call>get_weather\n</tool_call>", "", [ToolCall("get_weather", "{}")]),
+        ("<tool_call>rm\n</tool_call>", "<tool_call>rm\n</tool_call>", []),
+        (
+            "<tool_call>get_weather</tool_call>\n<tool_call>add<arg_key>x</arg_key>"
+            "<arg_value>-2</arg_value></tool_call>",
+            "",
+            [ToolCall("get_weather", "{}"), ToolCall("add", '{"x": -2}')],
+        ),
+    ],
+    ToolCallForm.MISTRAL: [
+        ('[TOOL_CALLS]add[ARGS]{"x": 1}', "", [ToolCall("add", '{"x": 1}')]),
+        (
+            'So. [TOOL_CALLS]add[CALL_ID]a1B2[ARGS]{"x": 1}[TOOL_CALLS]get_weather[ARGS]{} b',
+            "So. b",
+            [ToolCall("add", '{"x": 1}'), ToolCall("get_weather", "{}")],
+        ),
+        (f"[TOOL_CALLS][{ADD}, {WEATHER}]", "", [ADDED, ToolCall("get_weather", "{}")]),
+        (f"[TOOL_CALLS] [{ADD}]\nb", "b", [ADDED]),
+        ("[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
+        ("[TOOL_CALLS", "[TOOL_CALLS", []),
+        ('[TOOL_CALLS]add[ARGS]{"text": "a', "", [ToolCall("add", '{"text": "a')]),
+        ("[TOOL_CALLS]add[ARGS]none", "none", [ToolCall("add", "{}")]),
+    ],
+    ToolCallForm.DEEPSEEK_V3: [
+        (
+            "So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+            '{"x": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>'
+            "get_weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "So.",
+            [ToolCall("add", '{"x": 1}'), ToolCall("get_weather", "{}")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+            '{"x": 1, "text": "<b> <｜tool▁call▁end｜>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>b',
+            "b",
+            [ToolCall("add", '{"x": 1, "text": "<b> <｜tool▁call▁end｜>"}')],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>"
+            '{"x": [1<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "",
+            [ToolCall("add", '{"x": [1]}')],
+        ),
+        # Of several, what is no given tool is left out.
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            '<｜tool▁call▁begin｜>rm<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>'
+            '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"x": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "",
+            [ToolCall("add", "{}"), ToolCall("add", '{"x": 2}')],
+        ),
+    ],
+    ToolCallForm.KIMI_K2: [
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+            '<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|><|tool_call_begin|>'
+            "functions.get_weather:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+            "",
+            [ToolCall("add", '{"x": 1}'), ToolCall("get_weather", "{}")],
+        ),
+    ],
+    ToolCallForm.PYTHONIC: [
+        (
+            """[add(x=1, text='a]("', more={"a": [None, true]}), get_weather()]""",
+            "",
+            [
+                ToolCall("add", '{"x": 1, "text": "a](\\"", "more": {"a": [null, true]}}'),
+                ToolCall("get_weather", "{}"),
+            ],
+        ),
+        ("\n[get_weather()] b", "b", [ToolCall("get_weather", "{}")]),
+        ("[1, 2]", "[1, 2]", []),
+        *[
+            (text, text, [])
+            for text in (
+                "See [add(x=1)]",
+                "[add(1)]",
+                "[add(x=y)]",
+                "[add(x=f())]",
+                "[add(x=1), rm()]",
+                "[add(**{})]",
+                "[add(x=(1,))]",
+                "[add(x=1e999)]",
+                "[add(x=1",
+                "[add(x='a]",
+                "[]",
+                "[add(x=b'a')]",
+                "[add(x=1, x=2)]",
+                "[add(x=1 2)]",
+                "[%s]" % ("-" * 3000 + "1"),
+            )
+        ],
+    ],
+}
+
+
 def make_reader(form: ToolCallForm) -> OutputReader:
-    return ToolCallParser(form, NAMES)
+    return ToolCallParser(form, TOOLS)
+
+
+def tags_of(form: ToolCallForm) -> tuple[str, str]:
+    return ("", "") if form.marks is None else (form.marks.begin, form.marks.end)
 
 
 def text_of(read: Read) -> str:
@@ -215,6 +413,7 @@ def join(deltas: Sequence[CallDelta]) -> list[ToolCall]:
 CASES = [
     *[(ToolCallForm.HERMES, *case) for case in HERMES],
     *[(ToolCallForm.LLAMA3_JSON, *case) for case in LLAMA],
+    *[(form, *case) for form, those in OTHERS.items() for case in those],
 ]
 
 
@@ -239,6 +438,16 @@ def test_calls_are_found_wherever_the_text_is_divided(
                 TAGGED,
                 "<tool_call>",
                 "</tool_call>",
+                "<function=add>",
+                "<parameter=text>",
+                "</parameter>",
+                "</function>",
+                "add<arg_key>x</arg_key>",
+                "<arg_value>",
+                "[TOOL_CALLS]",
+                "add[ARGS]",
+                "[add(x=1)]",
+                "\n",
                 ADD,
                 INFINITE,
                 WEATHER,
@@ -278,7 +487,7 @@ JSON_VALUES = st.recursive(
 @st.composite
 def written_calls(draw: st.DrawFn) -> tuple[str, ToolCall]:
     """A call as a model may write it, and what it says."""
-    name = draw(st.sampled_from(NAMES))
+    name = draw(st.sampled_from(list(TOOLS)))
     given: dict[str, Any] = draw(st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=3))
     options: dict[str, Any] = {
         "indent": draw(st.sampled_from([None, 1])),
@@ -299,9 +508,10 @@ def test_well_written_calls_are_found_with_the_arguments_as_written(
     expected = []
     text = shown = ""
     for body, call in data.draw(st.lists(written_calls(), max_size=3)):
-        if form.has_tags:
+        begin, end = tags_of(form)
+        if begin:
             before = data.draw(st.sampled_from(["", "I see.", "1 < 2"]))
-            text += f"{before} <tool_call>{body}</tool_call>"
+            text += f"{before} {begin}{body}{end}"
             shown += before
         else:
             text += f"{body} ;"
@@ -346,7 +556,7 @@ def test_a_call_is_told_with_the_text_that_makes_it_certain_and_its_arguments_as
 
 @pytest.mark.parametrize("form", list(ToolCallForm))
 def test_what_is_held_back_is_bounded(form: ToolCallForm) -> None:
-    begin = '<tool_call>{"' if form.has_tags else '{"'
+    begin = tags_of(form)[0] + ("[f(" if form is ToolCallForm.PYTHONIC else '{"')
     reader = make_reader(form)
     fed = shown = 0
     for piece in [begin, *["x" * 1000] * 200]:
@@ -363,7 +573,7 @@ def test_what_is_held_back_is_bounded(form: ToolCallForm) -> None:
 def test_the_arguments_of_a_call_that_is_certain_have_no_bound(
     form: ToolCallForm, key: str
 ) -> None:
-    begin = "<tool_call>" if form.has_tags else ""
+    begin = tags_of(form)[0]
     arguments = json.dumps({"text": "x" * 200_000})
     text = f'{begin}{{"name": "add", "{key}": {arguments}}}'
     assert parse(form, divided(text, range(0, len(text), 7))) == ("", [ToolCall("add", arguments)])
@@ -399,7 +609,7 @@ def test_held_text_is_not_copied_with_every_piece(form: ToolCallForm, begin: str
 def test_a_text_can_be_read_for_calls_alone(
     parser: type[HermesParser | Llama3Parser], text: str
 ) -> None:
-    reader = parser(NAMES)
+    reader = parser(list(TOOLS))
     assert join([*calls_of(reader.feed(text)), *calls_of(reader.finish())]) == [ADDED]
 
 
@@ -426,9 +636,17 @@ def test_the_form_is_that_which_the_template_teaches() -> None:
             "{{ '<tool_call>\\n' }}\n{%- if call %}{%- endif %}{{- '{' }}\n{{- '\"name\": \"' }}",
         ),
         (None, "{{ '<tool_call>' }}{{ call.name }}{{ call.arguments }}"),
-        (None, "<tool_call><function=f></function></tool_call>"),
-        (None, "<tool_call>\n{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>"),
-        (None, "write <tool_call>{function-name}\n<arg_key>{key}</arg_key></tool_call>"),
+        (ToolCallForm.QWEN3_XML, "<tool_call><function=f></function></tool_call>"),
+        (ToolCallForm.GLM45, "<tool_call>\n{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>"),
+        (
+            ToolCallForm.GLM45,
+            "write <tool_call>{function-name}\n<arg_key>{key}</arg_key></tool_call>",
+        ),
+        (ToolCallForm.MISTRAL, "{{- '[TOOL_CALLS]' + call.name + '[ARGS]' }}"),
+        (ToolCallForm.DEEPSEEK_V3, "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'}}"),
+        (ToolCallForm.KIMI_K2, "{{ '<|tool_calls_section_begin|>' }}"),
+        (ToolCallForm.PYTHONIC, "return [func_name1(params_name1=params_value1), func_name2()]"),
+        (None, '<tool_call><invoke name="f"></invoke></tool_call>'),
         (None, "{{ '<tool_call>' + call.name + '(' + call.arguments + ')</tool_call>' }}"),
         (None, "<tool_call>name: f, x: 1</tool_call>"),
     ],

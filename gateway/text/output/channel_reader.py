@@ -55,7 +55,7 @@ class ChannelReader:
 
     def __init__(self, reading: Reading, stops: StopStrings) -> None:
         self.stopped = False
-        self._names = reading.tool_names
+        self._names = reading.tools
         self._stops = stops
         self._counts_stops = True
         self._place = _Place.HEADER

@@ -9,15 +9,14 @@ begins. However the text is divided, the same is found.
                                                            else: OPENING
     BEGINNING      white space behind <think>              else: REASONING        no    no
     REASONING      reasoning                               </think>: SPACE        no    no
-                                                           a call's begin tag:
+                                                           a call's mark:
                                                            POSSIBLE_CALL
     POSSIBLE_CALL  within reasoning, held back: a call if  </think>: SPACE        no    no
                    no </think> follows                     the end: ANSWER
     SPACE          white space behind </think>             else: OPENING          no    yes
-    OPENING        before the answer, where a call of a    {: CALL                yes   yes
-                   form without tags may begin             else: ANSWER
-    ANSWER         the answer                              a call's begin tag:    yes   yes
-                                                           CALL
+    OPENING        before the answer, where a call of a    { or [: CALL           yes   yes
+                   form without marks may begin            else: ANSWER
+    ANSWER         the answer                              a call's mark: CALL    yes   yes
     CALL           a call, or what may yet become one      its end: BEHIND        no    yes
     BEHIND         white space behind a call, which is     else: ANSWER           no    yes
                    the answer's between two texts
@@ -31,14 +30,16 @@ import enum
 import re
 from collections.abc import Callable, Sequence
 
+from gateway.text.output.call_readers import AnyCallReader, call_reader
 from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
 from gateway.text.output.stop_strings import StopStrings
-from gateway.text.output.tool_call_reader import BEGIN as CALL_BEGIN
-from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallReader
+from gateway.text.output.tool_call_form import ToolCallForm
+from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS
 from gateway.text.reasoning import BEGIN, END, Reasoning
 
 # White space before a tag belongs to it, as far as it is not longer, in characters.
 _MAX_SPACE = 256
+_OPENINGS = {ToolCallForm.LLAMA3_JSON: "{", ToolCallForm.PYTHONIC: "[{"}
 _DIVIDERS = re.compile(r"[;\s}\],]*")
 
 
@@ -69,17 +70,19 @@ class OutputReader:
         self.stopped = False
         self._stops = stops
         self._counts_stops = True
-        self._names = reading.tool_names
-        form = reading.form if reading.tool_names else None
-        self._has_tags = form is not None and form.has_tags
-        # Calls of a form without tags.
-        self._has_bare_calls = form is not None and not form.has_tags
+        self._tools = reading.tools
+        self._form = reading.form if reading.tools else None
+        marks = self._form.marks if self._form is not None else None
+        # Before a call; "": calls have no mark, or there are none.
+        self._mark = "" if marks is None else marks.begin
+        # One of these begins a call without a mark; "": there are none.
+        self._openings = "" if self._form is None else _OPENINGS.get(self._form, "")
         # The end of the text, of which it is not known yet what it is.
         self._held = ""
         # Of its first characters, so many begin no call, and so many complete no stop string.
         self._num_plain = 0
         self._num_searched = 0
-        self._call: CallReader | None = None
+        self._call: AnyCallReader | None = None
         # The text of a call within reasoning, which `_call` reads, too.
         self._possible: list[str] = []
         self._num_possible = 0
@@ -166,7 +169,7 @@ class OutputReader:
         if self.place in (Place.START, Place.POSSIBLE_CALL):
             return 0
         if self.place in (Place.BEGINNING, Place.REASONING):
-            if self._has_tags and _num_begun(self._held, CALL_BEGIN):
+            if _num_begun(self._held, self._mark):
                 return 0
         else:
             self._is_counted = True
@@ -203,21 +206,19 @@ class OutputReader:
 
     def _read_reasoning(self, text: str) -> str:
         end = text.find(END)
-        begin = text.find(CALL_BEGIN, self._num_plain) if self._has_tags else -1
+        begin = text.find(self._mark, self._num_plain) if self._mark else -1
         if end >= 0 and not 0 <= begin < end:
             self._show_reasoning(text[: _before_space(text, end)])
             self._close_reasoning()
             return text[end + len(END) :]
         if begin >= 0:
-            first, behind = _before_space(text, begin), begin + len(CALL_BEGIN)
+            first, behind = _before_space(text, begin), begin + len(self._mark)
             self._show_reasoning(text[:first])
             self.place, self._num_plain = Place.POSSIBLE_CALL, 0
-            self._call = CallReader(self._names, text[first:behind], has_tags=True)
+            self._call = call_reader(self._form, self._tools, text[first:behind])
             self._possible, self._num_possible = [text[first:behind]], behind - first
             return text[behind:]
-        num_begun = _num_begun(text, END)
-        if self._has_tags:
-            num_begun = max(num_begun, _num_begun(text[self._num_plain :], CALL_BEGIN))
+        num_begun = max(_num_begun(text, END), _num_begun(text[self._num_plain :], self._mark))
         first = _before_space(text, len(text) - num_begun)
         self._show_reasoning(text[:first])
         self._hold(text, first)
@@ -256,19 +257,19 @@ class OutputReader:
     def _read_opening(self, text: str) -> str:
         begun = text.lstrip()
         num_space = len(text) - len(begun)
-        if self._has_bare_calls and num_space <= _MAX_SPACE:
+        if self._openings and num_space <= _MAX_SPACE:
             if not begun:
                 self._held = text
                 return ""
-            if begun[0] == "{":
-                self._begin_call(text[:num_space])
+            if begun[0] in self._openings:
+                self._begin_call(text[:num_space], begun[0])
                 return begun
         self.place = Place.ANSWER
         return text
 
     def _read_answer(self, text: str) -> str:
-        begin = text.find(CALL_BEGIN, self._num_plain) if self._has_tags else -1
-        behind = len(text) if begin < 0 else begin + len(CALL_BEGIN)
+        begin = text.find(self._mark, self._num_plain) if self._mark else -1
+        behind = len(text) if begin < 0 else begin + len(self._mark)
         if self._counts_stops and (stop := self._stops.find(text, self._num_searched, behind)):
             self.stopped = True
             self._show_answer(text[: stop.start])
@@ -280,8 +281,8 @@ class OutputReader:
             self._begin_call(text[first:behind])
             return text[behind:]
         first = len(text) - self._stops.num_begun(text)
-        if self._has_tags:
-            num_begun = _num_begun(text[self._num_plain :], CALL_BEGIN)
+        if self._mark:
+            num_begun = _num_begun(text[self._num_plain :], self._mark)
             first = min(first, _before_space(text, len(text) - num_begun))
         self._show_answer(text[:first])
         self._hold(text, first)
@@ -295,10 +296,10 @@ class OutputReader:
         return self._end_call() + rest if self._call.is_over else ""
 
     def _read_behind(self, text: str) -> str:
-        if self._has_bare_calls:
+        if self._openings:
             begun = _DIVIDERS.sub("", text, count=1)
-            if begun[:1] == "{":
-                self._begin_call("")
+            if begun and begun[0] in self._openings:
+                self._begin_call("", begun[0])
                 return begun
             text = begun
         elif not self._has_answer:
@@ -311,9 +312,9 @@ class OutputReader:
             self.place = Place.ANSWER
         return text
 
-    def _begin_call(self, before: str) -> None:
+    def _begin_call(self, before: str, opening: str = "") -> None:
         self.place, self._num_plain, self._num_searched = Place.CALL, 0, 0
-        self._call = CallReader(self._names, before, has_tags=self._has_tags)
+        self._call = call_reader(self._form, self._tools, before, opening)
 
     def _end_call(self) -> str:
         """Returns its text, if it was none."""

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.text.output.argument_values import Parameters
 from gateway.text.output.tool_call_form import ToolCallForm
 from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.reasoning import Reasoning
@@ -41,12 +42,12 @@ class Reading:
     Attributes:
         reasoning: where the prompt leaves the model's reasoning.
         form: in which calls are written; None: they stay text.
-        tool_names: of the tools that may be called; empty: calls stay text.
+        tools: those that may be called, with their parameters; empty: calls stay text.
         has_channels: whether the model writes in channels; neither `reasoning` nor `form` count
             then.
     """
 
     reasoning: Reasoning = Reasoning.NONE
     form: ToolCallForm | None = None
-    tool_names: frozenset[str] = frozenset()
+    tools: Parameters = dataclasses.field(default_factory=dict)
     has_channels: bool = False

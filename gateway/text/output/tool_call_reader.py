@@ -8,16 +8,13 @@ mended where they are no sound JSON (`json_mender.py`).
 
 import enum
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from gateway.text.output.json_mender import JsonMender, mended
 
 # A longer text is none: until it is certain, it is kept.
 MAX_UNCERTAIN_CHARACTERS = 1 << 16
-
-#: Around a call, where its form has tags.
-BEGIN, END = "<tool_call>", "</tool_call>"
 
 # Each form teaches one of them, but models write either.
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -61,6 +58,17 @@ class CallDelta(NamedTuple):
     arguments: str
 
 
+def joined(deltas: Sequence[CallDelta]) -> list[CallDelta]:
+    """The same, with a call's pieces that follow each other as one."""
+    taken: list[CallDelta] = []
+    for delta in deltas:
+        if delta.name is None and taken and taken[-1].name is None:
+            taken[-1] = CallDelta(None, taken[-1].arguments + delta.arguments)
+        else:
+            taken.append(delta)
+    return taken
+
+
 class CallReader:
     """Reads one call, or several in a list: up to the end, or to the first character that cannot
     belong to a call while it is not certain that it is one.
@@ -70,16 +78,20 @@ class CallReader:
         has_begun: whether it is a call for certain.
     """
 
-    def __init__(self, names: Collection[str], before: str, *, has_tags: bool) -> None:
+    def __init__(
+        self, names: Collection[str], before: str, *, tags: tuple[str, str] | None
+    ) -> None:
         """Args:
         names: of the tools that may be called.
         before: what was read already, and is text if this is no call.
-        has_tags: whether the begin tag came before it, so that the end tag ends it.
+        tags: of which the first one came before it, so that the second one ends it, unless it is
+            empty; None: nothing came before it.
         """
         self.is_over = False
         self.has_begun = False
         self._names = names
-        self._has_tags = has_tags
+        self._has_tags = tags is not None
+        self._begin_tag, self._end_tag = tags or ("", "")
         self._is_list = False
         self._deltas: list[CallDelta] = []
         # All of the text, while it may yet be no call.
@@ -116,7 +128,7 @@ class CallReader:
     def finish(self) -> None:
         """The text is over: the call is whole, or cut."""
         tail, self._tail = self._tail, ""
-        if tail.startswith(END):
+        if self._end_tag and tail.startswith(self._end_tag):
             self._end_by_tag()
         elif self._mender is not None and not self.is_over:
             if self._mender.is_in_string and tail:
@@ -130,13 +142,7 @@ class CallReader:
     def take(self) -> list[CallDelta]:
         """What came since the last time; a piece of arguments is whole."""
         deltas, self._deltas = self._deltas, []
-        taken: list[CallDelta] = []
-        for delta in deltas:
-            if delta.name is None and taken and taken[-1].name is None:
-                taken[-1] = CallDelta(None, taken[-1].arguments + delta.arguments)
-            else:
-                taken.append(delta)
-        return taken
+        return joined(deltas)
 
     def rest(self) -> str:
         """The text, if it is no call; of one that is over, or at the end of all text."""
@@ -156,10 +162,10 @@ class CallReader:
 
     def _read_on(self, text: str) -> str:
         """Reads a character, or what there is of a key or a value; returns the rest."""
-        if text[0] == "<" and self._has_tags and (mark := self._mark(text)) is not None:
+        if text[0] == "<" and self._end_tag and (mark := self._mark(text)) is not None:
             if mark:
                 self._end_by_tag()
-                return text[len(END) :]
+                return text[len(self._end_tag) :]
             self._tail = text
             return ""
         if self._mender is None:
@@ -176,14 +182,14 @@ class CallReader:
         A string may hold the end tag. It ends the call all the same if the text ends behind it, or
         another call begins: then the string lacks its end.
         """
-        if text.startswith(END):
+        if text.startswith(self._end_tag):
             if self._mender is None or not self._mender.is_in_string:
                 return True
-            behind = text[len(END) :].lstrip(_SPACE)
-            if behind.startswith(BEGIN):
+            behind = text[len(self._end_tag) :].lstrip(_SPACE)
+            if behind.startswith(self._begin_tag):
                 return True
-            return False if BEGIN.startswith(behind) else None
-        return False if END.startswith(text) else None
+            return False if self._begin_tag.startswith(behind) else None
+        return False if self._end_tag.startswith(text) else None
 
     def _step(self, character: str) -> int:
         """Reads one of the call's own characters; returns how many were: one or none."""

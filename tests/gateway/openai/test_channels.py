@@ -22,7 +22,7 @@ from tests.gateway.openai.clients import post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
-READING = Reading(has_channels=True, tool_names=frozenset({"add", "now"}))
+READING = Reading(has_channels=True, tools={"add": {}, "now": {}})
 CALL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 THOUGHT = "<|channel|>analysis<|message|>Hm <b> x."
 FINAL = "<|start|>assistant<|channel|>final<|message|>"

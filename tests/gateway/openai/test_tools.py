@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from gateway.text.output.tool_call_reader import CallDelta
+from gateway.text.tool_calls import ToolCallForm, ToolCallParser
 from tandem.v1 import sampling_pb2
 from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
@@ -198,7 +200,7 @@ async def test_a_call_that_the_length_cuts_stays_text_until_it_has_begun(
         ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
     ],
 )
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+@pytest.mark.parametrize("parser", [form.value for form in ToolCallForm])
 async def test_a_call_that_must_come_is_the_outputs_grammar(
     start_api: StartApi,
     verifier: ScriptedVerifier,
@@ -213,10 +215,23 @@ async def test_a_call_that_must_come_is_the_outputs_grammar(
     opened = await verifier.nth("open", 0)
     grammar = opened.sampling.structured_output
     assert isinstance(grammar, sampling_pb2.StructuredOutput)
-    if parser == "hermes":
-        schema = json.loads(grammar.lark.partition("%json")[2])
-    else:
+    marks = ToolCallForm(parser).marks
+    key = "parameters" if parser == "llama3_json" else "arguments"
+    text = f'{{"name":"weather","{key}":{{"city":"Graz"}}}}'
+    if marks is None:
         schema = json.loads(grammar.json_schema)
+        written = LLMatcher.grammar_from_json_schema(grammar.json_schema)
+    else:
+        schema = json.loads(grammar.lark.partition("%json")[2])
+        written = grammar.lark
+        if parser in ("hermes_list", "mistral"):
+            text = f"[{text}]"
+        text = f"{marks.begin}\n{text}\n{marks.end}" if marks.end else f"{marks.begin}{text}"
+    matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
+    assert matcher.validate_tokens(list(text.encode())) == len(text.encode())
+    # What the grammar makes is read as the call.
+    reader = ToolCallParser(ToolCallForm(parser), ["weather"])
+    assert reader.feed(text).pieces[0] == CallDelta("weather", "")
     assert {each["properties"]["name"]["const"] for each in schema["anyOf"]} == names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.reading import grammars, message_schema, schema
 from gateway.text.model_text import ModelText
-from gateway.text.output.tool_call_form import TAGS, ToolCallForm
+from gateway.text.output.tool_call_form import ToolCallForm
 from tandem.values import StructuredOutput
 
 # Of the parameters in a grammar: it is written in the event loop's thread.
@@ -57,13 +57,21 @@ def forced_call(
     if parsed.structured_outputs is not None or has_format:
         raise _refused("a call that must come allows no other structured output")
     written = _schema_of_call(tools, form)
-    if not form.has_tags:
+    if (marks := form.marks) is None:
         return grammars.of_schema(written, param="tools")
     call = grammars.written(written)
-    # As the model does: by the token where there is one.
-    begin, end = (tag if text.tokenizer.is_added_token(tag) else f'"{tag}"' for tag in TAGS)
-    body = '"[" call "]"' if form is ToolCallForm.HERMES_LIST else "call"
-    lark = f'start: {begin} "\\n" {body} "\\n" {end}\ncall: %json {call}\n'
+    # As the model does: by the token where there is one, if a grammar can name it.
+    begin, end = (
+        tag if tag[:1] == "<" and text.tokenizer.is_added_token(tag) else f'"{tag}"'
+        for tag in (marks.begin, marks.end)
+    )
+    # JSON is read between the marks of every form.
+    if marks.end:
+        body = '"[" call "]"' if form is ToolCallForm.HERMES_LIST else "call"
+        output = f'{begin} "\\n" {body} "\\n" {end}'
+    else:
+        output = f'{begin} "[" call "]"'
+    lark = f"start: {output}\ncall: %json {call}\n"
     return grammars.of_lark(lark, param="tools")
 
 
