@@ -28,7 +28,7 @@ SLOW = (
     "benchmarks",
     "cli/test_up.py",
     "deploy/monitoring/test_live.py",
-    "deploy/test_kustomizations.py",
+    "deploy/test_chart.py",
     "drafter/test_event_loop.py",
     "drafter/test_growing_texts.py",
     "drafter/test_process.py",

@@ -1,5 +1,5 @@
-"""Describes what a `kubectl apply` of a later version cannot take back, one line per object: its
-kind and name, since apply deletes nothing, and the fields that Kubernetes does not let change.
+"""Describes what a `helm upgrade` to a later version cannot take back, one line per object: its
+kind and name, by which others find it, and the fields that Kubernetes does not let change.
 
 `lasting_objects.txt` beside this file is the frozen description. After a deliberate change, which
 docs/deploy.md tells operators of:
@@ -8,15 +8,12 @@ docs/deploy.md tells operators of:
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from tests.deploy.manifests import VARIANTS, Manifest, resolve
 
-# kustomize's hash of the contents.
-_HASH = re.compile(r"-[0-9a-z]{10}$")
 _MUTABLE_OF_STATEFUL_SET = {
     "replicas",
     "template",
@@ -32,7 +29,6 @@ _FIXED: dict[str, Callable[[Manifest], Any]] = {
         key: value for key, value in manifest["spec"].items() if key not in _MUTABLE_OF_STATEFUL_SET
     },
     "Service": lambda manifest: manifest["spec"].get("clusterIP", ""),
-    "PersistentVolumeClaim": lambda manifest: manifest["spec"],
 }
 
 
@@ -43,8 +39,6 @@ def describe() -> str:
 
 def _line(manifest: Manifest) -> str:
     name = manifest["metadata"]["name"]
-    if manifest["kind"] == "ConfigMap":
-        name = _HASH.sub("", name)
     fixed = _FIXED.get(manifest["kind"])
     contents = "" if fixed is None else f": {json.dumps(fixed(manifest), sort_keys=True)}"
     return f"{manifest['kind']} {name}{contents}"

@@ -1,9 +1,9 @@
-"""The kustomizations, resolved by kubectl, and look-ups in their manifests."""
+"""The chart, rendered by Helm's own engine, and look-ups in its manifests."""
 
+import atexit
 import functools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,26 +16,59 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
+CHART = DEPLOY / "chart"
+
+helm_python = pytest.importorskip("helm_python")
 
 Manifest = dict[str, Any]
+Values = dict[str, Any]
 
-#: Every kustomization: overlays alone, and each component on its overlay.
-VARIANTS = {
-    "dev": ("dev",),
-    "gpu": ("gpu",),
-    "ha": ("ha",),
-    "dev+mtls": ("dev", "mtls"),
-    "dev+keda": ("dev", "keda"),
-    "dev+hpa": ("dev", "hpa"),
-    "dev+gateway-api": ("dev", "gateway-api"),
-    "dev+orchestrator": ("dev", "orchestrator"),
-    "dev+drafter-clients": ("dev", "drafter-clients"),
-    "dev+tracing": ("dev", "tracing"),
-    "dev+monitoring": ("dev", "monitoring"),
-    "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
-    "gpu+model-loader": ("gpu", "model-loader"),
+
+def example(name: str, **values: Any) -> Values:
+    """An example's values, and others over them."""
+    read: Values = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text())
+    return read | values
+
+
+_SCALING = {"autoscaling": {"min": 2, "max": 4}}
+
+#: Sets of values: the chart's own, the examples, and each feature on one of these.
+VARIANTS: dict[str, Values] = {
+    "dev": example("dev"),
+    "gpu": {},
+    "ha": {"highAvailability": True},
+    "tensor-parallel": {"modelDefaults": {"gpus": 2, "config": {"kv_memory_fraction": 0.8}}},
+    "two-models": example("two-models"),
+    "mtls": example("dev", mtls=True),
+    "autoscaling": {"modelDefaults": _SCALING, "gateway": _SCALING, "drafter": _SCALING},
+    "gateway-api": example("dev", gatewayApi={"enabled": True, "envoyGateway": True}),
+    "inference-pool": example("dev", gatewayApi={"enabled": True}, inferencePool={"enabled": True}),
+    "callers": example("dev", networkPolicy={"orchestrators": True, "drafterClients": True}),
+    "tracing": example("dev", tracing="http://collector.monitoring:4317"),
+    "monitoring": example("dev", monitoring={"enabled": True, "labels": {"release": "prometheus"}}),
+    "clients": example("dev", gateway={"clientsSecret": "tandem-clients"}),
+    "snapshots": example("dev", drafter={"snapshots": {"size": "1Gi"}}),
+    "images": {
+        "models": [
+            {
+                "name": "model",
+                "weights": "oci://registry.example/qwen3-8b:1",
+                "tokenizer": "oci://registry.example/qwen3-8b-tokenizer@sha256:" + 64 * "0",
+            }
+        ]
+    },
     # They all go together.
-    "all": ("ha", *sorted(folder.name for folder in DEPLOY.glob("components/*"))),
+    "all": example(
+        "two-models",
+        mtls=True,
+        gateway={**_SCALING, "clientsSecret": "tandem-clients"},
+        drafter=_SCALING,
+        modelDefaults=_SCALING,
+        tracing="http://collector.monitoring:4317",
+        monitoring={"enabled": True},
+        gatewayApi={"enabled": True},
+        inferencePool={"enabled": True},
+    ),
 }
 
 SERVICES = ("gateway", "drafter", "verifier")
@@ -51,58 +84,40 @@ def find_tool(name: str) -> str:
 
 
 @functools.cache
-def resolve(variant: str) -> tuple[Manifest, ...]:
-    """All manifests of a variant, as `kubectl kustomize` prints them."""
-    overlay, *components = VARIANTS[variant]
-    # Relative, since kustomize accepts no absolute paths.
-    with tempfile.TemporaryDirectory() as scratch:
-        root = os.path.relpath(DEPLOY, Path(scratch).resolve())
-        write_kustomization(
-            Path(scratch),
-            resources=[f"{root}/overlays/{overlay}"],
-            components=[f"{root}/components/{component}" for component in components],
-        )
-        return kustomize(Path(scratch))
+def packed() -> Path:
+    """A copy without symbolic links, of which Helm tells each time."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-chart-"))
+    atexit.register(shutil.rmtree, folder)
+    return Path(shutil.copytree(CHART, folder / "tandem"))
 
 
-def resolve_in_namespace(variant: str, namespace: str) -> tuple[Manifest, ...]:
-    """A variant in another namespace, in the two layers that docs/deploy.md asks for."""
-    overlay, *components = VARIANTS[variant]
-    with tempfile.TemporaryDirectory() as scratch:
-        root = os.path.relpath(DEPLOY, Path(scratch).resolve())
-        write_kustomization(
-            Path(scratch) / "services",
-            namespace=namespace,
-            resources=[f"../{root}/overlays/{overlay}"],
-        )
-        write_kustomization(
-            Path(scratch),
-            namespace=namespace,
-            resources=["services"],
-            components=[f"{root}/components/{component}" for component in components],
-        )
-        return kustomize(Path(scratch))
+@functools.cache
+def _load() -> Any:
+    return helm_python.Chart.load(packed())
 
 
-def write_kustomization(folder: Path, *, namespace: str = "tandem", **fields: list[Any]) -> None:
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": namespace,
-        **fields,
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+def render(
+    values: Values, *, release: str = "tandem", namespace: str = "tandem"
+) -> tuple[Manifest, ...]:
+    """All manifests of a release.
 
-
-def kustomize(folder: Path) -> tuple[Manifest, ...]:
-    kubectl = find_tool("kubectl")
-    done = subprocess.run(
-        [kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
+    Raises:
+        helm_python.HelmError: the values are refused.
+    """
+    files = _load().render(values, name=release, namespace=namespace)
+    return tuple(
+        manifest
+        for path, text in sorted(files.items())
+        if path.endswith(".yaml")
+        for manifest in yaml.safe_load_all(text)
+        if manifest
     )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, "kustomize warns"
-    return tuple(manifest for manifest in yaml.safe_load_all(done.stdout) if manifest)
+
+
+@functools.cache
+def resolve(variant: str) -> tuple[Manifest, ...]:
+    """All manifests of a variant."""
+    return render(VARIANTS[variant])
 
 
 def of_kind(variant: str, *kinds: str) -> Iterator[Manifest]:
@@ -118,11 +133,16 @@ def named(variant: str, kind: str, name: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The workload of one service."""
+    """The workload of a service, of a verifier's model."""
 
     service: str
     manifest: Manifest
     template: Manifest
+
+    @property
+    def name(self) -> str:
+        name: str = self.manifest["metadata"]["name"]
+        return name
 
     @property
     def pod(self) -> Manifest:
@@ -147,23 +167,24 @@ class Workload:
     def container_ports(self) -> dict[str, int]:
         return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {variable["name"]: variable["value"] for variable in self.container["env"]}
+
+
+def workloads_of(manifests: tuple[Manifest, ...]) -> list[Workload]:
+    """The workloads: the gateway's, the drafter's, and of each model the verifiers'."""
+    found = []
+    for manifest in manifests:
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            template = manifest["spec"]["template"]
+            service = template["metadata"]["labels"]["app.kubernetes.io/component"]
+            found.append(Workload(service=service, manifest=manifest, template=template))
+    found.sort(key=lambda workload: SERVICES.index(workload.service))
+    assert [workload.service for workload in found[:3]] == list(SERVICES)
+    assert {workload.service for workload in found[3:]} <= {"verifier"}
+    return found
+
 
 def workloads(variant: str) -> list[Workload]:
-    """The three services' workloads, in the order of `SERVICES`."""
-    found = {}
-    for manifest in of_kind(variant, "Deployment", "StatefulSet"):
-        template = manifest["spec"]["template"]
-        service = template["metadata"]["labels"]["app.kubernetes.io/component"]
-        assert service not in found, "two workloads of one service"
-        found[service] = Workload(service=service, manifest=manifest, template=template)
-    assert set(found) == set(SERVICES)
-    return [found[service] for service in SERVICES]
-
-
-def environment(variant: str, workload: Workload) -> Mapping[str, str]:
-    """The container's variables from ConfigMaps."""
-    variables: dict[str, str] = {}
-    for source in workload.container["envFrom"]:
-        variables |= named(variant, "ConfigMap", source["configMapRef"]["name"])["data"]
-    assert "env" not in workload.container
-    return variables
+    return workloads_of(resolve(variant))

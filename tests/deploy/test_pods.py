@@ -1,4 +1,4 @@
-"""The built images and the dev overlay's pods, run by podman: `make test-deploy`.
+"""The built images and the pods of the example `dev`, run by podman: `make test-deploy`.
 
 podman plays the manifests unchanged except for what it lacks: a StatefulSet becomes its pod, the
 cluster's DNS becomes hostAliases, and volumes, which are the machine's there, get separate names.
@@ -23,7 +23,7 @@ import yaml
 from servicekit import probe
 from servicekit.serving.health import LIVENESS_NAME
 from tandem.client import Finished, GenerationRequest, SpeculationParams, TandemClient
-from tests.deploy.manifests import SERVICES, Workload, of_kind, workloads
+from tests.deploy.manifests import SERVICES, Workload, workloads
 
 pytestmark = [
     pytest.mark.skipif(
@@ -38,7 +38,7 @@ SUBNET = "10.89.77.0/24"
 ADDRESSES = {"gateway": "10.89.77.10", "drafter": "10.89.77.11", "verifier": "10.89.77.12"}
 NAMES = {
     "drafter": ["tandem-drafter"],
-    "verifier": ["tandem-verifier"],
+    "verifier": ["tandem-verifier-renamer"],
     "gateway": ["tandem-gateway"],
 }
 
@@ -97,10 +97,6 @@ def container_name(service: str) -> str:
 
 def playable(workload: Workload) -> str:
     """The manifests of one service's pod, for `podman kube play`."""
-    maps = [
-        {**config_map, "metadata": {"name": config_map["metadata"]["name"]}}
-        for config_map in of_kind("dev", "ConfigMap")
-    ]
     spec: dict[str, Any] = json.loads(json.dumps(workload.pod))
     spec["hostAliases"] = [
         {"ip": ADDRESSES[service], "hostnames": names} for service, names in NAMES.items()
@@ -118,7 +114,7 @@ def playable(workload: Workload) -> str:
         "annotations": {"io.podman.annotations.init.container.type": "always"},
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return yaml.safe_dump_all([*maps, pod])
+    return yaml.safe_dump(pod)
 
 
 def workload_containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -128,7 +124,7 @@ def workload_containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
 def remove_all(podman: Podman) -> None:
     for service in SERVICES:
         podman.tried("pod", "rm", "--force", "--time", "1", pod_name(service))
-        for volume in ("tmp", "model"):
+        for volume in ("tmp", "model", "model-renamer"):
             podman.tried("volume", "rm", "--force", f"tandem-test-{service}-{volume}")
     podman.tried("network", "rm", "--force", NETWORK)
 

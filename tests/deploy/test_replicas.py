@@ -1,4 +1,4 @@
-"""Replicas are spread over machines; overlays/ha survives the loss of any one."""
+"""Replicas are spread over machines; with high availability, any one may be lost."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ from tests.deploy.manifests import (
     VARIANTS,
     Workload,
     of_kind,
+    render,
     workloads,
+    workloads_of,
 )
 
 # GPU feature discovery sets it.
@@ -36,15 +38,26 @@ def test_replicas_are_spread_over_machines_and_zones(variant: str) -> None:
             # Counts the pods of this service, and in a rollout only the new ones.
             selector = constraint["labelSelector"]["matchLabels"]
             assert selector["app.kubernetes.io/component"] == workload.service
+            assert selector.get("tandem-model") == workload.labels.get("tandem-model")
             assert selector.items() <= workload.labels.items()
             assert constraint.get("matchLabelKeys") == revisions[workload.manifest["kind"]]
         # Whatever the zones, a pod may start.
         assert found[ZONE]["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_with_high_availability_no_machine_holds_all_of_a_service() -> None:
-    for workload in workloads("ha"):
-        replicas = workload.manifest["spec"]["replicas"]
+def budgets(variant: str, workload: Workload) -> list[dict[str, Any]]:
+    return [
+        budget["spec"]
+        for budget in of_kind(variant, "PodDisruptionBudget")
+        if budget["spec"]["selector"]["matchLabels"].items() <= workload.labels.items()
+    ]
+
+
+@pytest.mark.parametrize("variant", ["ha", "two-models"])
+def test_with_high_availability_no_machine_holds_all_of_a_service(variant: str) -> None:
+    for workload in workloads(variant):
+        # Those that are scaled have their own least number.
+        replicas = workload.manifest["spec"].get("replicas", 2)
         assert replicas >= 2
         constraint = spread(workload)[MACHINE]
         # With one machine, the second pod waits for another.
@@ -53,38 +66,42 @@ def test_with_high_availability_no_machine_holds_all_of_a_service() -> None:
         # A drained machine, or one of the control plane, counts for nothing.
         assert constraint["nodeTaintsPolicy"] == "Honor"
         assert "affinity" not in workload.pod
-        [budget] = [
-            budget["spec"]
-            for budget in of_kind("ha", "PodDisruptionBudget")
-            if budget["spec"]["selector"]["matchLabels"].items() <= workload.labels.items()
-        ]
+        [budget] = budgets(variant, workload)
         assert budget["maxUnavailable"] < replicas
 
 
-def test_with_high_availability_every_machine_that_counts_can_have_a_verifier() -> None:
+@pytest.mark.parametrize("variant", ["ha", "two-models"])
+def test_with_high_availability_every_machine_that_counts_can_have_a_verifier(variant: str) -> None:
     # One that counts and cannot stays at none, and keeps each of the others at `maxSkew`.
-    pod = workloads("ha")[2].pod
-    assert pod["nodeSelector"] == {GPU_LABEL: "true"}
-    assert spread(workloads("ha")[2])[MACHINE].get("nodeAffinityPolicy", "Honor") == "Honor"
-    assert all("nodeSelector" not in workload.pod for workload in workloads("ha")[:2])
+    [*others, verifier] = workloads(variant)
+    assert verifier.pod["nodeSelector"] == {GPU_LABEL: "true"}
+    assert spread(verifier)[MACHINE].get("nodeAffinityPolicy", "Honor") == "Honor"
+    assert all("nodeSelector" not in workload.pod for workload in others[:2])
     assert GPU_LABEL in (REPOSITORY / "docs/deploy.md").read_text()
+
+
+def test_values_say_on_which_machines_pods_run() -> None:
+    nodes = {"pool": "models"}
+    toleration = {"key": "pool", "operator": "Exists"}
+    chosen = {"nodeSelector": nodes, "tolerations": [toleration], "priorityClassName": "high"}
+    values = {"highAvailability": True, "modelDefaults": chosen, "gateway": chosen}
+    [gateway, drafter, verifier] = workloads_of(render(values))
+    for workload in (gateway, verifier):
+        assert workload.pod["nodeSelector"] == nodes
+        assert toleration in workload.pod["tolerations"]
+        assert workload.pod["priorityClassName"] == "high"
+    assert not {"nodeSelector", "tolerations", "priorityClassName"} & drafter.pod.keys()
 
 
 def test_elsewhere_one_machine_is_enough() -> None:
     for variant in ("dev", "gpu"):
         for workload in workloads(variant):
+            assert workload.manifest["spec"]["replicas"] == 1
             assert spread(workload)[MACHINE]["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_autoscalers_keep_two_of_each() -> None:
-    for scaler in of_kind("all", "ScaledObject", "HorizontalPodAutoscaler"):
-        spec = scaler["spec"]
-        assert spec.get("minReplicaCount", spec.get("minReplicas")) >= 2
-
-
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.startswith("gpu")])
-def test_a_gpu_is_asked_for_by_its_resource_alone(variant: str) -> None:
+def test_a_gpu_is_asked_for_by_its_resource_alone() -> None:
     # Labels of nodes depend on what else is installed in the cluster.
-    pod = workloads(variant)[2].pod
+    pod = workloads("gpu")[2].pod
     assert "nodeSelector" not in pod
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1

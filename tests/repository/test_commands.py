@@ -246,14 +246,21 @@ def check_kubectl(words: Sequence[str]) -> None:
     outer = words[: words.index("--")] if inner else words
     kubectl = shutil.which("kubectl") or str(Path(sys.executable).with_name("kubectl"))
     help_of(kubectl, *outer[1:])
-    # "." is the reader's own.
-    if "-k" in outer and (folder := outer[outer.index("-k") + 1]) != ".":
-        assert (REPOSITORY / folder / "kustomization.yaml").is_file()
     if inner[:2] == ["python", "-m"]:
         assert errors_of([inner[2:]]) == [None]
     elif inner:
         # In every image: of Debian's coreutils.
         assert inner[0] == "sha256sum"
+
+
+def check_helm(words: Sequence[str]) -> None:
+    """It is Helm's, of this repository's chart; its other words are names."""
+    assert words[1] in ("install", "upgrade", "rollback", "template")
+    flags = {word for word in words if word.startswith("-")}
+    assert flags <= {"-n", "-f"}
+    for word in words:
+        # "values.yaml" is the reader's own.
+        assert "/" not in word or (REPOSITORY / word).exists(), word
 
 
 def check_tandem(words: Sequence[str]) -> None:
@@ -293,6 +300,7 @@ READ_ONLY: Sequence[tuple[Sequence[str], str, Callable[[Sequence[str]], None]]] 
     (["python", "examples/quickstart.py"], "test_readme.py runs it", check_nothing),
     (["python", "-m"], "measures for minutes, or serves; see the test of arguments", check_nothing),
     (["docker"], "needs a container engine", check_docker),
+    (["helm"], "needs a cluster", check_helm),
     (["kind"], "needs a cluster", check_nothing),
     (["kubectl"], "needs a cluster", check_kubectl),
     (["tandem"], "does not end by itself, or takes long", check_tandem),
