@@ -10,6 +10,7 @@ import pydantic
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES
 from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.drafting_policy import TANDEM
+from gateway.routing.aliases import parse_aliases
 from servicekit.address import parse_address
 from servicekit.config import NO_FLAG, ChannelOptions, ServerOptions
 from servicekit.gguf.folder import model_folder
@@ -68,6 +69,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     models whose verifiers report the same tokenizer. Requests and responses of other models hold
     token ids only. The only one also serves models whose verifiers report none."""
 
+    model_aliases: list[str] = []
+    """Names that stand for several models, NAME=ID:WEIGHT each; the entries of one name share its
+    requests by their weights. Requests with one affinity key, or one beginning of their prompts, go
+    to one model. A name may be a model's own, and have that among its models (docs/deploy.md)."""
+
     tool_call_parser: Literal[
         "auto",
         "none",
@@ -81,9 +87,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         "deepseek_v3",
         "kimi_k2",
     ] = "auto"
-    """How models write tool calls: `hermes`, JSON in <tool_call> tags; `hermes_list`, a list there;
-    `llama3_json`, JSON alone; `auto`, as each model's chat template says; with `none` calls stay
-    text."""
+    """The form in which models write tool calls (docs/openai.md lists them); `auto`, as each model's
+    chat template says; with `none` calls stay text."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How models write their reasoning before a chat's answer: `think`, in <think> tags; `auto`,
@@ -179,6 +184,12 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         if value != ["*"]:
             for origin in value:
                 _check_origin(origin)
+        return value
+
+    @pydantic.field_validator("model_aliases")
+    @classmethod
+    def _are_aliases(cls, value: list[str]) -> list[str]:
+        parse_aliases(value)
         return value
 
     @pydantic.field_validator("verifiers", "drafters")

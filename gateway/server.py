@@ -24,6 +24,7 @@ from gateway.peers.pool_feeder import PoolFeeder
 from gateway.peers.verifier_link import VerifierLink
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.clients_file import KnownClients, read_clients
+from gateway.routing.aliases import parse_aliases
 from gateway.routing.fleet import Fleet
 from gateway.routing.membership import Membership
 from gateway.routing.progress_watch import ProgressWatch
@@ -107,6 +108,7 @@ class GatewayServer:
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
+            aliases=parse_aliases(config.model_aliases),
             texts=texts,
             threads=threads,
             pools=self._pools,

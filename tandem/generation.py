@@ -78,6 +78,8 @@ class Started:
     num_prompt_tokens: int
     model_digest: str = ""
     """Of the model's weights and tokenizer; "" from a gateway that does not tell."""
+    model_id: str = ""
+    """Of the model that runs the request, also where this named an alias; "" as above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,7 @@ class Model:
         http_sampling_defaults: requests of this client do not get them; None: an older gateway.
         speculation_note: for people: what drafts brought the gateway's last requests, and if
             little, why; "": not known.
+        alias_of: of an alias, the ids of its models, of which one runs a request; it has no digest.
     """
 
     model_id: str
@@ -181,6 +184,7 @@ class Model:
     num_verifiers: int
     http_sampling_defaults: SamplingDefaults | None = None
     speculation_note: str = ""
+    alias_of: Sequence[str] = ()
 
 
 class TandemError(Exception):

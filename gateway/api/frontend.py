@@ -35,6 +35,7 @@ from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing import router
+from gateway.routing.aliases import Aliases
 from gateway.routing.fleet import Fleet
 from gateway.routing.opening import new_sequence_id
 from gateway.text.model_text import ModelText, ModelTexts
@@ -59,6 +60,7 @@ class Frontend:
         *,
         coordinator: Coordinator,
         fleet: Fleet,
+        aliases: Aliases,
         texts: ModelTexts,
         threads: TokenizerThreads,
         pools: PoolFeeder,
@@ -73,6 +75,7 @@ class Frontend:
         """Begins open.
 
         Args:
+            aliases: names of several models.
             texts: the tokenizers and chat templates of the models.
             threads: for long texts.
             pools: feeds texts that are loaded.
@@ -93,7 +96,7 @@ class Frontend:
         self._loop = asyncio.get_running_loop()
         self.turns = Turns()
         self.models = ServedModels(
-            fleet=fleet, texts=texts, allow_trace=allow_trace, metrics=metrics
+            fleet=fleet, aliases=aliases, texts=texts, allow_trace=allow_trace, metrics=metrics
         )
         self._request_texts = RequestTexts(threads, defaults)
         self._admission = Admission(

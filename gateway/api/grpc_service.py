@@ -6,6 +6,7 @@ server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 
 import grpc
@@ -13,7 +14,9 @@ import grpc
 from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.errors import code_name
+from gateway.messages.request import GenerateRequest
 from gateway.requests.authenticator import Authenticator
+from gateway.routing.aliases import beginning_of_tokens
 from servicekit.interceptors.base import metadata_value, time_left_s
 from servicekit.interceptors.callers import caller_of
 from servicekit.serving.client_waits import ClientWaits
@@ -53,7 +56,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         bind_trace_parent(metadata_value(context, TRACE_PARENT_KEY))
         failed_with = ""
         events = self._frontend.generate(
-            wire.generate_request_from_proto(request),
+            self._on_model(wire.generate_request_from_proto(request)),
             principal,
             expires_at_s=_expires_at_s(context),
             failure=lambda: failed_with,
@@ -90,9 +93,21 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         """Puts a text into a pool; see the proto."""
         principal = self._authenticator.authenticate(caller_of(context))
         num_tokens = await self._frontend.load_pool(
-            wire.load_request_from_proto(request), principal
+            self._on_model(wire.load_request_from_proto(request)), principal
         )
         return gateway_pb2.LoadPoolResponse(num_tokens=num_tokens)
+
+    def _on_model(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, with the id of a model where it names an alias."""
+        model_id = self._frontend.models.choose(
+            request.model_id,
+            request.affinity_key,
+            lambda: request.text or beginning_of_tokens(request.prompt_token_ids or ()),
+            expected_digest=request.expected_model_digest,
+        )
+        if model_id == request.model_id:
+            return request
+        return dataclasses.replace(request, model_id=model_id)
 
 
 def _expires_at_s(context: _GenerateContext) -> float:

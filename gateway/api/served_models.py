@@ -3,14 +3,16 @@
 Owns what is told of each, and which one a request gets. Knows no transport.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.errors import PreconditionError
 from gateway.messages.request import GenerateRequest
 from gateway.messages.response import Model
 from gateway.metrics import GatewayMetrics
 from gateway.requests import acceptance
+from gateway.routing.aliases import Aliases, choose_model, key_of
 from gateway.routing.fleet import Fleet, no_verifier
+from gateway.routing.models import aliases_of
 from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from tandem.values import SamplingDefaults
@@ -20,19 +22,51 @@ class ServedModels:
     """On the event loop."""
 
     def __init__(
-        self, *, fleet: Fleet, texts: ModelTexts, allow_trace: bool, metrics: GatewayMetrics
+        self,
+        *,
+        fleet: Fleet,
+        aliases: Aliases,
+        texts: ModelTexts,
+        allow_trace: bool,
+        metrics: GatewayMetrics,
     ) -> None:
         """Args:
+        aliases: names of several models.
         texts: the tokenizers and chat templates of the models.
         allow_trace: whether requests may ask for a trace of every step.
         """
         self._fleet = fleet
+        self._aliases = aliases
         self._texts = texts
         self._allow_trace = allow_trace
         self._metrics = metrics
 
     def list(self) -> Sequence[Model]:
-        return list(self._fleet.models().values())
+        """The models, and the aliases, in place of a model of the same name."""
+        models = self._fleet.models()
+        return list((models | aliases_of(self._aliases, models)).values())
+
+    def choose(
+        self,
+        model_id: str,
+        affinity_key: str,
+        beginning: Callable[[], str],
+        *,
+        expected_digest: str = "",
+    ) -> str:
+        """The id by which `find` and `of_request` know the model of a request: of an alias, one of
+        its models; any other id stays.
+
+        Args:
+            affinity_key: the request's; "": it has none.
+            beginning: what the prompts of one conversation have in common.
+            expected_digest: of the model; "": any.
+        """
+        weights = self._aliases.get(model_id)
+        if weights is None:
+            return model_id
+        key = key_of(affinity_key, "" if affinity_key else beginning())
+        return choose_model(weights, key, self._fleet.models(expected_digest))
 
     def find(self, model_id: str) -> Model | None:
         """The model of this id; None: it is not served, and requests for it are refused."""
@@ -78,4 +112,6 @@ class ServedModels:
 
     def speculation_note(self, model: Model) -> str:
         """What drafts brought the last requests, and if little, why; "" if that is not known."""
+        if model.alias_of:
+            return ""
         return self._metrics.of_model(model.model_id).speculation_note

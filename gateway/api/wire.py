@@ -93,6 +93,7 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             response.started.seed = event.seed
             response.started.num_prompt_tokens = len(event.prompt_token_ids)
             response.started.model_digest = event.model.model_digest
+            response.started.model_id = event.model.model_id
         case Finished():
             set_message(response.finished, event)
             # Also if nothing was counted.

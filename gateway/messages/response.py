@@ -114,6 +114,7 @@ class Model:
     Attributes:
         tokenizer_digest: "": unknown.
         allows_trace: whether each of its verifiers traces steps.
+        alias_of: of an alias, the ids of its models; it has no digest then.
     """
 
     model_id: str
@@ -124,3 +125,4 @@ class Model:
     num_verifiers: int
     tokenizer_digest: str = ""
     allows_trace: bool = False
+    alias_of: Sequence[str] = ()

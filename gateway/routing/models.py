@@ -3,10 +3,11 @@
 Owns which verifiers serve one model together. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.messages.response import Model
 from gateway.messages.verifier import Welcome
+from gateway.routing.aliases import Aliases
 
 
 def models_of(welcomes: Iterable[Welcome]) -> dict[str, Model]:
@@ -28,6 +29,27 @@ def models_of(welcomes: Iterable[Welcome]) -> dict[str, Model]:
         if known is None or len(group) > known.num_verifiers:
             models[model_id] = _model_of(group)
     return models
+
+
+def aliases_of(aliases: Aliases, models: Mapping[str, Model]) -> dict[str, Model]:
+    """The aliases with a model that is served, each with the narrowest limits among its models."""
+    found = {}
+    for name, weights in aliases.items():
+        served = [models[model_id] for model_id in weights if model_id in models]
+        if served:
+            tokenizers = {model.tokenizer_digest for model in served}
+            found[name] = Model(
+                model_id=name,
+                model_digest="",
+                vocab_size=min(each.vocab_size for each in served),
+                max_model_len=min(each.max_model_len for each in served),
+                max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in served),
+                num_verifiers=sum(each.num_verifiers for each in served),
+                tokenizer_digest=tokenizers.pop() if len(tokenizers) == 1 else "",
+                allows_trace=all(each.allows_trace for each in served),
+                alias_of=tuple(each.model_id for each in served),
+            )
+    return found
 
 
 def _model_of(welcomes: Sequence[Welcome]) -> Model:

@@ -199,12 +199,15 @@ class Started(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     seed: _builtins.int
     """The seed in use, the client's or a random one; the same seed repeats the output."""
     num_prompt_tokens: _builtins.int
     model_digest: _builtins.str
     """Of the model's weights and tokenizer."""
+    model_id: _builtins.str
+    """Of the model that runs the request: where it named an alias, one of its models."""
     def __init__(
         self,
         *,
@@ -212,10 +215,11 @@ class Started(_message.Message):
         seed: _builtins.int = ...,
         num_prompt_tokens: _builtins.int = ...,
         model_digest: _builtins.str = ...,
+        model_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "model_id", b"model_id", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,6 +584,7 @@ class Model(_message.Message):
     NUM_VERIFIERS_FIELD_NUMBER: _builtins.int
     HTTP_SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     SPECULATION_NOTE_FIELD_NUMBER: _builtins.int
+    ALIAS_OF_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_digest: _builtins.str
     vocab_size: _builtins.int
@@ -594,6 +599,12 @@ class Model(_message.Message):
         gateway has them, else those of OpenAI. Requests over gRPC get the defaults of SamplingParams.
         """
 
+    @_builtins.property
+    def alias_of(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of an alias, the ids of its models that are served, one of which runs a request; its limits are
+        the narrowest among them, and it has no digest. Of a model, empty.
+        """
+
     def __init__(
         self,
         *,
@@ -605,10 +616,11 @@ class Model(_message.Message):
         num_verifiers: _builtins.int = ...,
         http_sampling_defaults: Global___SamplingDefaults | None = ...,
         speculation_note: _builtins.str = ...,
+        alias_of: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["http_sampling_defaults", b"http_sampling_defaults", "max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "speculation_note", b"speculation_note", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias_of", b"alias_of", "http_sampling_defaults", b"http_sampling_defaults", "max_model_len", b"max_model_len", "max_num_speculative_tokens", b"max_num_speculative_tokens", "model_digest", b"model_digest", "model_id", b"model_id", "num_verifiers", b"num_verifiers", "speculation_note", b"speculation_note", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

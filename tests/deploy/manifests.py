@@ -47,6 +47,7 @@ VARIANTS: dict[str, Values] = {
     "tracing": example("dev", tracing="http://collector.monitoring:4317"),
     "monitoring": example("dev", monitoring={"enabled": True, "labels": {"release": "prometheus"}}),
     "clients": example("dev", gateway={"clientsSecret": "tandem-clients"}),
+    "canary": {"gateway": {"aliases": {"chat": {"model": 9, "organisation/new:1": 1}}}},
     "snapshots": example("dev", drafter={"snapshots": {"size": "1Gi"}}),
     "images": {
         "models": [

@@ -159,6 +159,7 @@ def test_the_documented_values_are_known() -> None:
         ({"models": [{**MODEL, "autoscaling": {"min": 2}}]}, "max"),
         ({"modelDefaults": {"name": "model"}}, "modelDefaults/name"),
         ({"gateway": {"config": {"max_history_bytes": 1}}}, "max_history_bytes"),
+        ({"gateway": {"aliases": {"chat": {"model": 0}}}}, "aliases/chat/model"),
         ({"drafter": {"replicas": "two"}}, "replicas"),
         ({"mtls": "yes"}, "mtls"),
         ({"networkPolicy": {"dns": {"port": 53}}}, "port"),

@@ -16,6 +16,7 @@ import gateway.api.grpc_service
 import gateway.config
 import verifier.config
 import verifier.server
+from gateway.routing.aliases import parse_aliases
 from servicekit.address import parse_address
 from servicekit.channels.tls import channel_credentials
 from servicekit.config import list_options, parse_config
@@ -285,6 +286,11 @@ def test_models_are_mounted_where_the_services_read_them(variant: str) -> None:
         ]
         assert mount["readOnly"]
         assert mount["name"] in {volume["name"] for volume in workload.pod["volumes"]}
+
+
+def test_gateways_know_the_aliases() -> None:
+    aliases = parse_aliases(configuration(workloads("canary")[0]).model_aliases)
+    assert aliases == {"chat": {"model": 9, "organisation/new:1": 1}}
 
 
 def test_each_model_has_an_id_of_its_own() -> None:

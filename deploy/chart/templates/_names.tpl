@@ -60,6 +60,15 @@ labels:
   {{- $patience = max $patience $verifier.startupSeconds }}
 {{- end }}
 {{- $_ := set $drafter "config" (mergeOverwrite (dict "drain_timeout_s" 20 "max_history_bytes" 1073741824) $drafter.config) }}
+{{- $aliases := list }}
+{{- range $name, $weights := .Values.gateway.aliases }}
+  {{- range $id, $weight := $weights }}
+    {{- $aliases = append $aliases (printf "%s=%s:%d" $name $id (int $weight)) }}
+  {{- end }}
+{{- end }}
+{{- if $aliases }}
+  {{- $_ := set $gateway "config" (mergeOverwrite (dict "model_aliases" $aliases) $gateway.config) }}
+{{- end }}
 {{- $_ := set $gateway "config" (mergeOverwrite (dict "verifiers" $addresses "drafters" (printf "%s:50051" $drafter.name) "tokenizer" $tokenizers "drain_timeout_s" 120) $gateway.config) }}
 {{- $_ := set $gateway "patienceSeconds" $patience }}
 {{- dict "gateway" $gateway "drafter" $drafter "verifiers" $verifiers | toJson }}

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-import pydantic
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -40,7 +39,7 @@ from servicekit.logs import Logger
 _SHORT_BODY_BYTES = 64 * 1024
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R", bound=pydantic.BaseModel)
+_R = TypeVar("_R", bound=schema.CommonRequest)
 
 
 class OpenAiApi:
@@ -147,8 +146,8 @@ class OpenAiApi:
         self, principal: Principal, scope: Scope, receive: Receive, send: Send
     ) -> None:
         name = scope["path_params"]["model"]
-        model = self._frontend.models.find(name)
-        if model is None:
+        models = {model.model_id: model for model in self._frontend.models.list()}
+        if (model := models.get(name)) is None:
             raise ApiError(404, f"{name!r} is not served", param="model", code="model_not_found")
         await send_json(send, json.dumps(self._model(model)))
 
@@ -254,7 +253,7 @@ class OpenAiApi:
             if len(body) <= _SHORT_BODY_BYTES:
                 await self._frontend.turns.take(is_gone)
                 requests.check_size(body)
-                return requests.parse(model, body), len(body)
+                return self._on_model(requests.parse(model, body)), len(body)
             # Each step has an iteration of the event loop of its own, and no other long body takes
             # any in between: all that are ready run in one iteration.
             async with self._long_bodies:
@@ -264,7 +263,14 @@ class OpenAiApi:
                 parsed = requests.parse(model, body)
                 await asyncio.sleep(0)
                 await self._frontend.turns.take(is_gone)
-                return parsed, len(body)
+                return self._on_model(parsed), len(body)
+
+    def _on_model(self, parsed: _R) -> _R:
+        """The request, with the id of a model where it names an alias."""
+        model_id = self._frontend.models.choose(
+            parsed.model, requests.affinity_key_of(parsed), lambda: requests.beginning_of(parsed)
+        )
+        return parsed if model_id == parsed.model else parsed.model_copy(update={"model": model_id})
 
     async def _run(
         self, job: Job, principal: Principal, scope: Scope, receive: Receive, send: Send
@@ -340,6 +346,7 @@ class OpenAiApi:
             "owned_by": "tandem",
             "max_model_len": model.max_model_len,
             "sampling_defaults": dataclasses.asdict(self._frontend.models.sampling_defaults(model)),
+            **({"alias_of": list(model.alias_of)} if model.alias_of else {}),
         }
 
     def _to_api_error(

@@ -43,6 +43,8 @@ class ModelCard(AnswerPart):
     """Extension: most tokens of prompt and output together."""
     sampling_defaults: SamplingDefaults
     """Extension: what requests get that name no value."""
+    alias_of: list[str] | None = None
+    """Extension: of an alias, its models."""
 
 
 class ModelList(AnswerPart):

@@ -17,6 +17,7 @@ from gateway.api.openai.reading import forms, grammars, schema
 from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
 from gateway.api.openai.reading.parameters import values_of
 from gateway.messages.request import Conversation, GenerateRequest
+from gateway.routing.aliases import PREFIX_CHARACTERS, beginning_of_tokens
 from tandem.values import SamplingDefaults, SamplingParams, SpeculationParams, StructuredOutput
 
 if TYPE_CHECKING:
@@ -133,6 +134,29 @@ def chat_request(
     )
 
 
+def affinity_key_of(parsed: schema.CommonRequest) -> str:
+    """What requests that belong together have in common, by the client's word; "": nothing."""
+    return parsed.prompt_cache_key or parsed.user or ""
+
+
+def beginning_of(parsed: schema.CommonRequest) -> str:
+    """What the requests of one conversation have in common: all before its first answer."""
+    if isinstance(parsed, schema.CompletionRequest):
+        prompt = prompts_of(parsed)[0]
+        return prompt if isinstance(prompt, str) else beginning_of_tokens(prompt)
+    items: Any = getattr(parsed, "messages", None) or getattr(parsed, "input", ())
+    if isinstance(items, str):
+        # The first message of a conversation, which later requests hold as an item.
+        return f"user: {items}"
+    beginning: list[str] = []
+    for item in items:
+        role, content = getattr(item, "role", ""), getattr(item, "content", None) or ""
+        beginning.append(f"{role}: {content[:PREFIX_CHARACTERS]}")
+        if role == "user":
+            break
+    return "\n".join(beginning)
+
+
 def prompts_of(parsed: schema.CompletionRequest) -> list[str | Sequence[int]]:
     """The prompts of a request, each as text or as token ids."""
     prompt = parsed.prompt
@@ -175,7 +199,7 @@ def _request(
         ignore_eos=bool(parsed.ignore_eos),
         num_choices=parsed.n,
         speculation=SpeculationParams(**values_of(SpeculationParams, parsed.speculation)),
-        affinity_key=parsed.prompt_cache_key or parsed.user or "",
+        affinity_key=affinity_key_of(parsed),
         priority=parsed.priority or 0,
         trace=trace,
         report_tokens=report_tokens,
