@@ -13,7 +13,12 @@ REPOSITORY = Path(__file__).parents[1]
 _GPU = ("verifier/gpu*", "verifier/attention*", "tests/verifier/gpu*", "tests/verifier/*triton*")
 #: By files of tests, what wakes them, beside other versions of packages.
 WAKING = {
-    "tests/deploy/test_chart.py": ("deploy/*", "tests/deploy/*"),
+    "tests/deploy/test_chart.py": (
+        "deploy/*",
+        "docs/deploy.md",
+        "docs/security.md",
+        "tests/deploy/*",
+    ),
     "tests/page/*": ("gateway/page/*", "gateway/api/*", "tests/page/*"),
     "tests/verifier/gpu/test_*kernels.py": _GPU,
     "tests/verifier/gpu_sampling/test_compiled_kernels.py": _GPU,

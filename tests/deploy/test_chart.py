@@ -7,17 +7,14 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
 from gateway.requests.clients_file import read_clients
-from servicekit.config import list_options
 from tests.deploy.manifests import (
     CHART,
     DEPLOY,
     REPOSITORY,
-    SERVICES,
     VARIANTS,
     Manifest,
     Values,
@@ -26,10 +23,8 @@ from tests.deploy.manifests import (
     packed,
     render,
     resolve,
-    workloads,
     workloads_of,
 )
-from tests.deploy.test_manifests_match_code import CODE
 
 # Kubernetes has no schemas for their kinds.
 CUSTOM_GROUPS = (
@@ -178,23 +173,6 @@ def test_a_name_that_is_too_long_for_kubernetes_is_refused() -> None:
         render({"models": [model]}, release=14 * "r")
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_flags_may_be_set_but_those_that_the_chart_sets_by_other_values(service: str) -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    jsonschema.Draft7Validator.check_schema(schema)
-    owner = schema["$defs"]["model"] if service == "verifier" else schema["properties"][service]
-    settable = set(owner["properties"]["config"]["propertyNames"]["enum"])
-    flags = {option.name for option in list_options(CODE[service].config, service=service)}
-    assert settable <= flags
-    for name in flags - settable:
-        variable = f"TANDEM_{service.upper()}_{name.upper()}"
-        assert name == "tensor_parallel_size" or any(
-            variable in workload.environment
-            for variant in VARIANTS
-            for workload in workloads(variant)
-        ), variable
-
-
 def test_every_value_has_a_default_and_every_default_is_allowed() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -220,6 +198,31 @@ def test_numbers_reach_the_services_as_they_are_written() -> None:
     assert verifier.environment["TANDEM_VERIFIER_MAX_NUM_SEQS"] == "128"
     assert verifier.environment["TANDEM_VERIFIER_DEVICE"] == "cpu"
     assert "nvidia.com/gpu" not in json.dumps(verifier.pod)
+
+
+def test_what_is_extra_is_in_the_services_own_pods() -> None:
+    claim = {"name": "verdicts", "persistentVolumeClaim": {"claimName": "verdicts"}}
+    mount = {"name": "verdicts", "mountPath": "/verdicts"}
+    variable = {"name": "NUMBA_CACHE_DIR", "value": "/verdicts"}
+    extra = {
+        "extraVolumes": [claim],
+        "extraVolumeMounts": [mount],
+        "extraEnv": [variable],
+        "serviceAccountAnnotations": {"role": "reader"},
+        "podAnnotations": {"note": "kept"},
+    }
+    manifests = render({"modelDefaults": extra, "drafter": extra})
+    for manifest in manifests:
+        check(json.dumps(manifest, sort_keys=True))
+        if manifest["kind"] == "ServiceAccount":
+            is_gateway = manifest["metadata"]["name"] == "tandem-gateway"
+            assert ("annotations" in manifest["metadata"]) is not is_gateway
+    for workload in workloads_of(manifests):
+        is_there = workload.service != "gateway"
+        assert (claim in workload.pod["volumes"]) is is_there
+        assert (mount in workload.container["volumeMounts"]) is is_there
+        assert (variable in workload.container["env"]) is is_there
+        assert ("annotations" in workload.template["metadata"]) is is_there
 
 
 def test_a_cluster_may_choose_the_uid() -> None:

@@ -4,9 +4,11 @@ The services' own loader reads the configuration; names of health services and m
 code. A manifest that disagrees fails here and not in a cluster.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pydantic
 import pytest
 
@@ -22,6 +24,8 @@ from servicekit.channels.tls import channel_credentials
 from servicekit.config import list_options, parse_config
 from servicekit.serving.health import LIVENESS_NAME
 from tests.deploy.manifests import (
+    CHART,
+    SERVICES,
     VARIANTS,
     Workload,
     named,
@@ -79,6 +83,23 @@ def test_every_variable_is_a_flag_of_its_service(variant: str) -> None:
         }
         # The loader ignores unknown variables.
         assert set(workload.environment) - {"OTEL_EXPORTER_OTLP_ENDPOINT"} <= known
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_flags_may_be_set_but_those_that_the_chart_sets_by_other_values(service: str) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    owner = schema["$defs"]["model"] if service == "verifier" else schema["properties"][service]
+    settable = set(owner["properties"]["config"]["propertyNames"]["enum"])
+    flags = {option.name for option in list_options(CODE[service].config, service=service)}
+    assert settable <= flags
+    for name in flags - settable:
+        variable = f"TANDEM_{service.upper()}_{name.upper()}"
+        assert name == "tensor_parallel_size" or any(
+            variable in workload.environment
+            for variant in VARIANTS
+            for workload in workloads(variant)
+        ), variable
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

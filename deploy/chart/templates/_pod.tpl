@@ -49,6 +49,9 @@ capabilities: {drop: [ALL]}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
 {{- end }}
+{{- with $service.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* `replicas`, unless an autoscaler sets them. Of: root, service. */}}
@@ -199,7 +202,7 @@ spec:
         {{- if .root.Values.mtls }}
         - {name: tls, mountPath: /tls, readOnly: true}
         {{- end }}
-        {{- with .mounts }}
+        {{- with concat (default list .mounts) $service.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
@@ -209,7 +212,7 @@ spec:
     - name: tls
       secret: {secretName: {{ .root.Release.Name }}-{{ $service.component }}-tls, defaultMode: 0440}
     {{- end }}
-    {{- with .volumes }}
+    {{- with concat (default list .volumes) $service.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
@@ -221,6 +224,10 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   {{- include "tandem.metadata" $metadata | nindent 2 }}
+  {{- with .service.serviceAccountAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 automountServiceAccountToken: false
 ---
 apiVersion: v1
