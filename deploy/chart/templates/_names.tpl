@@ -21,8 +21,8 @@ labels:
 {{- end }}
 
 {{/* Everything that templates know of the three services, as JSON: {gateway, drafter, verifiers: [...]}.
-     Each has component, name, ports, health, drain_s, pause_s, startup_s, config, and its values; a verifier
-     also its model's name. `config` is what the service's flags are set to. */}}
+     Each has its values, and component, name, ports, health (a port), pauseSeconds (of preStop) and
+     startupSeconds; a verifier also model, its name. `config` is what the service's flags are set to. */}}
 {{- define "tandem.services" -}}
 {{- $release := .Release.Name }}
 {{- $drafter := mergeOverwrite (deepCopy .Values.drafter) (dict
@@ -32,6 +32,7 @@ labels:
       "component" "gateway" "name" (printf "%s-gateway" $release)
       "ports" (dict "grpc" 50050 "http" 8000 "metrics" 9100) "health" 50060 "startupSeconds" 120
       "pauseSeconds" 35) }}
+{{- $drafters := printf "%s:50051" $drafter.name }}
 {{- $verifiers := list }}
 {{- $addresses := list }}
 {{- $tokenizers := list }}
@@ -47,29 +48,37 @@ labels:
   {{- if has $address $addresses }}
     {{- fail (printf "models: two have the name %s" .name) }}
   {{- end }}
-  {{- $_ := set $verifier "startupSeconds" (int (default (ternary 3600 1800 (gt (int $verifier.gpus) 1)) $verifier.startupSeconds)) }}
-  {{- $path := include "tandem.weights.path" (dict "uri" $verifier.weights "model" $verifier) }}
-  {{- $config := dict "model" $path "model_id" (default .name .id) "drafters" (printf "%s:50051" $drafter.name) "device" (ternary "cuda" "cpu" (gt (int $verifier.gpus) 0)) "drain_timeout_s" 120 }}
-  {{- if gt (int $verifier.gpus) 0 }}
+  {{- $isOnGpu := gt (int $verifier.gpus) 0 }}
+  {{- $startup := default (ternary 3600 1800 (gt (int $verifier.gpus) 1)) $verifier.startupSeconds }}
+  {{- $_ := set $verifier "startupSeconds" (int $startup) }}
+  {{- $weights := dict "uri" $verifier.weights "model" $verifier }}
+  {{- $tokenizer := dict "uri" (default $verifier.weights $verifier.tokenizer) "model" $verifier }}
+  {{- $config := dict
+        "model" (include "tandem.weights.path" $weights) "model_id" (default .name .id)
+        "device" (ternary "cuda" "cpu" $isOnGpu) "drafters" $drafters "drain_timeout_s" 120 }}
+  {{- if $isOnGpu }}
     {{- $_ := set $config "max_num_batched_tokens" 2048 }}
   {{- end }}
   {{- $_ := set $verifier "config" (mergeOverwrite $config $verifier.config) }}
   {{- $addresses = append $addresses $address }}
-  {{- $tokenizers = append $tokenizers (include "tandem.weights.path" (dict "uri" (default $verifier.weights $verifier.tokenizer) "model" $verifier)) }}
+  {{- $tokenizers = append $tokenizers (include "tandem.weights.path" $tokenizer) }}
   {{- $verifiers = append $verifiers $verifier }}
   {{- $patience = max $patience $verifier.startupSeconds }}
 {{- end }}
-{{- $_ := set $drafter "config" (mergeOverwrite (dict "drain_timeout_s" 20 "max_history_bytes" 1073741824) $drafter.config) }}
+{{- $config := dict "drain_timeout_s" 20 "max_history_bytes" 1073741824 }}
+{{- $_ := set $drafter "config" (mergeOverwrite $config $drafter.config) }}
 {{- $aliases := list }}
 {{- range $name, $weights := .Values.gateway.aliases }}
   {{- range $id, $weight := $weights }}
     {{- $aliases = append $aliases (printf "%s=%s:%d" $name $id (int $weight)) }}
   {{- end }}
 {{- end }}
+{{- $config = dict
+      "verifiers" $addresses "drafters" $drafters "tokenizer" $tokenizers "drain_timeout_s" 120 }}
 {{- if $aliases }}
-  {{- $_ := set $gateway "config" (mergeOverwrite (dict "model_aliases" $aliases) $gateway.config) }}
+  {{- $_ := set $config "model_aliases" $aliases }}
 {{- end }}
-{{- $_ := set $gateway "config" (mergeOverwrite (dict "verifiers" $addresses "drafters" (printf "%s:50051" $drafter.name) "tokenizer" $tokenizers "drain_timeout_s" 120) $gateway.config) }}
+{{- $_ := set $gateway "config" (mergeOverwrite $config $gateway.config) }}
 {{- $_ := set $gateway "patienceSeconds" $patience }}
 {{- dict "gateway" $gateway "drafter" $drafter "verifiers" $verifiers | toJson }}
 {{- end }}

@@ -15,6 +15,7 @@ capabilities: {drop: [ALL]}
 {{/* A service's variables. Of: root, service. */}}
 {{- define "tandem.environment" -}}
 {{- $service := .service }}
+{{- $release := .root.Release.Name }}
 {{- $tls := .root.Values.mtls }}
 {{- $config := dict "allow_plaintext" (not $tls) "health_listen" (printf "0.0.0.0:%v" $service.health) }}
 {{- range $name, $port := $service.ports }}
@@ -24,15 +25,18 @@ capabilities: {drop: [ALL]}
 {{- if $tls }}
   {{- $_ := mergeOverwrite $config (dict "tls_cert" "/tls/tls.crt" "tls_key" "/tls/tls.key") }}
   {{- if eq $service.component "drafter" }}
-    {{- $_ := mergeOverwrite $config (dict "tls_client_ca" "/tls/ca.crt" "allowed_clients" (list (printf "%s-verifier" .root.Release.Name) (printf "%s-gateway" .root.Release.Name))) }}
+    {{- $callers := list (printf "%s-verifier" $release) (printf "%s-gateway" $release) }}
+    {{- $_ := mergeOverwrite $config (dict "tls_client_ca" "/tls/ca.crt" "allowed_clients" $callers) }}
   {{- else if eq $service.component "verifier" }}
-    {{- $_ := mergeOverwrite $config (dict "tls_client_ca" "/tls/ca.crt" "allowed_clients" (printf "%s-gateway" .root.Release.Name)) }}
+    {{- $callers := list (printf "%s-gateway" $release) }}
+    {{- $_ := mergeOverwrite $config (dict "tls_client_ca" "/tls/ca.crt" "allowed_clients" $callers) }}
   {{- end }}
 {{- end }}
 {{- if ne $service.component "drafter" }}
   {{- $_ := set $config "peer_allow_plaintext" (not $tls) }}
   {{- if $tls }}
-    {{- $_ := mergeOverwrite $config (dict "peer_tls_ca" "/tls/ca.crt" "peer_tls_cert" "/tls/tls.crt" "peer_tls_key" "/tls/tls.key") }}
+    {{- $_ := mergeOverwrite $config (dict
+          "peer_tls_ca" "/tls/ca.crt" "peer_tls_cert" "/tls/tls.crt" "peer_tls_key" "/tls/tls.key") }}
   {{- end }}
 {{- end }}
 {{- if $service.clientsSecret }}
@@ -57,7 +61,8 @@ capabilities: {drop: [ALL]}
 {{/* `replicas`, unless an autoscaler sets them. Of: root, service. */}}
 {{- define "tandem.replicas" -}}
 {{- if not .service.autoscaling -}}
-replicas: {{ if kindIs "invalid" .service.replicas }}{{ ternary 2 1 .root.Values.highAvailability }}{{ else }}{{ int .service.replicas }}{{ end }}
+{{- $replicas := .service.replicas -}}
+replicas: {{ kindIs "invalid" $replicas | ternary (ternary 2 1 .root.Values.highAvailability) (int $replicas) }}
 {{- end }}
 {{- end }}
 
@@ -217,7 +222,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* Beside the pods of each group: their account, headless Service and disruption budget. Of: root, service. */}}
+{{/* Beside the pods of a group: their account, headless Service and disruption budget. Of: root, service. */}}
 {{- define "tandem.group" -}}
 {{- $metadata := dict "root" .root "name" .service.name "component" .service.component "model" .service.model }}
 apiVersion: v1
@@ -261,5 +266,6 @@ spec:
 {{- end }}
 
 {{- define "tandem.protocol" -}}
-{{- if eq .port "metrics" }}http{{ else if .root.Values.mtls }}https{{ else if eq .port "grpc" }}kubernetes.io/h2c{{ else }}http{{ end }}
+{{- $plain := ternary "kubernetes.io/h2c" "http" (eq .port "grpc") }}
+{{- ternary "https" $plain (and .root.Values.mtls (ne .port "metrics")) }}
 {{- end }}

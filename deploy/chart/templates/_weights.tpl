@@ -7,28 +7,32 @@
 
 {{/* A download's folder in its volume: each source has its own. */}}
 {{- define "tandem.weights.folder" -}}
-{{- regexReplaceAll "[^A-Za-z0-9.]+" (splitList "://" . | last) "-" | trunc 40 | trimAll ".-" }}-{{ sha256sum . | trunc 8 }}
+{{- $name := regexReplaceAll "[^A-Za-z0-9.]+" (splitList "://" . | last) "-" | trunc 40 | trimAll ".-" }}
+{{- printf "%s-%s" $name (sha256sum . | trunc 8) }}
 {{- end }}
 
 {{/* A model's volume. Of: uri, model, volume (its name), isTokenizer. */}}
 {{- define "tandem.weights.volume" -}}
 {{- $place := splitList "://" .uri | last }}
+{{- $of := .model.volume }}
 - name: {{ .volume }}
   {{- if hasPrefix "pvc://" .uri }}
   persistentVolumeClaim: {claimName: {{ $place }}, readOnly: true}
   {{- else if hasPrefix "oci://" .uri }}
   image: {reference: {{ $place | quote }}, pullPolicy: IfNotPresent}
-  {{- else if or .isTokenizer (hasPrefix "copy://" .uri) (not (or .model.volume.claim .model.volume.storageClassName)) }}
-  emptyDir: {sizeLimit: {{ ternary "1Gi" .model.volume.size (and .isTokenizer (not (hasPrefix "copy://" .uri)) (not (hasSuffix ".gguf" .model.path))) }}}
-  {{- else if .model.volume.claim }}
-  persistentVolumeClaim: {claimName: {{ .model.volume.claim }}}
+  {{- else if and .isTokenizer (not (or (hasPrefix "copy://" .uri) (hasSuffix ".gguf" .model.path))) }}
+  emptyDir: {sizeLimit: 1Gi}
+  {{- else if or .isTokenizer (hasPrefix "copy://" .uri) (not (or $of.claim $of.storageClassName)) }}
+  emptyDir: {sizeLimit: {{ $of.size }}}
+  {{- else if $of.claim }}
+  persistentVolumeClaim: {claimName: {{ $of.claim }}}
   {{- else }}
   ephemeral:
     volumeClaimTemplate:
       spec:
         accessModes: [ReadWriteOnce]
-        storageClassName: {{ .model.volume.storageClassName }}
-        resources: {requests: {storage: {{ .model.volume.size }}}}
+        storageClassName: {{ $of.storageClassName }}
+        resources: {requests: {storage: {{ $of.size }}}}
   {{- end }}
 {{- end }}
 
