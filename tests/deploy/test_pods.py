@@ -224,6 +224,15 @@ def test_images_hold_no_compiler_no_pip_no_tests_and_no_other_service(
         assert not podman("exec", name, "find", environment, "-type", "d", "-name", kind)
 
 
+@pytest.mark.parametrize("service", ["gateway", "verifier"])
+def test_images_of_services_that_read_models_can_download_them(
+    podman: Podman, service: str
+) -> None:
+    name = container_name(service)
+    assert "--local-dir" in podman("exec", name, "hf", "download", "--help")
+    podman("exec", name, "flock", "--version")
+
+
 def test_requests_are_answered_with_and_without_speculation(podman: Podman) -> None:
     prompt = "def add(first, second):\n    return first + second\n\n\ndef add("
     with TandemClient(f"{ADDRESSES['gateway']}:50050") as client:

@@ -1,11 +1,15 @@
 """Requirements, pins, and the extras of each service."""
 
+import importlib.metadata
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -52,11 +56,58 @@ def test_a_service_installs_only_its_own_packages() -> None:
     assert "numba" not in names("gateway")
     assert names("gateway") == names("servicekit") | {
         "jinja2",
+        "numpy",
         "starlette",
         "tokenizers",
         "uvicorn",
     }
     assert not names() & {"torch", "transformers", "numba", "pydantic"}
+
+
+# Imports a service where some packages are as if they were not installed.
+_IMPORT = """
+import importlib, sys
+service, *hidden = sys.argv[1:]
+sys.modules.update(dict.fromkeys(hidden))
+importlib.import_module(service + ".__main__")
+importlib.import_module(service + ".server")
+"""
+
+
+@pytest.mark.parametrize("service", ["drafter", "gateway", "verifier"])
+def test_a_service_starts_with_what_its_extra_installs(service: str) -> None:
+    installed = installed_with(names(service)) | {PROJECT["name"]}
+    hidden = [
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if not {canonicalize_name(package) for package in packages} & installed
+    ]
+    assert {"pytest", "openai"} <= set(hidden)
+    ran = subprocess.run(
+        [sys.executable, "-c", _IMPORT, service, *hidden],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def installed_with(packages: set[str]) -> set[str]:
+    """These packages and all that they require, without extras."""
+    found: set[str] = set()
+    new = packages
+    while new:
+        found |= new
+        texts = [text for name in new for text in importlib.metadata.requires(name) or ()]
+        wanted = [each for each in map(Requirement, texts) if "extra ==" not in str(each.marker)]
+        new = {
+            canonicalize_name(each.name)
+            for each in wanted
+            if each.marker is None or each.marker.evaluate()
+        } - found
+    return found
 
 
 def test_services_report_the_version_of_the_project() -> None:
