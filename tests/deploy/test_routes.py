@@ -148,7 +148,7 @@ def test_the_documented_picker_reads_gauges_of_one_series_each() -> None:
     [engine] = extractor["engineConfigs"]
     assert engine["name"] == extractor["defaultEngine"]
     gauges = {name for spec, name in engine.items() if spec.endswith("Spec") and name}
-    assert len(gauges) == 2
+    assert len(gauges) == 3
     for name in gauges:
         # It keeps one series of each, and sums none.
         assert metric_names.exported()[name] == set()
