@@ -7,6 +7,7 @@ import pytest
 
 from tests.deploy.manifests import VARIANTS, named, of_kind, render, resolve, workloads
 from tests.deploy.monitoring import metric_names
+from tests.deploy.monitoring.test_rules import cluster_job
 from tests.deploy.test_manifests_match_code import configuration
 
 SCALED = ["autoscaling", "all"]
@@ -86,6 +87,20 @@ def test_they_scale_before_requests_are_shed(variant: str) -> None:
     [pods] = [m for m in hpa["spec"]["metrics"] if m["type"] == "Pods"]
     evicts = configuration(drafters).max_history_bytes
     assert evicts / 2 < int(pods["pods"]["target"]["averageValue"]) < evicts
+
+
+@pytest.mark.parametrize("variant", SCALED)
+def test_without_the_operator_series_have_the_service_that_autoscalers_ask_for(
+    variant: str,
+) -> None:
+    [rule] = [r for r in cluster_job()["relabel_configs"] if r.get("target_label") == "service"]
+    prefix = "__meta_kubernetes_pod_label_"
+    for workload in workloads(variant):
+        labels = {prefix + re.sub(r"\W", "_", name): text for name, text in workload.labels.items()}
+        joined = rule["separator"].join(labels.get(name, "") for name in rule["source_labels"])
+        found = re.fullmatch(rule["regex"], joined)
+        assert found is not None
+        assert found[1] == workload.name
 
 
 def test_the_bytes_at_which_drafters_are_added_follow_their_limit() -> None:
