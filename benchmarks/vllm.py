@@ -57,9 +57,9 @@ class Engine:
             env={
                 **os.environ,
                 "PYTHONPATH": path,
-                "TANDEM_DRAFTER": drafter,
+                "TANDEM_VLLM_DRAFTER": drafter,
                 # So that a busy machine costs time, and no drafts.
-                "TANDEM_DRAFTER_TIMEOUT_MS": "1000",
+                "TANDEM_VLLM_TIMEOUT_MS": "1000",
                 # GiB of K/V; unset, each engine takes most of the memory.
                 "VLLM_CPU_KVCACHE_SPACE": "2",
                 # Custom proposers are of the first runner alone.

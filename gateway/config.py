@@ -87,8 +87,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         "deepseek_v3",
         "kimi_k2",
     ] = "auto"
-    """The form in which models write tool calls (docs/openai.md lists them); `auto`, as each model's
-    chat template says; with `none` calls stay text."""
+    """The form in which models write tool calls, of those in docs/openai.md; `auto`, as each
+    model's chat template says; with `none` calls stay text."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How models write their reasoning before a chat's answer: `think`, in <think> tags; `auto`,

@@ -59,8 +59,8 @@ Start: TypeAlias = Callable[..., TandemProposer]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Start:
     def start(address: str, **variables: str) -> TandemProposer:
-        monkeypatch.setenv("TANDEM_DRAFTER", address)
-        monkeypatch.setenv("TANDEM_DRAFTER_TIMEOUT_MS", "20000")
+        monkeypatch.setenv("TANDEM_VLLM_DRAFTER", address)
+        monkeypatch.setenv("TANDEM_VLLM_TIMEOUT_MS", "20000")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         proposer = TandemProposer(CONFIG)
@@ -100,7 +100,7 @@ async def test_a_text_is_known_again_in_another_row(drafter: ServedDrafter, star
 async def test_a_finished_request_is_released_and_its_pool_fed_for_other_servers(
     drafter: ServedDrafter, start: Start
 ) -> None:
-    first = start(drafter.address, TANDEM_POOL="fleet")
+    first = start(drafter.address, TANDEM_VLLM_POOL="fleet")
     batch = Batch(1)
     batch.put(0, REPEATING)
     await batch.propose(first)
@@ -109,7 +109,7 @@ async def test_a_finished_request_is_released_and_its_pool_fed_for_other_servers
         await batch.propose(first)
     await wait_until(lambda: drafter.num_sequences == 0)
     await drafter.drafter.pool_keeper.settle()
-    second = start(drafter.address, TANDEM_POOL="fleet")
+    second = start(drafter.address, TANDEM_VLLM_POOL="fleet")
     batch.put(0, [12, 13, 14])
     assert await batch.propose(second) == [[15, 16, 17, 18]]
 
@@ -119,7 +119,7 @@ async def test_a_step_waits_no_longer_than_it_may_and_then_not_at_all(start: Sta
     batch = Batch(1)
     batch.put(0, REPEATING)
     async with late_drafter() as late:
-        proposer = start(late.address, TANDEM_DRAFTER_TIMEOUT_MS="200")
+        proposer = start(late.address, TANDEM_VLLM_TIMEOUT_MS="200")
         for most_s in (5.0, 0.15):
             begun_s = time.monotonic()
             assert await batch.propose(proposer) == [[]]
@@ -165,14 +165,14 @@ async def test_no_error_reaches_vllm(drafter: ServedDrafter, start: Start) -> No
 
 
 def test_what_is_configured_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TANDEM_DRAFTER", raising=False)
-    with pytest.raises(ValueError, match="TANDEM_DRAFTER is not set"):
+    monkeypatch.delenv("TANDEM_VLLM_DRAFTER", raising=False)
+    with pytest.raises(ValueError, match="TANDEM_VLLM_DRAFTER is not set"):
         TandemProposer(CONFIG)
-    monkeypatch.setenv("TANDEM_DRAFTER", "127.0.0.1:1")
+    monkeypatch.setenv("TANDEM_VLLM_DRAFTER", "127.0.0.1:1")
     for name, value in (
-        ("TANDEM_DRAFTER_TIMEOUT_MS", "nan"),
-        ("TANDEM_PROMPT_LOOKUP_MIN", "0"),
-        ("TANDEM_PROMPT_LOOKUP_MAX", "x"),
+        ("TANDEM_VLLM_TIMEOUT_MS", "nan"),
+        ("TANDEM_VLLM_PROMPT_LOOKUP_MIN", "0"),
+        ("TANDEM_VLLM_PROMPT_LOOKUP_MAX", "x"),
     ):
         with monkeypatch.context() as one:
             one.setenv(name, value)

@@ -291,6 +291,8 @@ READ_ONLY: Sequence[tuple[Sequence[str], str, Callable[[Sequence[str]], None]]] 
     (["tandem", "up"], "does not end; `addresses` has the flags of most", check_tandem),
     (["tandem", "generate"], "calls a gateway in a cluster", check_tandem),
     ([".", ".venv/bin/activate"], "changes the reader's shell", check_paths),
+    (["export"], "changes the reader's shell", check_nothing),
+    (["vllm", "serve"], "needs another server of models", check_nothing),
     (["hf", "download"], "downloads a model", check_nothing),
     (["openssl", "req"], "writes files", check_openssl),
     (["make"], "runs tests, this one among them", check_make),

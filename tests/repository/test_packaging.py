@@ -97,13 +97,13 @@ def test_a_service_starts_with_what_its_extra_installs(service: str) -> None:
 def installed_with(packages: set[str]) -> set[str]:
     """These packages and all that they require, without extras."""
     found: set[str] = set()
-    new = packages
+    new: set[str] = packages
     while new:
         found |= new
         texts = [text for name in new for text in importlib.metadata.requires(name) or ()]
         wanted = [each for each in map(Requirement, texts) if "extra ==" not in str(each.marker)]
         new = {
-            canonicalize_name(each.name)
+            str(canonicalize_name(each.name))
             for each in wanted
             if each.marker is None or each.marker.evaluate()
         } - found

@@ -43,15 +43,15 @@ class TandemProposer:
         self._num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         # Each step adds a token after the draft.
         self._max_length = int(vllm_config.model_config.max_model_len) - 1
-        self._timeout_s = _number("TANDEM_DRAFTER_TIMEOUT_MS", 50.0, least=1.0) / 1000
+        self._timeout_s = _number("TANDEM_VLLM_TIMEOUT_MS", 50.0, least=1.0) / 1000
         self._params = NgramParams(
-            min_ngram=int(_number("TANDEM_PROMPT_LOOKUP_MIN", 2, least=1)),
-            max_ngram=int(_number("TANDEM_PROMPT_LOOKUP_MAX", 5, least=1)),
-            pool_id=os.environ.get("TANDEM_POOL", ""),
+            min_ngram=int(_number("TANDEM_VLLM_PROMPT_LOOKUP_MIN", 2, least=1)),
+            max_ngram=int(_number("TANDEM_VLLM_PROMPT_LOOKUP_MAX", 5, least=1)),
+            pool_id=os.environ.get("TANDEM_VLLM_POOL", ""),
         )
-        address = os.environ.get("TANDEM_DRAFTER", "")
+        address = os.environ.get("TANDEM_VLLM_DRAFTER", "")
         if not address:
-            raise ValueError("TANDEM_DRAFTER is not set: HOST:PORT of a Tandem drafter")
+            raise ValueError("TANDEM_VLLM_DRAFTER is not set: HOST:PORT of a Tandem drafter")
         self._client = DrafterClient(address, tls=_tls())
         self._rows = Rows()
         self._sender = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tandem")
@@ -183,9 +183,9 @@ def _tls() -> TlsOptions | None:
     files = {
         key: Path(os.environ[name])
         for key, name in (
-            ("ca", "TANDEM_DRAFTER_TLS_CA"),
-            ("certificate", "TANDEM_DRAFTER_TLS_CERT"),
-            ("key", "TANDEM_DRAFTER_TLS_KEY"),
+            ("ca", "TANDEM_VLLM_TLS_CA"),
+            ("certificate", "TANDEM_VLLM_TLS_CERT"),
+            ("key", "TANDEM_VLLM_TLS_KEY"),
         )
         if os.environ.get(name)
     }
