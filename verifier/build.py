@@ -39,12 +39,13 @@ OpenLink = Callable[[str, Callable[[DrafterMessage], None]], Link]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to run, and its description for clients; `max_short_tokens` as in
-    `ModelConfig`.
+    `ModelConfig`, `num_state_slots` as in `ReadyModel`.
     """
 
     model: TargetModel
     served: ServedModel
     max_short_tokens: int | None = None
+    num_state_slots: int = 0
 
 
 def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
@@ -79,7 +80,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         numerics=ready.numerics,
         attention_backend=ready.attention_backend,
         max_model_len=ready.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=_max_num_seqs(config, ready.num_state_slots),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_speculative_tokens=config.max_num_speculative_tokens,
         vocab_size=ready.vocab_size,
@@ -102,8 +103,19 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         threads=ready.num_threads,
         max_model_len=ready.max_model_len,
         num_kv_blocks=ready.num_kv_blocks,
+        **({"num_state_slots": ready.num_state_slots} if ready.num_state_slots else {}),
     )
-    return LoadedModel(model=ready.model, served=served, max_short_tokens=ready.max_short_tokens)
+    return LoadedModel(
+        model=ready.model,
+        served=served,
+        max_short_tokens=ready.max_short_tokens,
+        num_state_slots=ready.num_state_slots,
+    )
+
+
+def _max_num_seqs(config: VerifierConfig, num_state_slots: int) -> int:
+    """Sequences that run at a time: each has a slot for its states, if the model has them."""
+    return min(config.max_num_seqs, num_state_slots) if num_state_slots else config.max_num_seqs
 
 
 def _with_end_tokens(numerics_digest: str, eos_token_ids: frozenset[int]) -> str:
@@ -142,8 +154,9 @@ def build_engine(
     scheduler = Scheduler(
         block_pool=BlockPool(served.num_kv_blocks),
         block_size=served.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=_max_num_seqs(config, loaded.num_state_slots),
         max_num_batched_tokens=config.max_num_batched_tokens,
+        num_state_slots=loaded.num_state_slots,
         has_prefix_cache=config.prefix_cache,
         max_scored_rows=max_rows_per_step(
             vocab_size=served.vocab_size, max_logprobs=served.max_logprobs or 0

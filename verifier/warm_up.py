@@ -67,7 +67,7 @@ def compute_chunk(model: CpuDecoder, num_tokens: int) -> None:
         num_tokens: at most a block. With one alone, the first prompt could take ten times as long
             as the next, and the verifier would believe for a while that drafts cost as much.
     """
-    num_drafts = num_tokens // 2
+    num_drafts = min(num_tokens // 2, model.max_drafts)
     chunk = ScheduledTokens(
         token_ids=[0] * (num_tokens - num_drafts),
         draft_token_ids=[0] * num_drafts,

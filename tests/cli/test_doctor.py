@@ -136,6 +136,7 @@ def description(**changed: Any) -> dict[str, Any]:
         "reason": None,
         "weights_bytes": GIB,
         "kv_bytes_per_token": 1 << 20,
+        "state_bytes": 0,
         "max_model_len": 1024,
     }
     whole = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TypeVar
 
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, StateUse, lay_out
 
 Logits = TypeVar("Logits")
 
@@ -19,6 +19,7 @@ class Chunk:
     block_table: list[int]
     num_rows: int = 1
     uses_long_rope: bool = False
+    state: StateUse | None = None
 
     @property
     def end(self) -> int:
@@ -39,6 +40,7 @@ def lay_out_chunks(
             block_table=chunk.block_table[: -(-chunk.end // block_size)],
             is_sampled=chunk.num_rows > 0,
             uses_long_rope=chunk.uses_long_rope,
+            state=chunk.state,
         )
         scheduled.append(whole._replace(draft_token_ids=[]) if is_expanded else whole)
         if is_expanded:

@@ -1,4 +1,5 @@
-"""A scheduler and its block pool, driven step by step, over a memory that stands in for K/V.
+"""A scheduler and its block pool, driven step by step, over a memory that stands in for K/V, and
+another one for recurrent states.
 
 The value "computed" for a token is a fold over the value of the token before it, read back through
 the block table, and the token itself. So a slot's value depends on the whole prefix that it was
@@ -12,6 +13,7 @@ from typing import Any
 from tandem.values import DraftWait
 from tests.scripted_model import hashed
 from tests.verifier.sequences import make_sequence
+from verifier.engine.step_batch import state_use
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
@@ -64,6 +66,7 @@ class ScheduledWorld:
         has_prefix_cache: bool = True,
         max_scored_rows: int = 256,
         growth_tokens: int = 8,
+        num_state_slots: int = 0,
     ) -> None:
         self.scheduler = Scheduler(
             block_pool=BlockPool(num_blocks),
@@ -73,7 +76,12 @@ class ScheduledWorld:
             has_prefix_cache=has_prefix_cache,
             max_scored_rows=max_scored_rows,
             growth_tokens=growth_tokens,
+            num_state_slots=num_state_slots,
         )
+        # Of each slot of states: after how many tokens they are, their value, and its drafts.
+        self.states: list[tuple[int, int, list[int]]] = [(-1, 0, [])] * num_state_slots
+        self._read_slots: set[int] = set()
+        self._written_slots: set[int] = set()
         self.growth_tokens = growth_tokens
         self.longest = num_blocks * BLOCK_SIZE
         self.memory = [0] * self.longest
@@ -133,8 +141,11 @@ class ScheduledWorld:
         running = list(self.scheduler.running)
         scheduled = self.scheduler.schedule()
         self._check_progress(running, scheduled)
+        self._read_slots, self._written_slots = set(), set()
         for item in scheduled:
             self._compute(item)
+            self._compute_states(item)
+        assert self._read_slots.isdisjoint(self._written_slots), "states are read and overwritten"
         for item in scheduled:
             self._commit(item)
         return scheduled
@@ -259,6 +270,36 @@ class ScheduledWorld:
         slots = self._slots(sequence, start, start + len(token_ids))
         for slot, token_id in zip(slots, token_ids, strict=True):
             value = self.memory[slot] = fold(value, token_id)
+
+    def _compute_states(self, item: ScheduledSequence) -> None:
+        sequence = item.sequence
+        if sequence.states is None:
+            return
+        start = sequence.num_computed_tokens
+        end = start + item.num_new_tokens
+        use = state_use(sequence.states, start, end)
+        values = [0]
+        if start:
+            slot = use.slot if use.source < 0 else use.source
+            length, value, drafts = self.states[slot]
+            if use.source >= 0:
+                self._read_slots.add(slot)
+                drafts = []
+            assert 0 <= start - length <= len(drafts), "states of another length"
+            values = [value, *drafts[: start - length]]
+        assert values[-1] == [0, *values_of(sequence.token_ids[:start])][-1], "wrong states"
+        for token_id in sequence.token_ids[start:end] + item.draft_token_ids:
+            values.append(fold(values[-1], token_id))
+        del values[: -item.num_new_tokens - len(item.draft_token_ids)]
+        certain, drafts = values[: item.num_new_tokens], values[item.num_new_tokens :]
+        written = [use.slot, *(slot for _, slot in use.saves)]
+        assert self._written_slots.isdisjoint(written), "two write to one slot"
+        lengths = [length for length, _ in use.saves]
+        assert lengths == sorted(set(lengths)), "states are saved twice"
+        self._written_slots.update(written)
+        for length, slot in use.saves:
+            self.states[slot] = (length, certain[length - start - 1], [])
+        self.states[use.slot] = (end, certain[-1], drafts)
 
     def _commit(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

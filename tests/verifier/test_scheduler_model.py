@@ -26,6 +26,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_prefix_cache=st.sampled_from([True, True, True, False]),
         max_scored_rows=st.sampled_from([1, 3, 256]),
         growth_tokens=st.sampled_from([0, 8, 16, 64]),
+        # Of recurrent states, beyond those of running sequences. None: there are no states.
+        extra_slots=st.sampled_from([None, 0, 1, 3, 9]),
     )
     def begin(
         self,
@@ -35,6 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_prefix_cache: bool,
         max_scored_rows: int,
         growth_tokens: int,
+        extra_slots: int | None,
     ) -> None:
         self.world = ScheduledWorld(
             num_blocks=num_blocks,
@@ -43,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             has_prefix_cache=has_prefix_cache,
             max_scored_rows=max_scored_rows,
             growth_tokens=growth_tokens,
+            num_state_slots=0 if extra_slots is None else max_num_seqs + extra_slots,
         )
         self.prompts: dict[str, list[int]] = {}
         self.rows_to_score: dict[str, list[int]] = {}

@@ -6,7 +6,8 @@ The oracle runs each sequence alone, its prompt in one chunk, with no cache and 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from tests.verifier.cpu.running_decoder import some_tokens, weights_of
 from tests.verifier.cpu.test_loader import CONFIGS
 from tests.verifier.quantized_files import METHODS
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
+from tests.verifier.scoring_engine import score, stacked
 from tests.volume import cases
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import FloatArray, StepHandle, StepResult, TargetModel
@@ -31,6 +33,8 @@ from verifier.engine.messages import Decided, Opened
 from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
+from verifier.scheduling.sequence import ScoringMethod
+from verifier.service.score_call import DraftsToScore
 
 NUM_NEW_TOKENS = 30
 # Windows see 20 tokens. The factors of longrope change after 128, which the first one never passes,
@@ -45,6 +49,9 @@ SUBJECTS = [
     *((f"gguf_{name}", "auto") for name in ("llama", "gemma3", "gpt-oss")),
     *((name, "bfloat16") for name in METHODS),
 ]
+
+# With recurrent states beside K/V.
+STATEFUL = [("qwen3_next", "float32")]
 
 Key = tuple[str, int]
 """A sampling's name, and the length of a prompt."""
@@ -135,8 +142,14 @@ class Subject:
     logits: dict[Key, FloatArray] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def running(self, *, num_blocks: int = 512, **options: object) -> Iterator[Watched]:
-        """An engine of its own, with K/V of its own."""
+    def running(
+        self, *, num_blocks: int = 512, num_state_slots: int = 12, **options: object
+    ) -> Iterator[Watched]:
+        """An engine of its own, with K/V of its own.
+
+        Args:
+            num_state_slots: if the model has recurrent states.
+        """
         config = self.config.model_copy(update=options)
         decoder = CpuDecoder(
             self.weights,
@@ -144,6 +157,7 @@ class Subject:
             block_size=BLOCK_SIZE,
             num_threads=1,
             max_num_tokens=config.max_num_batched_tokens,
+            num_state_slots=num_state_slots,
         )
         model = WatchedModel(decoder)
         observer = LogitsObserver(model=model)
@@ -153,6 +167,7 @@ class Subject:
             served=dataclasses.replace(
                 self.loaded.served, num_kv_blocks=num_blocks, vocab_size=decoder.vocab_size
             ),
+            num_state_slots=num_state_slots if self.weights.delta else 0,
             max_short_tokens=next(
                 (r.max_short_tokens for r in self.weights.rotaries if r.long_inv_freq is not None),
                 None,
@@ -166,12 +181,18 @@ class Subject:
         decoder.close()
 
     def check(
-        self, watched: Watched, *keys: Key, num_known: int = 0, shares_prefixes: bool = True
+        self,
+        watched: Watched,
+        *keys: Key,
+        num_known: int = 0,
+        shares_prefixes: bool = True,
+        places: Callable[[int], tuple[int, int]] | None = None,
     ) -> list[str]:
         """Runs sequences together, with drafts. Returns their ids.
 
         Args:
             num_known: output tokens that each begins with.
+            places: by a sequence's length, how many drafts a hint has, and which one is wrong.
         """
         opened: dict[str, Key] = {}
         for i, key in enumerate(keys):
@@ -180,19 +201,25 @@ class Subject:
                 prompt_length=key[1],
                 sampling=SAMPLINGS[key[0]],
                 max_new_tokens=NUM_NEW_TOKENS,
+                num_speculative_tokens=31,
                 draft_wait=DraftWait.ADAPTIVE if i % 4 == 3 else DraftWait.ALWAYS,
                 priority=i % 2,
                 cache_salt="" if shares_prefixes else str(i),
             )
             opened[sequence_id] = key
-        self._draft(watched.session, opened)
+        self._draft(watched.session, opened, places or (lambda length: (6, length % 8)))
         for sequence_id, key in opened.items():
             assert watched.session.output(sequence_id) == self.outputs[key][num_known:], key
             logits = watched.logits(sequence_id, key[1] + num_known)
             assert np.array_equal(logits, self.logits[key][num_known:]), f"{key}: other bits"
         return list(opened)
 
-    def _draft(self, session: EngineSession, opened: dict[str, Key]) -> None:
+    def _draft(
+        self,
+        session: EngineSession,
+        opened: dict[str, Key],
+        places: Callable[[int], tuple[int, int]],
+    ) -> None:
         """Runs all to their ends, with hints that are right, partly wrong, or empty."""
         seen = num_ended = num_drafts = num_accepted = 0
         while num_ended < len(opened):
@@ -207,11 +234,11 @@ class Subject:
             num_ended += event.finish_reason is not None
             key = opened[event.sequence_id]
             length = event.base_length + len(event.token_ids)
-            hint = self.outputs[key][length - key[1] :][:6]
-            wrong = length % 8
+            num_hinted, wrong = places(length)
+            hint = self.outputs[key][length - key[1] :][:num_hinted]
             if wrong < len(hint):
                 hint[wrong] = (hint[wrong] + 1) % self.weights.vocab_size
-            session.hint(event.sequence_id, length, hint if wrong < 7 else [])
+            session.hint(event.sequence_id, length, hint if wrong <= num_hinted else [])
         assert num_drafts > num_accepted > 0
 
 
@@ -262,7 +289,9 @@ def test_neighbours_chunks_and_cached_prefixes_change_nothing(subject: Subject) 
 def test_preemptions_change_nothing(subject: Subject, prefix_cache: bool) -> None:
     # As many as the longest one needs.
     num_blocks = -(-(max(subject.prompts) + NUM_NEW_TOKENS) // BLOCK_SIZE)
-    with subject.running(num_blocks=num_blocks, prefix_cache=prefix_cache) as watched:
+    with subject.running(
+        num_blocks=num_blocks, num_state_slots=4, prefix_cache=prefix_cache
+    ) as watched:
         subject.check(watched, *subject.outputs, shares_prefixes=False)
         assert watched.engine.load.num_preemptions > 0
 
@@ -270,3 +299,37 @@ def test_preemptions_change_nothing(subject: Subject, prefix_cache: bool) -> Non
 def test_what_goes_on_elsewhere_is_the_same(subject: Subject) -> None:
     with subject.running() as watched:
         subject.check(watched, *subject.outputs, num_known=13)
+
+
+@pytest.mark.parametrize("subject", STATEFUL, indirect=True, ids="-".join)
+@pytest.mark.parametrize("num_drafts", cases((1, 3, 29), range(1, 30)))
+def test_recurrent_states_take_in_any_number_of_drafts(subject: Subject, num_drafts: int) -> None:
+    draw = random.Random(num_drafts)
+    with subject.running(max_num_batched_tokens=128) as watched:
+        subject.check(
+            watched,
+            *subject.outputs,
+            places=lambda _: (num_drafts, draw.randint(0, num_drafts)),
+        )
+
+
+@pytest.mark.parametrize("subject", STATEFUL, indirect=True, ids="-".join)
+@pytest.mark.parametrize("max_num_batched_tokens", [24, 2048])
+def test_scores_of_a_model_with_recurrent_states(
+    subject: Subject, max_num_batched_tokens: int
+) -> None:
+    """By both methods, whole and in chunks, with and without a cached prefix."""
+    [length, *_] = LENGTHS
+    prompt, output = subject.prompts[length], subject.outputs["greedy", length]
+    scored = DraftsToScore(token_ids=prompt, draft_token_ids=output[:9])
+    logits, as_it_is = subject.logits["greedy", length][:10], Sampling(temperature=1.0)
+    with subject.running(max_num_batched_tokens=max_num_batched_tokens) as watched:
+        for method in ScoringMethod:
+            [scores] = score(watched.engine, [scored], method=method, sampling=as_it_is)
+            expected = np.stack([row.argmax() for row in logits]).tolist()
+            assert [position.top_token_id for position in scores.positions] == expected
+            shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+            shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+            np.testing.assert_allclose(stacked(scores, "probs").numpy(), shares, atol=1e-6)
+            [scores] = score(watched.engine, [scored], method=method, prompt_logprobs=2)
+            assert len(scores.prompt_logprobs) == length - 1

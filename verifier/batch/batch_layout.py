@@ -43,6 +43,24 @@ BlockTable = SequenceOf[int]
 _NUM_NUMBERS = 7
 
 
+class StateUse(NamedTuple):
+    """A sequence's place among recurrent states, if the model has them: states after its last
+    certain token, and the last step's drafts. Which of those were accepted follows from the
+    positions.
+
+    Attributes:
+        slot: its own.
+        source: the slot from which its states are taken first, after exactly the tokens computed
+            before; -1: its own, or at its beginning none.
+        saves: numbers of its first tokens after which the states are copied, rising, each with the
+            slot that they are copied to.
+    """
+
+    slot: int
+    source: int = -1
+    saves: tuple[tuple[int, int], ...] = ()
+
+
 class ScheduledTokens(NamedTuple):
     """One sequence's share of a step: its tokens from `num_computed_tokens` on, then drafts. One is
     made per sequence and step.
@@ -60,6 +78,8 @@ class ScheduledTokens(NamedTuple):
     scored_offsets: range = range(0)
     # Whether its rotary embedding is that of long sequences, if the model has one.
     uses_long_rope: bool = False
+    # None: the model has no recurrent states.
+    state: StateUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +104,7 @@ class BatchLayout:
     scored_logits_indices: IntArray  # [S], sequence after sequence
     scored_only_indices: IntArray  # hidden rows, the last of logits_indices, that are only scored
     wants_hidden_states: bool  # whether hidden states of the scored rows are requested
+    states: SequenceOf[StateUse | None] = ()  # [B]; empty: the model has no recurrent states
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +135,7 @@ def lay_out(
     token_ids: list[int] = []
     written_blocks: list[int] = []
     num_drafts = num_rows = num_sampled = num_written_blocks = 0
-    for own, drafts, num_computed, block_table, table_id, is_sampled, _, is_long in scheduled:
+    for own, drafts, num_computed, block_table, table_id, is_sampled, _, is_long, _ in scheduled:
         count = len(own) + len(drafts)
         # Only the part of the table that is written to: tables may be long.
         first = num_computed // block_size
@@ -168,6 +189,7 @@ def lay_out(
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
         wants_hidden_states=wants_hidden_states,
+        states=[s.state for s in scheduled] if scheduled and scheduled[0].state else (),
     )
 
 

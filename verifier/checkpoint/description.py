@@ -11,6 +11,7 @@ import numpy as np
 
 from servicekit.logs import get_logger
 from servicekit.progress_log import ProgressLog
+from verifier.checkpoint.delta_shape import DeltaShape
 from verifier.checkpoint.folder_checks import check_files
 from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import DTYPES, ModelConfig, read_model_config
@@ -76,12 +77,17 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         if files.is_text_part and HEAD in files.tensors:
             # Such a folder's flags contradict each other; its classes heed the tensor alone.
             config = dataclasses.replace(config, ties_embeddings=False)
+        if config.delta is not None:
+            inputs = _delta_inputs(files)
+            delta = dataclasses.replace(config.delta, inputs=inputs or config.delta.inputs)
+            config = dataclasses.replace(config, delta=delta)
         needed = _shapes(config)
         allowed = {*needed, HEAD} if config.ties_embeddings else needed.keys()
         unknown = sorted(
             name
             for name in files.tensors.keys() - allowed
-            if not name.endswith(_IGNORED_SUFFIX) and not _is_gptqs_bias(files, name)
+            if not (name.endswith(_IGNORED_SUFFIX) or name.startswith(config.family.unused))
+            and not _is_gptqs_bias(files, name)
         )
         # What is missing may be there by an unknown name.
         _check(files, needed, may_lack=bool(unknown))
@@ -125,10 +131,26 @@ def find_tensor(files: TensorFiles, name: str) -> StoredTensor:
 
 
 def qkv_sizes(config: ModelConfig) -> list[int]:
+    """Outputs of queries, each with its gate behind it if there are gates, of keys, and values."""
+    num_queries = config.num_heads * (2 if config.family.gates_attention else 1)
     return [
-        heads * config.head_dim
-        for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        heads * config.head_dim for heads in (num_queries, config.num_kv_heads, config.num_kv_heads)
     ]
+
+
+def _delta_inputs(files: TensorFiles) -> tuple[str, ...]:
+    """The names of a gated delta net's inputs, of which there are several forms."""
+    parts = (
+        (("in_proj_qkvz",), ("in_proj_qkv", "in_proj_z")),
+        (
+            ("in_proj_ba",),
+            ("in_proj_b", "in_proj_a"),
+        ),
+    )
+    stored = {name.split(".")[-2] for name in files.tensors if ".linear_attn." in name}
+    return tuple(
+        name for forms in parts for form in forms if stored.issuperset(form) for name in form
+    )
 
 
 def _check(
@@ -161,7 +183,10 @@ def _stored_type(
     experts = config.family.experts
     others = [EMBEDDINGS, HEAD]
     if experts is not None:
-        others += [f"model.layers.{i}.{experts.router}.weight" for i in range(len(config.layers))]
+        plain = [name for name in (experts.router, experts.shared_gate) if name]
+        others += [
+            f"model.layers.{i}.{name}.weight" for i in range(len(config.layers)) for name in plain
+        ]
     linear = [name for name, shape in needed.items() if len(shape) == 2 and name not in others]
     have_row_scales = (
         isinstance(tensor, QuantizedTensor) and tensor.has_row_scales
@@ -211,11 +236,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             if has_bias:
                 shapes[name + ".bias"] = (size,)
 
-    for index, layer in enumerate(config.layers):
-        prefix = f"model.layers.{index}."
-        attention = prefix + "self_attn."
-        for name in family.norms.values():
-            shapes[f"{prefix}{name}.weight"] = (hidden,)
+    def add_attention(attention: str) -> None:
         if family.has_query_key_norms:
             of_projections = dict(zip(("q_norm", "k_norm"), qkv_sizes(config), strict=False))
             for name, size in of_projections.items():
@@ -223,9 +244,20 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
                 shapes[f"{attention}{name}.weight"] = (own,)
         qkv = qkv_sizes(config)
         add([attention + name for name in family.qkv], qkv, hidden, config.has_qkv_bias)
-        add([attention + "o_proj"], [hidden], qkv[0], config.has_output_bias)
+        attended = config.num_heads * config.head_dim
+        add([attention + "o_proj"], [hidden], attended, config.has_output_bias)
         if family.has_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
+
+    for index, layer in enumerate(config.layers):
+        prefix = f"model.layers.{index}."
+        for name in family.norms.values():
+            shapes[f"{prefix}{name}.weight"] = (hidden,)
+        if layer.is_delta:
+            assert config.delta is not None
+            shapes |= _delta_shapes(prefix + "linear_attn.", config.delta, hidden)
+        else:
+            add_attention(prefix + "self_attn.")
         if not layer.has_experts:
             size = config.intermediate_size
             names = [f"{prefix}mlp.{name}" for name in family.gate_up]
@@ -235,9 +267,29 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         experts, size = family.experts, config.expert_size
         assert experts is not None
         bias = experts.has_biases
+        if experts.shared:
+            shared, own = prefix + experts.shared, config.shared_expert_size
+            shapes[f"{prefix}{experts.shared_gate}.weight"] = (1, hidden)
+            add([f"{shared}.{name}" for name in family.gate_up], [own, own], hidden, False)
+            add([shared + ".down_proj"], [hidden], own, False)
         add([prefix + experts.router], [config.num_experts], hidden, bias)
         for expert in range(config.num_experts):
             add([prefix + experts.gate.format(expert=expert)], [size], hidden, bias)
             add([prefix + experts.up.format(expert=expert)], [size], hidden, bias)
             add([prefix + experts.down.format(expert=expert)], [hidden], size, bias)
     return shapes
+
+
+def _delta_shapes(prefix: str, delta: DeltaShape, hidden: int) -> dict[str, tuple[int, ...]]:
+    values = delta.num_value_heads * delta.value_dim
+    return {
+        **{
+            f"{prefix}{name}.weight": (size, hidden)
+            for name, size in zip(delta.inputs, delta.input_sizes, strict=True)
+        },
+        prefix + "conv1d.weight": (delta.num_channels, 1, delta.kernel_size),
+        prefix + "A_log": (delta.num_value_heads,),
+        prefix + "dt_bias": (delta.num_value_heads,),
+        prefix + "norm.weight": (delta.value_dim,),
+        prefix + "out_proj.weight": (hidden, values),
+    }

@@ -2,118 +2,13 @@
 
 A family is added by its row in `FAMILIES`, and a configuration of it in the oracle test
 (tests/verifier/cpu/test_loader.py), which compares logits with transformers'. What a row cannot
-say needs a field here, and code in `model_config.py` or `description.py`.
+say needs a field of `Family`, and code in `model_config.py` or `description.py`.
 """
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-
-class Windows(enum.Enum):
-    """Which layers see only `sliding_window` tokens."""
-
-    NONE = enum.auto()
-    EVERY_LAYER = enum.auto()
-    # Those that `layer_types` names. Without the key: Qwen's, from `max_window_layers` on.
-    LAST_LAYERS = enum.auto()
-    # Without the key: all but every `sliding_window_pattern`-th.
-    PATTERN = enum.auto()
-    # Those that `layer_types` names, and no others.
-    NAMED = enum.auto()
-
-
-class Ropes(enum.Enum):
-    """How rotary embeddings are configured."""
-
-    ONE = enum.auto()
-    # Of the first dimensions of a head only, as `partial_rotary_factor` says; or longrope.
-    PARTIAL = enum.auto()
-    # One per layer type: full_attention, sliding_attention.
-    PER_LAYER_TYPE = enum.auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """Tensors of a mixture of experts, below its layer, and the keys of its configuration."""
-
-    router: str
-    gate: str  # with {expert}
-    up: str
-    down: str
-    count_key: str
-    width_key: str
-    # None: always divided by their sum.
-    normalises_key: str | None
-    # Of the router and of the experts.
-    has_biases: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One model type of transformers.
-
-    Attributes:
-        architecture: the class that its checkpoints name.
-        defaults: transformers' values of keys that a config.json may lack. Keys with no default,
-            here or in `COMMON_DEFAULTS`, are required.
-        qkv_bias, output_bias, mlp_bias: whether there are biases, or the key that says so.
-        norm_offset: what is added to the weights of norms.
-        norms: fields of `Layer` → names of norms of the hidden state.
-        norms_projections: whether the norms of queries and keys are of all heads together.
-        qkv, gate_up: names of the weights, in the order of their outputs.
-        scalar_key: attention scores are divided by the root of this key; None: of head_dim.
-        has_attention_softcap: whether attention heeds `attn_logit_softcapping`.
-        has_multipliers: whether it has Granite's factors, of embeddings, attention scores, updates
-            of the residual stream, and logits.
-        has_sinks: whether attention has a logit of each head beside the scores, of a token that has
-            no value.
-        clamps_gates: whether the activation is `Activation.CLAMPED`, whatever its key says.
-        skips_ropes: whether `no_rope_layers` tells which layers have a rotary embedding (1) and
-            which have none (0).
-    """
-
-    architecture: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    has_query_key_norms: bool = False
-    norms_projections: bool = False
-    norm_offset: float = 0.0
-    norms: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
-        }
-    )
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    activation_key: str = "hidden_act"
-    scales_embeddings: bool = False
-    scalar_key: str | None = None
-    has_attention_softcap: bool = False
-    has_multipliers: bool = False
-    skips_ropes: bool = False
-    has_sinks: bool = False
-    clamps_gates: bool = False
-    windows: Windows = Windows.NONE
-    ropes: Ropes = Ropes.ONE
-    default_theta: float = 10_000.0
-    experts: ExpertNames | None = None
-    # Other names of keys.
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-COMMON_DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-}
+from verifier.checkpoint.family import ExpertNames, Family, Ropes, Windows
 
 _GEMMA = {
     "num_key_value_heads": 4,
@@ -152,6 +47,45 @@ _OLMO: dict[str, Any] = {
     },
 }
 _OLMO_DEFAULTS = {"attention_bias": False, "rms_norm_eps": 1e-5, "eos_token_id": 50279}
+
+_DELTA_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "attention_bias": False,
+    "partial_rotary_factor": 0.25,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    # Heads that predict several tokens are left out.
+    "mtp_num_hidden_layers": 0,
+}
+# Attention in some layers, gated delta nets in the others.
+_DELTA: dict[str, Any] = {
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "has_query_key_norms": True,
+    "norm_offset": 1.0,
+    "gates_attention": True,
+    "constants": {"attn_output_gate": True, "mamba_ssm_dtype": "float32"},
+    "unused": ("mtp.",),
+    "windows": Windows.DELTA,
+    "ropes": Ropes.PARTIAL,
+}
+_SHARED_EXPERT: dict[str, Any] = {
+    "router": "mlp.gate",
+    "gate": "mlp.experts.{expert}.gate_proj",
+    "up": "mlp.experts.{expert}.up_proj",
+    "down": "mlp.experts.{expert}.down_proj",
+    "count_key": "num_experts",
+    "width_key": "moe_intermediate_size",
+    "shared": "mlp.shared_expert",
+    "shared_gate": "mlp.shared_expert_gate",
+    "shared_width_key": "shared_expert_intermediate_size",
+}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
@@ -242,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         qkv=("qkv_proj",),
         gate_up=("gate_up_proj",),
         windows=Windows.EVERY_LAYER,
-        ropes=Ropes.PARTIAL,
+        ropes=Ropes.PARTIAL_OR_LONG,
     ),
     "olmo2": Family(
         architecture="Olmo2ForCausalLM",
@@ -363,8 +297,6 @@ FAMILIES: Mapping[str, Family] = {
             "layer_types": None,
             "num_experts_per_tok": 4,
             "num_local_experts": 128,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
             # What its rotary embedding tells, too.
             "initial_context_length": None,
             "rope_parameters": {
@@ -380,6 +312,7 @@ FAMILIES: Mapping[str, Family] = {
         output_bias="attention_bias",
         has_sinks=True,
         clamps_gates=True,
+        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
         windows=Windows.PATTERN,
         default_theta=150_000.0,
         experts=ExpertNames(
@@ -393,5 +326,41 @@ FAMILIES: Mapping[str, Family] = {
             has_biases=True,
         ),
         aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+    ),
+    "qwen3_next": Family(
+        architecture="Qwen3NextForCausalLM",
+        defaults={
+            **_DELTA_DEFAULTS,
+            "num_key_value_heads": 2,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 10,
+            "num_experts": 512,
+            "norm_topk_prob": True,
+            "mlp_only_layers": None,
+        },
+        experts=ExpertNames(**_SHARED_EXPERT, normalises_key="norm_topk_prob"),
+        **_DELTA,
+    ),
+    "qwen3_5_text": Family(
+        architecture="Qwen3_5ForCausalLM",
+        defaults=_DELTA_DEFAULTS,
+        **_DELTA,
+    ),
+    "qwen3_5_moe_text": Family(
+        architecture="Qwen3_5MoeForCausalLM",
+        defaults={
+            **_DELTA_DEFAULTS,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts_per_tok": 8,
+            "num_experts": 256,
+            # Of no layer.
+            "intermediate_size": 512,
+        },
+        experts=ExpertNames(**_SHARED_EXPERT, normalises_key=None),
+        **_DELTA,
     ),
 }

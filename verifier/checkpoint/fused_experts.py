@@ -1,11 +1,13 @@
-"""GPT-OSS's experts, which lie in one tensor, as tensors of each expert.
+"""Experts that lie in one tensor, as tensors of each expert.
 
-Rows of gate and up take turns in one weight; weights that are not quantised lie by columns.
+GPT-OSS's rows of gate and up take turns in one weight; what is not quantised lies by columns.
 
     MXFP4   gate_up_proj_blocks uint8 [E, 2 I, H / 32, 16], gate_up_proj_scales [E, 2 I, H / 32];
             down_proj_blocks [E, H, I / 32, 16], down_proj_scales; a byte's lower 4 bits come first
     plain   gate_up_proj [E, H, 2 I], down_proj [E, I, H]
     biases  gate_up_proj_bias [E, 2 I], down_proj_bias [E, H]
+
+Others, without biases, are stacked: gate_up_proj [E, 2 I, H], gate first; down_proj [E, H, I].
 
 Shape legend: E experts, H hidden size, I intermediate size.
 """
@@ -20,6 +22,7 @@ from verifier.checkpoint.stored_tensor import StoredTensor
 
 # Which other families with all experts in one do not have.
 _SIGN = ".experts.gate_up_proj_bias"
+_STACKED_SIGN = ".experts.gate_up_proj"
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
 # Of a stored weight: names, and how many of them share it.
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -44,6 +47,28 @@ def split_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
                     result |= _split(prefix, tensor, parts, is_bias=tensor is bias)
             if blocks is not None and scales is not None:
                 result |= _split_blocks(prefix, blocks, scales, parts)
+    for sign in [name for name in result if name.endswith(_STACKED_SIGN)]:
+        prefix = sign.removesuffix("gate_up_proj")
+        for stored, parts in _PARTS.items():
+            if (tensor := result.pop(prefix + stored, None)) is not None:
+                result |= _split_stacked(prefix, tensor, parts)
+    return result
+
+
+def _split_stacked(
+    prefix: str, tensor: StoredTensor, parts: tuple[str, ...]
+) -> dict[str, StoredTensor]:
+    """A weight [E, n * N, K] of n parts."""
+    _check(tensor, 3, len(parts), tensor.shape[1:2])
+    result: dict[str, StoredTensor] = {}
+    for expert, whole in _each(tensor):
+        size = (whole.end - whole.start) // len(parts)
+        shape = (whole.shape[0] // len(parts), whole.shape[1])
+        for part, name in enumerate(_names(prefix, expert, parts, "weight")):
+            start = whole.start + part * size
+            result[name] = dataclasses.replace(
+                whole, name=name, shape=shape, start=start, end=start + size
+            )
     return result
 
 

@@ -12,14 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from verifier.checkpoint.families import (
-    COMMON_DEFAULTS,
-    FAMILIES,
-    Family,
-    Ropes,
-    Windows,
-)
-from verifier.checkpoint.inert_keys import is_inert
+from verifier.checkpoint.config_values import DELTA, FULL, SLIDING, ConfigValues
+from verifier.checkpoint.delta_shape import DeltaShape
+from verifier.checkpoint.families import FAMILIES
+from verifier.checkpoint.family import Family, Ropes
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.rope import rotary
 from verifier.checkpoint.text_part import text_config
@@ -30,21 +26,10 @@ DTYPES = {
     "bfloat16": WeightType.BFLOAT16,
     "float16": WeightType.FLOAT16,
 }
-# No known model has a tenth of it. Without a bound, a short file would claim all memory.
-_MAX_LAYERS = 1000
+# No known model has as many. Without a bound, a short file would claim all memory.
 _MAX_EXPERTS = 1000
-_LARGEST_NUMBER = (1 << 31) - 1
+_MAX_KERNEL_SIZE = 64
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-)
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +39,8 @@ class LayerConfig:
     sliding_window: int
     rotary: int
     has_experts: bool
+    # Whether it is a gated delta net, without attention.
+    is_delta: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +50,8 @@ class ModelConfig:
     Attributes:
         intermediate_size: of a dense MLP.
         num_experts, expert_size, num_experts_per_token: 0 without experts.
+        shared_expert_size: of the expert of all tokens; 0: there is none.
+        delta: of the layers that are gated delta nets; None: there are none.
         dtype: that the checkpoint says it is of; None: it doesn't say.
         eos_token_ids: end tokens of the generation configuration if there is one, else of the
             model's.
@@ -94,6 +83,8 @@ class ModelConfig:
     expert_size: int
     num_experts_per_token: int
     normalises_experts: bool
+    shared_expert_size: int
+    delta: DeltaShape | None
     dtype: WeightType | None
     eos_token_ids: frozenset[int]
 
@@ -125,89 +116,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     if architectures != [family.architecture]:
         raise NotServedError(f"architectures {architectures}")
     try:
-        config = _Config(family, content)
+        config = ConfigValues(family, content)
         return _describe(config, _eos_token_ids(config, folder))
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise NotServedError(f"its config.json has an odd value: {error}") from error
 
 
-class _Config:
-    """The values of a config.json, with defaults."""
-
-    def __init__(self, family: Family, content: dict[str, Any]) -> None:
-        """Raises: NotServedError: for keys that are not known and not off."""
-        self.family = family
-        for alias, key in family.aliases.items():
-            if alias in content and content.setdefault(key, content[alias]) != content.pop(alias):
-                raise NotServedError(f"its config.json tells {alias} and {key} apart")
-        self.values = {**COMMON_DEFAULTS, **family.defaults, **content}
-        known = {*COMMON_DEFAULTS, *family.defaults, *_SIZES, *_ROPE_KEYS}
-        # `quantization_config` reads it.
-        known.add("quantization_config")
-        if unknown := sorted(
-            key for key, value in content.items() if key not in known and not is_inert(key, value)
-        ):
-            raise NotServedError(f"its config.json has {', '.join(unknown)}")
-
-    def number(self, key: str) -> int:
-        """Raises: NotServedError: it is missing or no positive whole number."""
-        value = self.values.get(key)
-        if type(value) is not int or not 0 < value <= _LARGEST_NUMBER:
-            raise NotServedError(f"its config.json has {key} {value}")
-        return value
-
-    def factor(self, key: str) -> float:
-        """A factor of a family that has multipliers, of another 1.
-
-        Raises:
-            NotServedError: it is not positive.
-        """
-        factor = float(self.values[key]) if self.family.has_multipliers else 1.0
-        if not 0.0 < factor < math.inf:
-            raise NotServedError(f"its config.json has {key} {factor}")
-        return factor
-
-    def norm_eps(self) -> float:
-        """Raises: NotServedError: it is not positive as a float32: norms of zeros would fail."""
-        eps = float(self.values["rms_norm_eps"])
-        if not 0.0 < float(np.float32(eps)) < math.inf:
-            raise NotServedError(f"its config.json has rms_norm_eps {eps}")
-        return eps
-
-    def flag(self, key: bool | str) -> bool:
-        return key if isinstance(key, bool) else bool(self.values[key])
-
-    def layer_types(self) -> list[str]:
-        """What each layer attends to."""
-        num_layers = self.number("num_hidden_layers")
-        if num_layers > _MAX_LAYERS:
-            raise CheckpointError(f"num_hidden_layers is {num_layers}, over {_MAX_LAYERS}")
-        window = self.values.get("sliding_window")
-        # Other families' code does not read it.
-        if "use_sliding_window" in self.family.defaults and not self.values["use_sliding_window"]:
-            window = None
-        windows = self.family.windows
-        named = self.values.get("layer_types")
-        if named is not None:
-            if len(named) != num_layers or not set(named) <= {_FULL, _SLIDING}:
-                raise NotServedError(f"layers of types {named}")
-            if _SLIDING in named and window is None:
-                raise NotServedError("sliding layers without sliding_window")
-            return list(named)
-        if window is None or windows is Windows.NONE:
-            return [_FULL] * num_layers
-        if windows is Windows.NAMED:
-            raise NotServedError("sliding_window without layer_types")
-        if windows is Windows.EVERY_LAYER:
-            return [_SLIDING] * num_layers
-        if windows is Windows.LAST_LAYERS:
-            first = self.values["max_window_layers"]
-            return [_SLIDING if layer >= first else _FULL for layer in range(num_layers)]
-        pattern = self.number("sliding_window_pattern")
-        return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(num_layers)]
-
-
-def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
+def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfig:
     family, values = config.family, config.values
     hidden_size, num_heads = config.number("hidden_size"), config.number("num_attention_heads")
     head_dim = config.number("head_dim") if values["head_dim"] else hidden_size // num_heads
@@ -226,10 +141,6 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values.get(key) is not None and not values[key] > 0:
             raise NotServedError(f"its config.json has {key} {values[key]}")
-    if family.clamps_gates:
-        for key, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
-            if values[key] != value:
-                raise NotServedError(f"its config.json has {key} {values[key]}")
     softcap = values.get("attn_logit_softcapping")
     if softcap and not family.has_attention_softcap:
         raise NotServedError("attn_logit_softcapping, which this family's attention ignores")
@@ -285,9 +196,10 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         rotaries=rotaries,
         layers=[
             LayerConfig(
-                sliding_window=config.number("sliding_window") if kind == _SLIDING else 0,
+                sliding_window=config.number("sliding_window") if kind == SLIDING else 0,
                 rotary=rotary,
                 has_experts=is_sparse,
+                is_delta=kind == DELTA,
             )
             for kind, rotary, is_sparse in zip(layer_types, rotary_of_layers, sparse, strict=True)
         ],
@@ -295,12 +207,38 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         expert_size=config.number(experts.width_key) if experts else 0,
         num_experts_per_token=num_experts_per_token,
         normalises_experts=normalises_key is None or bool(values[normalises_key]),
+        shared_expert_size=(
+            config.number(experts.shared_width_key) if experts and experts.shared else 0
+        ),
+        delta=_delta(config) if DELTA in layer_types else None,
         dtype=DTYPES.get(str(values.get("dtype") or values.get("torch_dtype"))),
         eos_token_ids=eos_token_ids,
     )
 
 
-def _sparse_layers(config: _Config, num_layers: int) -> list[bool]:
+def _delta(config: ConfigValues) -> DeltaShape:
+    shape = DeltaShape(
+        num_key_heads=config.number("linear_num_key_heads"),
+        num_value_heads=config.number("linear_num_value_heads"),
+        key_dim=config.number("linear_key_head_dim"),
+        value_dim=config.number("linear_value_head_dim"),
+        kernel_size=config.number("linear_conv_kernel_dim"),
+    )
+    sizes = (("key", shape.key_dim, LANES), ("value", shape.value_dim, 2 * LANES))
+    for name, size, unit in sizes:
+        if size % unit:
+            raise NotServedError(f"linear_{name}_head_dim {size} is no multiple of {unit}")
+    if shape.num_value_heads % shape.num_key_heads:
+        raise NotServedError(
+            f"{shape.num_value_heads} value heads share {shape.num_key_heads} key heads"
+        )
+    if shape.kernel_size > _MAX_KERNEL_SIZE:
+        raise CheckpointError(f"linear_conv_kernel_dim is {shape.kernel_size}, over "
+                              f"{_MAX_KERNEL_SIZE}")  # fmt: skip
+    return shape
+
+
+def _sparse_layers(config: ConfigValues, num_layers: int) -> list[bool]:
     """Which layers are mixtures of experts."""
     if config.family.experts is None or not config.values[config.family.experts.count_key]:
         return [False] * num_layers
@@ -309,7 +247,7 @@ def _sparse_layers(config: _Config, num_layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
 
 
-def _unrotated_layers(config: _Config, num_layers: int) -> list[int]:
+def _unrotated_layers(config: ConfigValues, num_layers: int) -> list[int]:
     """Which layers have no rotary embedding."""
     if not config.family.skips_ropes:
         return []
@@ -324,18 +262,19 @@ def _unrotated_layers(config: _Config, num_layers: int) -> list[int]:
 
 
 def _rotaries(
-    config: _Config, layer_types: list[str], head_dim: int
+    config: ConfigValues, layer_types: list[str], head_dim: int
 ) -> tuple[list[Rotary], dict[str, int]]:
     """The rotary embeddings, and the index of each layer type's."""
     family, values = config.family, config.values
+    is_partial = family.ropes in (Ropes.PARTIAL, Ropes.PARTIAL_OR_LONG)
 
     def make(parameters: Mapping[str, Any], theta: float) -> Rotary:
         complete = {"rope_theta": theta, **parameters}
         factor = complete.get("partial_rotary_factor")
-        if family.ropes is not Ropes.PARTIAL and factor not in (None, 1):
+        if not is_partial and factor not in (None, 1):
             raise NotServedError(f"rotary embeddings of a part of the head, {factor}")
         kind = complete.get("rope_type", complete.get("type", "default"))
-        if family.ropes is Ropes.PARTIAL:
+        if family.ropes is Ropes.PARTIAL_OR_LONG:
             if kind not in ("default", "longrope", "su"):
                 raise NotServedError(f"rotary embeddings of type {kind}")
             if kind != "default":
@@ -353,22 +292,22 @@ def _rotaries(
     theta = values.get("rope_theta", family.default_theta)
     if family.ropes is not Ropes.PER_LAYER_TYPE:
         parameters = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
-        if family.ropes is Ropes.PARTIAL:
+        if is_partial:
             parameters.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-        return [make(parameters, theta)], {_FULL: 0, _SLIDING: 0}
+        return [make(parameters, theta)], dict.fromkeys((FULL, SLIDING, DELTA), 0)
     by_type = values.get("rope_parameters") or {}
-    if not by_type.keys() <= {_FULL, _SLIDING}:
+    if not by_type.keys() <= {FULL, SLIDING}:
         raise NotServedError("rotary embeddings that are not told by layer type")
-    full = {**(by_type.get(_FULL) or {}), **(values.get("rope_scaling") or {})}
-    sliding = by_type.get(_SLIDING) or {}
+    full = {**(by_type.get(FULL) or {}), **(values.get("rope_scaling") or {})}
+    sliding = by_type.get(SLIDING) or {}
     # transformers gives `rope_theta` to full layers alone.
     local_theta = values.get("rope_local_base_freq", family.default_theta)
-    made = {_FULL: make(full, theta), _SLIDING: make(sliding, local_theta)}
+    made = {FULL: make(full, theta), SLIDING: make(sliding, local_theta)}
     used = sorted(set(layer_types))
     return [made[kind] for kind in used], {kind: used.index(kind) for kind in used}
 
 
-def _eos_token_ids(config: _Config, folder: Path) -> frozenset[int]:
+def _eos_token_ids(config: ConfigValues, folder: Path) -> frozenset[int]:
     value = config.values["eos_token_id"]
     if (folder / "generation_config.json").exists():
         told = _read_object(folder / "generation_config.json").get("eos_token_id")

@@ -18,7 +18,11 @@ _TYPES: Mapping[str, str] = {
     "llava": "llama",
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), "qwen3"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "qwen3_5_text"),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "qwen3_5_moe_text"),
 }
+# Model types of parts whose wholes are untied if they do not tell.
+_UNTIED = "qwen3_5"
 # What the whole tells of its part, too.
 _SHARED = ("dtype", "torch_dtype", "eos_token_id", "quantization_config")
 # What a part tells of media, where it is not apart from the whole.
@@ -50,7 +54,8 @@ def text_config(content: Mapping[str, Any]) -> Mapping[str, Any]:
     part.pop("architectures", None)
     part |= {key: content[key] for key in _SHARED if key in content}
     # The part's own is not heeded.
-    part["tie_word_embeddings"] = content.get("tie_word_embeddings", True)
+    is_tied = not part["model_type"].startswith(_UNTIED)
+    part["tie_word_embeddings"] = content.get("tie_word_embeddings", is_tied)
     for key in ("rope_scaling", "rope_parameters"):
         rope = part.get(key)
         if isinstance(rope, dict) and not rope.keys().isdisjoint(_SECTIONS):

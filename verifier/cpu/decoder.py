@@ -1,5 +1,6 @@
 """A target model of our own kernels: owns the K/V cache, the buffers and the threads."""
 
+import itertools
 import os
 import threading
 from typing import Any
@@ -27,7 +28,8 @@ from verifier.cpu.kernels.tiles import FP8_FACTOR
 from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
-from verifier.cpu.weights import DecoderWeights, Matrix
+from verifier.cpu.states import DEFAULT_MAX_DRAFTS, States, padded_heads, places
+from verifier.cpu.weights import DecoderWeights, DeltaNet, Layer, Matrix
 
 BLOCK_SIZE = 16
 """Tokens of a block as kernels see it."""
@@ -54,12 +56,17 @@ class CpuDecoder(SampledOnHost):
         block_size: int,
         num_threads: int,
         max_num_tokens: int,
+        num_state_slots: int = 1,
+        max_drafts: int = DEFAULT_MAX_DRAFTS,
     ) -> None:
         """Args:
         num_blocks: of the K/V cache; memory is committed as blocks are first written.
         block_size: tokens per block, a multiple of 16.
         num_threads: that compute, the caller's included.
         max_num_tokens: of a forward pass.
+        num_state_slots: for recurrent states, if the model has them. A layout that does not tell
+            slots has one sequence, whose slot is 0.
+        max_drafts: of a sequence, if the model has recurrent states.
 
         Raises:
             ValueError: `block_size` is no multiple of 16, or another number is below 1.
@@ -73,6 +80,7 @@ class CpuDecoder(SampledOnHost):
         self.block_size = block_size
         in_groups = weights.linear_type is WeightType.GROUPS
         self.row_tile = TILES.max_group_rows if in_groups else TILES.max_rows
+        self.max_drafts = max_drafts
         self._weights = weights
         self._num_threads = num_threads
         pieces_per_block = block_size // BLOCK_SIZE
@@ -93,6 +101,14 @@ class CpuDecoder(SampledOnHost):
         self._hidden_stride = _stride(weights.hidden_size)
         self._logits = np.empty((0, weights.head.num_blocks * LANES), dtype=np.float32)
         self._last_hidden = np.empty((0, self._hidden_stride), dtype=np.float32)
+        self._states: States | None = None
+        if weights.delta is not None:
+            self._states = States(
+                weights.delta,
+                num_layers=sum(layer.delta is not None for layer in weights.layers),
+                num_slots=num_state_slots,
+                max_drafts=max_drafts,
+            )
         self._describe_layers(num_blocks * pieces_per_block)
         self._describe_model(max_num_tokens)
         self._is_closed = False
@@ -113,11 +129,15 @@ class CpuDecoder(SampledOnHost):
         is_finite = np.empty(layout.num_tokens, dtype=np.bool_)
         # Alive as long as kernels read them.
         arrays = describe_step(self._limits, layout, self._steps, is_finite)
+        if self._states is not None:
+            arrays += self._states.begin(layout, self._steps[0])
         self._grow_buffers(layout.num_rows)
         self._marks[:] = 0
         self._threads.start()
         forward(self._linear, self._other, self._models, self._layers, self._steps, 0)
         del arrays
+        if self._states is not None:
+            self._states.end(layout)
         self.kv_is_finite = is_finite
         self.hidden_states = None
         if layout.wants_hidden_states:
@@ -148,9 +168,11 @@ class CpuDecoder(SampledOnHost):
         cache_type = weights.other_type.value
         block_size = 2 * weights.num_kv_heads * weights.head_dim * BLOCK_SIZE
         # Memory that nothing was written to takes no room.
-        cache = np.zeros((len(weights.layers), num_blocks, block_size), cache_type)
+        num_layers = sum(layer.delta is None for layer in weights.layers)
+        cache = np.zeros((num_layers, num_blocks, block_size), cache_type)
         self.kv_cache = cache
         self._models[0]["block_bytes"] = cache.strides[1]
+        caches, state_numbers = iter(cache), itertools.count()
         for number, layer in enumerate(weights.layers):
             record = self._layers[number]
             for name in (
@@ -166,9 +188,26 @@ class CpuDecoder(SampledOnHost):
             record["down"] = self._matrix(source.down)
             if experts is not None:
                 record["router"] = self._matrix(experts.router)
+                record["shared_gate"] = self._address(experts.shared_gate)
+                record["shared_gate_up"] = self._matrix(experts.shared_gate_up)
+                record["shared_down"] = self._matrix(experts.shared_down)
             record["sliding_window"] = layer.sliding_window
             record["rotary"] = layer.rotary
-            record["cache"] = address_of(cache[number])
+            if layer.delta is None:
+                record["cache"] = address_of(next(caches))
+            else:
+                self._describe_delta(record, layer.delta, next(state_numbers))
+
+    def _describe_delta(self, record: Any, delta: DeltaNet, number: int) -> None:
+        """Args: number: of the layer, among those that are gated delta nets."""
+        states = self._states
+        assert states is not None
+        record["convolution"] = self._address(delta.convolution)
+        for name in ("decay_rate", "decay_bias"):
+            record[name] = self._address(padded_heads(getattr(delta, name), states.shape))
+        record["delta_norm"] = self._address(delta.norm)
+        record["states"] = address_of(states.states[0, number])
+        record["recent"] = address_of(states.recent[0, number])
 
     def _describe_model(self, max_num_tokens: int) -> None:
         weights, model = self._weights, self._models[0]
@@ -187,6 +226,7 @@ class CpuDecoder(SampledOnHost):
         ):  # fmt: skip
             model[name] = getattr(weights, name)
         model["num_layers"] = len(layers)
+        model["query_bytes"] = 4 * weights.head_dim * (2 if weights.gates_attention else 1)
         query_norm = layers[0].query_norm
         model["norms_projections"] = query_norm is not None and len(query_norm) > weights.head_dim
         model["largest_kv"] = LARGEST_KV[weights.other_type]
@@ -217,8 +257,10 @@ class CpuDecoder(SampledOnHost):
             model["expert_starts"] = self._buffer(experts.num_experts + 1, 2)
             model["expert_rows"] = self._buffer(num_choices, weights.hidden_size)
             model["expert_updates"] = self._buffer(num_choices, weights.hidden_size)
-        qkv_size = (weights.num_heads + 2 * weights.num_kv_heads) * weights.head_dim
-        attended_size = weights.num_heads * weights.head_dim
+            model["shared_factors"] = self._buffer(max_num_tokens, 1)
+        qkv_size = max(layer.qkv.num_blocks for layer in layers) * LANES
+        queries_size = weights.num_heads * weights.head_dim
+        attended_size = max(queries_size, *(layer.output.depth for layer in layers))
         inner = max(
             (m.num_blocks * LANES for layer in layers for m in _gate_ups(layer)), default=LANES
         )
@@ -237,12 +279,15 @@ class CpuDecoder(SampledOnHost):
             floats = _stride(rounded_row_bytes(_deepest(weights)) // 4)
             model["rounded"] = self._address(np.zeros((num_inner_rows, floats), np.float32))
             model["rounded_row"] = 4 * floats
-        model["queries"] = self._buffer(max_num_tokens, attended_size)
+        model["queries"] = self._buffer(max_num_tokens, queries_size)
         model["cos_sin"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
         group = weights.num_heads // weights.num_kv_heads
         # The first place holds their number.
         model["tasks"] = self._buffer(max_num_tokens * group + 2, 6) + 8
         scratch = scratch_bytes(weights.head_dim)
+        if self._states is not None:
+            scratch = max(scratch, self._states.describe(model))
+            model["places"] = self._address(places(self._states.shape))
         scratch = -(-scratch // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
         model["scratch_bytes"] = scratch
         model["scratch"] = self._buffer(self._num_threads, scratch // 4)
@@ -287,15 +332,18 @@ _PLAIN = {
 
 def _deepest(weights: DecoderWeights) -> int:
     """Inputs of the deepest product."""
-    depths = [weights.hidden_size, weights.num_heads * weights.head_dim]
+    depths = [weights.hidden_size]
     for layer in weights.layers:
-        source: Any = layer if layer.experts is None else layer.experts
-        depths.append(source.down.depth)
+        experts = layer.experts
+        downs = (experts.down, experts.shared_down) if experts else (layer.down,)
+        depths += [matrix.depth for matrix in (layer.output, *downs) if matrix is not None]
     return max(depths)
 
 
-def _gate_ups(layer: Any) -> list[Matrix]:
-    return [m for m in (layer.gate_up, layer.experts and layer.experts.gate_up) if m is not None]
+def _gate_ups(layer: Layer) -> list[Matrix]:
+    experts = layer.experts
+    own = (experts.gate_up, experts.shared_gate_up) if experts else (layer.gate_up,)
+    return [matrix for matrix in own if matrix is not None]
 
 
 def _parts_table(matrix: Matrix) -> npt.NDArray[np.int64]:

@@ -32,6 +32,15 @@ LAYER = np.dtype(
         ("down", MATRIX),
         ("router", MATRIX),  # num_blocks 0: no experts
         ("sinks", np.int64),  # [num_heads], or 0
+        ("shared_gate", np.int64),  # [hidden_size], or 0: no expert of all tokens
+        ("shared_gate_up", MATRIX),
+        ("shared_down", MATRIX),
+        ("convolution", np.int64),  # [kernel_size, channels], or 0: no gated delta net
+        ("decay_rate", np.int64),  # [num_key_heads, heads_per_key / 16 * 16]
+        ("decay_bias", np.int64),  # likewise
+        ("delta_norm", np.int64),  # [value_dim]
+        ("states", np.int64),  # [num_key_heads * heads_per_key, value_dim / 16, key_dim, 16]
+        ("recent", np.int64),  # [num_key_heads, kernel_size - 1 + max_drafts, raw_size]
         ("sliding_window", np.int64),
         ("rotary", np.int64),
         ("cache", np.int64),  # K/V of block 0
@@ -45,6 +54,7 @@ MODEL = np.dtype(
         ("num_heads", np.int64),
         ("num_kv_heads", np.int64),
         ("head_dim", np.int64),
+        ("query_bytes", np.int64),  # from query to query
         ("norm_eps", np.float32),
         ("attention_scaling", np.float32),
         ("attention_softcap", np.float32),
@@ -91,6 +101,20 @@ MODEL = np.dtype(
         ("expert_starts", np.int64),  # int64 [num_experts + 1]
         ("expert_rows", np.int64),  # [T * num_experts_per_token, hidden_size], by place
         ("expert_updates", np.int64),  # the same: what the experts make of these
+        ("shared_factors", np.int64),  # [T], of the expert of all tokens
+        # Of gated delta nets, see `kernels.delta`.
+        ("num_key_heads", np.int64),
+        ("heads_per_key", np.int64),
+        ("key_dim", np.int64),
+        ("value_dim", np.int64),
+        ("kernel_size", np.int64),
+        ("tap_bytes", np.int64),  # from one input's convolution weights to the next one's
+        ("raw_size", np.int64),
+        ("tile_rows", np.int64),
+        ("max_drafts", np.int64),
+        ("places", np.int64),
+        ("state_slot_bytes", np.int64),  # from slot to slot
+        ("recent_slot_bytes", np.int64),
         ("marks", np.int64),
         ("num_threads", np.int64),
     ]
@@ -110,6 +134,9 @@ STEP = np.dtype(
         ("lengths", np.int64),  # int64 [B]
         ("tables", np.int64),  # int32, of all sequences
         ("table_offsets", np.int64),  # int64 [B]
+        ("states", np.int64),  # int64 [B, 4], see `kernels.delta`
+        ("save_offsets", np.int64),  # int64 [B + 1], of `saves`
+        ("saves", np.int64),  # int64 [n, 2]: after how many rows states are copied, to which slot
         ("is_finite", np.int64),  # uint8 [T]
         ("last_hidden", np.int64),  # [R, hidden_size], after the last norm; `hidden_row` apart
         ("logits", np.int64),

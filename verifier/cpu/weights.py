@@ -9,6 +9,7 @@ Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocab
 
 from dataclasses import dataclass
 
+from verifier.checkpoint.delta_shape import DeltaShape
 from verifier.checkpoint.weight_types import Activation, BitsArray, FloatArray, Rotary, WeightType
 
 
@@ -66,6 +67,26 @@ class Experts:
     num_per_token: int
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool
+    # An expert of all tokens: its weights, as a layer's `gate_up` and `down`, and those [H] of the
+    # logit whose sigmoid multiplies its output. None: there is none.
+    shared_gate_up: Matrix | None = None
+    shared_down: Matrix | None = None
+    shared_gate: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """What a gated delta net has beside its products, see `kernels.delta`.
+
+    Shape legend: J inputs that a convolution's output sees, C its channels, V value heads.
+    """
+
+    # [J, C], the oldest input first; all queries, keys and values.
+    convolution: FloatArray
+    # [V]: how fast states decay, a positive factor; what is added to the number that scales it.
+    decay_rate: FloatArray
+    decay_bias: FloatArray
+    norm: FloatArray  # [value_dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +94,8 @@ class Layer:
     """One decoder layer. Weights of norms are as they are multiplied (Gemma's: 1 + weight)."""
 
     input_norm: FloatArray | None  # [H]
-    # Outputs: query heads, key heads, value heads, D each.
+    # Outputs: query heads, key heads, value heads, D each; with gates, each query head's behind it.
+    # Of a gated delta net: those of `DeltaShape.inputs`, each rounded up to a multiple of 16.
     qkv: Matrix
     # [D], or of all heads together [heads * D].
     query_norm: FloatArray | None
@@ -95,6 +117,8 @@ class Layer:
     sliding_window: int
     # Index in `DecoderWeights.rotaries`.
     rotary: int
+    # In place of attention, for which there are then no norms, sinks, window and rotary embedding.
+    delta: DeltaNet | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +139,10 @@ class DecoderWeights:
     # Factor of embeddings (Gemma).
     embedding_scale: float
     activation: Activation
+    # Whether a head's output is multiplied by the sigmoid of a gate.
+    gates_attention: bool
+    # Of the layers that are gated delta nets.
+    delta: DeltaShape | None
     rotaries: list[Rotary]
     layers: list[Layer]
     final_norm: FloatArray  # [H]

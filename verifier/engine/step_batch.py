@@ -6,20 +6,22 @@ chunks. The latter stand at the end of the batch, are computed like prompts and 
 
 Under batch expansion, each draft row of a scored sequence is a batch entry of one query, after one
 with the sequence's other tokens. Such an entry finds the K/V of the tokens before it because, in
-every layer, K/V of all tokens is written before any token attends.
+every layer, K/V of all tokens is written before any token attends. Recurrent states are not found
+so: where a model has them, a sequence is one entry.
 """
 
 import contextlib
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from verifier.batch.batch_layout import ScheduledTokens
+from verifier.batch.batch_layout import ScheduledTokens, StateUse
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod, Sequence
+from verifier.scheduling.states import SequenceStates
 
 _NO_ROWS = range(0)
 
@@ -99,7 +101,8 @@ class StepBatch:
         rows = self._add_scored(item) if sequence.rows_to_score else _NO_ROWS
         spans = [(start, end)]
         scoring = sequence.scoring
-        if scoring is not None and scoring.method is ScoringMethod.BATCH_EXPANSION:
+        is_expanded = scoring is not None and scoring.method is ScoringMethod.BATCH_EXPANSION
+        if is_expanded and sequence.states is None:
             # When a preempted sequence is computed again, rows scored before belong to the chunk.
             first_alone = max(sequence.prompt_length - 1, sequence.rows_to_score.start, start)
             spans = [(start, min(first_alone, end))] if first_alone > start else []
@@ -116,6 +119,7 @@ class StepBatch:
                     item.is_sampled,
                     range(max(rows.start, first) - first, min(rows.stop, last) - first),
                     sequence.uses_long_rope,
+                    None if sequence.states is None else state_use(sequence.states, start, end),
                 )
             )
 
@@ -131,6 +135,12 @@ class StepBatch:
         if rows and scoring is not None and scoring.keeps_hidden_states:
             self.wants_hidden_states = True
         return rows
+
+
+def state_use(states: SequenceStates, start: int, end: int) -> StateUse:
+    """Of a step that computes the tokens from `start` to before `end`."""
+    saves = tuple((length, slot) for length, slot in states.saves if start < length <= end)
+    return StateUse(states.slot, states.source, saves)
 
 
 def _judged(item: ScheduledSequence) -> JudgedSequence:

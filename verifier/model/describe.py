@@ -16,7 +16,8 @@ so:
     gpu_software          versions by name (null: not there); null: torch is not asked
     contents              what the files hold, as `contents_of` says
     model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
-                          weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
+                          weights_bytes, kv_bytes_per_token, state_bytes (recurrent states of one
+                          sequence) and max_model_len (null if unknown)
     error                 why the folder holds no checkpoint that is served; null: it does
 """
 
@@ -33,10 +34,11 @@ from servicekit.gguf.header import GgufError
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
+from verifier.cpu.states import DEFAULT_MAX_DRAFTS
 from verifier.model import support
 from verifier.model.contents import contents_of
 from verifier.model.memory import free_memory_bytes
-from verifier.model.own_model import block_bytes, has_gpu_driver
+from verifier.model.own_model import block_bytes, has_gpu_driver, state_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +90,7 @@ def _describe_model(folder: Path) -> dict[str, Any]:
             "reason": str(refusal),
             "weights_bytes": weights_bytes,
             "kv_bytes_per_token": None,
+            "state_bytes": None,
             "max_model_len": None,
         }
     return {
@@ -96,6 +99,7 @@ def _describe_model(folder: Path) -> dict[str, Any]:
         "reason": None,
         "weights_bytes": weights_bytes,
         "kv_bytes_per_token": block_bytes(described, described.own_type, 1),
+        "state_bytes": state_bytes(described, DEFAULT_MAX_DRAFTS),
         "max_model_len": described.config.max_position_embeddings,
     }
 

@@ -221,6 +221,8 @@ def _lacks(
         return "norms of the queries and keys of all heads together"
     if described.config.family.has_sinks:
         return "attention with sinks"
+    if described.config.family.gates_attention:
+        return "gated delta nets, and gates of attention"
     if described.config.attention_softcap and not serves_softcap(backend):
         return f"attention backend {backend.name} serves no softcap"
     if config.numerics == "strict" and backend.name != STRICT_ATTENTION:

@@ -27,6 +27,7 @@ def choose_num_kv_blocks(
     block_bytes: int,
     free_bytes: float,
     default_fraction: float = UNMEASURED_FRACTION,
+    state_bytes: int = 0,
 ) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for.
 
@@ -35,25 +36,44 @@ def choose_num_kv_blocks(
         block_bytes: of one block over all layers, K and V.
         free_bytes: of the device, for this process.
         default_fraction: of them for K/V, unless the flag says so.
+        state_bytes: of what is for K/V, that recurrent states take.
 
     Raises:
         ConfigError: there is no room for one, or for as many as the flag says.
     """
     if config.num_kv_blocks is not None:
         num_bytes = config.num_kv_blocks * block_bytes
-        if num_bytes > free_bytes:
+        if num_bytes > free_bytes - state_bytes:
             raise ConfigError(
                 "--num-kv-blocks",
                 f"{config.num_kv_blocks} blocks take {num_bytes >> 20} MiB; "
-                f"{int(free_bytes) >> 20} MiB are free",
+                f"{int(free_bytes - state_bytes) >> 20} MiB are free",
             )
         return config.num_kv_blocks
     longest = config.max_model_len or model_limit
     num_usable = config.max_num_seqs * -(-longest // block_size)
-    affordable = int(free_bytes * (config.kv_memory_fraction or default_fraction) // block_bytes)
+    fraction = config.kv_memory_fraction or default_fraction
+    affordable = int((free_bytes * fraction - state_bytes) // block_bytes)
     if affordable < 1:
         raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
     return min(num_usable, affordable)
+
+
+def choose_num_state_slots(config: VerifierConfig, *, slot_bytes: int, free_bytes: float) -> int:
+    """Slots for recurrent states: of all sequences that run, and as many for snapshots, but no more
+    than half of the memory for K/V has room for.
+
+    Raises:
+        ConfigError: there is no room for one.
+    """
+    room = free_bytes * (config.kv_memory_fraction or UNMEASURED_FRACTION) / 2
+    num_slots = min(config.max_num_seqs * (2 if config.prefix_cache else 1), room // slot_bytes)
+    if num_slots < 1:
+        raise ConfigError(
+            "--kv-memory-fraction",
+            f"leaves no memory for recurrent states, {-(-slot_bytes >> 20)} MiB of each sequence",
+        )
+    return int(num_slots)
 
 
 def free_memory_bytes(

@@ -24,7 +24,12 @@ from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.numerics_digest import numerics_digest
 from verifier.cpu.processor import TILES, unsupported_reason
-from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
+from verifier.cpu.states import slot_bytes
+from verifier.model.memory import (
+    choose_num_kv_blocks,
+    choose_num_state_slots,
+    free_memory_bytes,
+)
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.parity.cpu_check import ParityCheck, Subject
 from verifier.warm_up import compute_chunk, warm_up
@@ -87,13 +92,21 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         compiled.result()
         if not check.is_known:
             check.verify(weights)
+    # What the flag says may take the memory of files that are not used just now, too.
+    free_bytes = free_memory_bytes(keeps_used_files=config.num_kv_blocks is None)
+    max_drafts = min(config.max_num_speculative_tokens, config.max_num_batched_tokens)
+    num_state_slots, own_bytes = 0, state_bytes(described, max_drafts)
+    if own_bytes:
+        num_state_slots = choose_num_state_slots(
+            config, slot_bytes=own_bytes, free_bytes=free_bytes
+        )
     num_kv_blocks = choose_num_kv_blocks(
         config,
         model_limit=shape.max_position_embeddings,
         block_size=BLOCK_SIZE,
         block_bytes=block_bytes(described, other_type, BLOCK_SIZE),
-        # What the flag says may take the memory of files that are not used just now, too.
-        free_bytes=free_memory_bytes(keeps_used_files=config.num_kv_blocks is None),
+        free_bytes=free_bytes,
+        state_bytes=num_state_slots * own_bytes,
     )
     max_model_len = choose_max_model_len(
         config, model_limit=shape.max_position_embeddings, room=num_kv_blocks * BLOCK_SIZE
@@ -105,6 +118,8 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
             block_size=BLOCK_SIZE,
             num_threads=num_threads,
             max_num_tokens=config.max_num_batched_tokens,
+            num_state_slots=num_state_slots,
+            max_drafts=max_drafts,
         )
     except MemoryError as error:
         raise ConfigError(
@@ -134,6 +149,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
         max_short_tokens=shape.max_short_tokens,
+        num_state_slots=num_state_slots,
     )
 
 
@@ -196,7 +212,15 @@ def _cache_folder() -> Path:
 
 
 def block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
-    """Bytes of one block's K and V, over all layers."""
+    """Bytes of one block's K and V, over all layers with attention."""
     shape = described.config
-    values = 2 * len(shape.layers) * shape.num_kv_heads * shape.head_dim * block_size
+    num_layers = sum(not layer.is_delta for layer in shape.layers)
+    values = 2 * num_layers * shape.num_kv_heads * shape.head_dim * block_size
     return int(values * np.dtype(other_type.value).itemsize)
+
+
+def state_bytes(described: DecoderDescription, max_drafts: int) -> int:
+    """Bytes of one sequence's recurrent states, with room for so many drafts; 0: it has none."""
+    shape = described.config
+    num_layers = sum(layer.is_delta for layer in shape.layers)
+    return slot_bytes(shape.delta, num_layers, max_drafts) if shape.delta else 0

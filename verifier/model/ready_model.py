@@ -14,6 +14,8 @@ class ReadyModel:
     Attributes:
         num_threads: that compute on a CPU.
         max_short_tokens: as in `ModelConfig`.
+        num_state_slots: for recurrent states of sequences, and for snapshots of them; 0: the model
+            has none.
     """
 
     model: TargetModel
@@ -32,6 +34,7 @@ class ReadyModel:
     eos_token_ids: frozenset[int]
     hidden_size: int
     max_short_tokens: int | None = None
+    num_state_slots: int = 0
 
 
 def dtype_name(dtype: str, quantization: str, *, multiplies_in_fp8: bool = False) -> str:

@@ -138,8 +138,10 @@ def cache_name(model: PreTrainedModel) -> str:
 class _RoundingCache(DynamicCache):
     """Gives attention K and V rounded to a dtype."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, dtype: torch.dtype, config: Any) -> None:
+        # Windows' layers would drop tokens that the probe's later ones see.
+        has_states = "linear_attention" in (getattr(config, "layer_types", None) or ())
+        super().__init__(**({"config": config} if has_states else {}))
         self._dtype = dtype
 
     def update(
@@ -272,7 +274,11 @@ class _Model:
             torch.inference_mode(),
         ):
             for _ in _longropes(model.config):
-                cache = {} if kv_dtype is None else {cache_name(model): _RoundingCache(kv_dtype)}
+                cache = (
+                    {}
+                    if kv_dtype is None
+                    else {cache_name(model): _RoundingCache(kv_dtype, model.config)}
+                )
                 output = model(input_ids=self._input_ids, use_cache=bool(cache), **cache)
                 outputs.append(output.logits[0].float())
         return torch.cat(outputs)

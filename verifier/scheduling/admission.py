@@ -143,11 +143,15 @@ class Admission:
     def _enter_computed_blocks(self) -> None:
         """Enters into the prefix cache what running sequences have computed."""
         running = self._running
+        has_states = running.states is not None
         for sequence in running.sequences:
             num_entered_tokens = sequence.num_entered_blocks * running.block_size
-            if sequence.num_computed_tokens - num_entered_tokens >= running.block_size:
+            if (
+                has_states
+                or sequence.num_computed_tokens - num_entered_tokens >= running.block_size
+            ):
                 running.current = sequence
-                running.enter_full_blocks(sequence)
+                running.settle(sequence)
 
     def _make_way(self, waiting: Sequence, room: int, size: Callable[[Sequence], int]) -> bool:
         """Preempts a sequence for one that is next but has no place or no blocks, if its tenant
@@ -187,6 +191,8 @@ class Admission:
         num_cacheable = sequence.max_cached_tokens // running_set.block_size
         if not running_set.has_prefix_cache or num_found >= num_cacheable:
             return None
+        if running_set.states is not None:
+            return self._find_state_source(sequence, num_found, num_cacheable)
         digest = sequence.block_digests[num_found]
         may_overtake = self._may_overtake(sequence, num_found)
         first: Sequence | None = None
@@ -205,6 +211,33 @@ class Admission:
             is_long = num_missing_tokens(running) > self._max_num_batched_tokens // 2
             is_behind = running.priority == sequence.priority and running is not first
             if not (may_overtake and is_long and is_behind):
+                return running
+        return None
+
+    def _find_state_source(
+        self, sequence: Sequence, num_found: int, num_cacheable: int
+    ) -> Sequence | None:
+        """As `_find_prefix_source`, where the model has recurrent states: who has yet to compute
+        the end of what both have in common takes a snapshot there.
+        """
+        running_set = self._running
+        assert running_set.states is not None
+        may_overtake = self._may_overtake(sequence, num_found)
+        first: Sequence | None = None
+        num_before = bisect.bisect(running_set.sequences, place(sequence), key=place)
+        for running in itertools.islice(running_set.sequences, num_before):
+            if not running.is_prefilling or running.rows_to_score or running.states is None:
+                continue
+            if running.priority == sequence.priority:
+                first = first or running
+            num_common = running_set.num_common_blocks(running, sequence, num_cacheable)
+            num_tokens = num_common * running_set.block_size
+            if num_common <= num_found or running.num_computed_tokens >= num_tokens:
+                continue
+            is_long = num_missing_tokens(running) > self._max_num_batched_tokens // 2
+            is_behind = running.priority == sequence.priority and running is not first
+            if not (may_overtake and is_long and is_behind):
+                running_set.states.request(running.states, num_tokens)
                 return running
         return None
 
@@ -236,6 +269,9 @@ class Admission:
         A preempted one needs room for all sequences to grow, so that it makes progress before it is
         preempted again.
         """
+        states = self._running.states
+        if states is not None and not states.has_room:
+            return False
         growth_tokens = 0
         if look_up.sequence.is_preempted:
             num_cached = look_up.num_found * self._running.block_size

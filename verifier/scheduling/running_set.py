@@ -11,6 +11,7 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
+from verifier.scheduling.states import StateSlots
 from verifier.scheduling.turns import Turns, place
 
 # Ids of block tables begin anew after this many admissions: they travel as int32.
@@ -40,10 +41,19 @@ class RunningSet:
     tokens.
     """
 
-    def __init__(self, *, block_pool: BlockPool, block_size: int, has_prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        *,
+        block_pool: BlockPool,
+        block_size: int,
+        has_prefix_cache: bool,
+        num_state_slots: int = 0,
+    ) -> None:
+        """Args: num_state_slots: 0: the model has no recurrent states."""
         self.block_pool = block_pool
         self.block_size = block_size
         self.has_prefix_cache = has_prefix_cache
+        self.states = StateSlots(num_state_slots, block_size) if num_state_slots else None
         self.sequences: list[Sequence] = []
         # Those that wait, and who is next.
         self.turns = Turns()
@@ -58,6 +68,10 @@ class RunningSet:
         self.block_pool.share(sequence.block_table, found)
         sequence.num_computed_tokens = len(found) * self.block_size
         sequence.num_entered_blocks = len(found)
+        if self.states is not None:
+            sequence.states = self.states.begin(
+                sequence.block_digests, len(found), due=self._snapshots_due(sequence)
+            )
         sequence.is_running = True
         self.turns.start(sequence)
         bisect.insort(self.sequences, sequence, key=place)
@@ -93,7 +107,44 @@ class RunningSet:
         while len(found) == len(digests) < num_blocks:
             self.extend_digests(sequence, min(len(digests) + _DIGESTS_AT_ONCE, num_blocks))
             found += cache.find(digests[len(found) :])
+        if self.states is not None:
+            del found[self.states.num_covered_blocks(digests[: len(found)]) :]
         return found
+
+    def _snapshots_due(self, sequence: Sequence) -> list[int]:
+        """After how many tokens: those that can be cached, and those whose K/V is cached already,
+        so that others begin with the same.
+        """
+        if not self.has_prefix_cache:
+            return []
+        num_blocks = sequence.max_cached_tokens // self.block_size
+        num_shared = len(self.block_pool.cache.find(sequence.block_digests[:num_blocks]))
+        return [num_blocks * self.block_size, num_shared * self.block_size]
+
+    def settle(self, sequence: Sequence) -> None:
+        """Enters what a running sequence has computed into the prefix cache."""
+        if sequence.num_computed_tokens // self.block_size > sequence.num_entered_blocks:
+            self.enter_full_blocks(sequence)
+        if self.states is not None and sequence.states is not None:
+            self.states.settle(
+                sequence.states, sequence.block_digests, sequence.num_computed_tokens
+            )
+
+    def num_common_blocks(self, first: Sequence, second: Sequence, limit: int) -> int:
+        """How many whole blocks, up to `limit`, two sequences have in common."""
+        limit = min(limit, len(first.token_ids) // self.block_size)
+        for start in range(0, limit, _DIGESTS_AT_ONCE):
+            end = min(start + _DIGESTS_AT_ONCE, limit)
+            for sequence in (first, second):
+                if len(sequence.block_digests) < end:
+                    self.extend_digests(sequence, end)
+            pairs = zip(
+                first.block_digests[start:end], second.block_digests[start:end], strict=True
+            )
+            for i, (own, other) in enumerate(pairs, start):
+                if own != other:
+                    return i
+        return limit
 
     def enter_full_blocks(self, sequence: Sequence) -> None:
         """Enters newly filled blocks into the prefix cache. Their tokens are verified, since K/V of
@@ -149,6 +200,9 @@ class RunningSet:
         """Asserts the invariants."""
         self.block_pool.check_integrity([s.block_table for s in self.sequences])
         self.turns.check_integrity(self.sequences)
+        if self.states is not None:
+            self.states.check_integrity([s.states for s in self.sequences if s.states is not None])
+            assert all(s.states is not None for s in self.sequences)
         assert self.sequences == sorted(self.sequences, key=place), "out of order"
         assert all(sequence.is_running for sequence in self.sequences)
         assert not any(sequence.is_running for sequence in self.turns)
@@ -161,7 +215,10 @@ class RunningSet:
 
     def _stop(self, sequence: Sequence) -> None:
         """Frees a sequence's blocks; whole ones stay cached."""
-        self.enter_full_blocks(sequence)
+        self.settle(sequence)
+        if self.states is not None and sequence.states is not None:
+            self.states.end(sequence.states)
+            sequence.states = None
         self.block_pool.release(sequence.block_table)
         sequence.num_entered_blocks = 0
         sequence.is_running = False

@@ -75,14 +75,20 @@ class Scheduler:
         max_scored_rows: int = 256,
         growth_tokens: int = 64,
         depth_policy: DepthPolicy | None = None,
+        num_state_slots: int = 0,
     ) -> None:
+        """Args: num_state_slots: of recurrent states, at least `max_num_seqs`; 0: it has none."""
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
+        assert num_state_slots >= max_num_seqs or not num_state_slots
         self.block_pool = block_pool
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self._running = RunningSet(
-            block_pool=block_pool, block_size=block_size, has_prefix_cache=has_prefix_cache
+            block_pool=block_pool,
+            block_size=block_size,
+            has_prefix_cache=has_prefix_cache,
+            num_state_slots=num_state_slots,
         )
         self._turns = self._running.turns
         self._admission = Admission(
@@ -332,6 +338,8 @@ class Scheduler:
         end = sequence.num_computed_tokens + num_new_tokens
         num_tokens = end + len(draft_token_ids)
         self._running.extend(sequence, num_tokens)
+        if self._running.states is not None and sequence.states is not None:
+            self._running.states.plan(sequence.states, end)
         is_sampled = sequence.scoring is None and end == len(sequence.token_ids)
         return ScheduledSequence(
             sequence, num_new_tokens, draft_token_ids, is_sampled, candidate, is_forced

@@ -13,6 +13,7 @@ from verifier.drafts.drafted_by import AnswersHints, DraftedBy
 from verifier.drafts.hint_log import HintLog
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments
+from verifier.scheduling.states import SequenceStates
 from verifier.structured.grammar_state import GrammarState
 
 # Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
@@ -131,6 +132,8 @@ class Sequence(OpenSequence):
     block_digests: list[bytes] = field(default_factory=list)
     # How many blocks of `block_table`, from the first on, are entered in the prefix cache.
     num_entered_blocks: int = 0
+    # Of a running sequence, if the model has recurrent states.
+    states: SequenceStates | None = None
     # The hint length last requested. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
     # The drafter of `drafted_by`, unless it takes no tokens of this sequence.

@@ -20,7 +20,8 @@ from verifier.batch.batch_layout import BatchLayout, BlockTable
 # Tokens, positions and slots are far below 2^31: a cache of that many slots would take terabytes.
 WireArray = npt.NDArray[np.int32]
 
-_FIELDS = dataclasses.fields(BatchLayout)
+# Models of several ranks have no recurrent states.
+_FIELDS = [field for field in dataclasses.fields(BatchLayout) if field.name != "states"]
 _TABLES = "block_tables"
 
 

@@ -276,7 +276,7 @@ def _memory(found: dict[str, Any]) -> Check:
         )
     if model["kv_bytes_per_token"] is None:
         return ok("memory", text)
-    kv = model["kv_bytes_per_token"] * model["max_model_len"]
+    kv = model["kv_bytes_per_token"] * model["max_model_len"] + model["state_bytes"]
     text += f", {kv / _GIB:.2f} GiB of K/V for {model['max_model_len']} tokens"
     if weights + kv > free:
         return warn("memory", text, "lower TANDEM_VERIFIER_MAX_MODEL_LEN")

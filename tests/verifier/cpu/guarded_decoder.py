@@ -20,14 +20,18 @@ import numpy as np
 import servicekit.kernels.memory as memory
 import verifier.cpu.decoder as decoder_module
 import verifier.cpu.layout_checks as layout_module
+import verifier.cpu.states as states_module
 from servicekit.logs import configure_logs
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import Array, RunningDecoder, load, some_tokens
+from tests.verifier.cpu.state_walk import NUM_SLOTS, Walk
 from tests.volume import cases
 from verifier.checkpoint.weight_types import Rotary
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
+from verifier.cpu.weights import DecoderWeights, DeltaNet, Experts, Layer, Matrix, Part
 
 MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
+# Where a model has recurrent states.
+MAX_DRAFTS = 5
 PATTERN = 0xA5
 PAGE = mmap.PAGESIZE
 _c_library = ctypes.CDLL(None, use_errno=True)
@@ -107,7 +111,7 @@ def guarded(guards: Guards, value: Any) -> Any:
         return guards.copy(value)
     if isinstance(value, list):
         return [guarded(guards, each) for each in value]
-    if isinstance(value, DecoderWeights | Layer | Matrix | Part | Experts | Rotary):
+    if isinstance(value, DecoderWeights | Layer | Matrix | Part | Experts | DeltaNet | Rotary):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return type(value)(**{name: guarded(guards, each) for name, each in fields.items()})
     return value
@@ -165,6 +169,15 @@ def some_batches(vocab_size: int, draw: random.Random) -> list[list[Chunk]]:
     return batches
 
 
+def some_walk(vocab_size: int, draw: random.Random) -> list[list[Chunk]]:
+    """Steps of a model with recurrent states, which go on where they are."""
+    walk = Walk(
+        some_tokens(128, vocab_size), draw, vocab_size=vocab_size, max_num_tokens=MAX_NUM_TOKENS,
+        max_drafts=MAX_DRAFTS, num_blocks=NUM_BLOCKS,
+    )  # fmt: skip
+    return [[chunk for chunk, _ in step] for step in walk.steps(cases(20, 60))]
+
+
 def run(folder: str, dtype: str, quantization: str, num_threads: str) -> None:
     """Compares each step's logits with those of a decoder without guards."""
     guards = Guards()
@@ -174,23 +187,29 @@ def run(folder: str, dtype: str, quantization: str, num_threads: str) -> None:
         "block_size": BLOCK_SIZE,
         "max_num_tokens": MAX_NUM_TOKENS,
     }
+    batches_of = some_batches
+    if plain.delta is not None:
+        batches_of = some_walk
+        sizes |= {"num_state_slots": NUM_SLOTS, "max_drafts": MAX_DRAFTS}
     routed = any(layer.experts is not None for layer in plain.layers)
     for weights in (plain, all_choose_the_same(plain)) if routed else (plain,):
-        batches = some_batches(weights.vocab_size, random.Random(9))
+        batches = batches_of(weights.vocab_size, random.Random(9))
         with RunningDecoder(weights, **sizes) as running:
             expected = [running.run(*batch) for batch in batches]
         kept = {each: getattr(decoder_module, each) for each in ("np", "address_of", "_stride")}
         vars(decoder_module).update(
             np=GuardedNumpy(guards), address_of=guards.address_of, _stride=tight
         )
-        vars(layout_module).update(np=GuardedNumpy(guards))
+        for module in (layout_module, states_module):
+            vars(module).update(np=GuardedNumpy(guards))
         own = guarded(guards, weights)
         with RunningDecoder(own, num_threads=int(num_threads), **sizes) as running:
             for batch, rows in zip(batches, expected, strict=True):
                 for ours, other in zip(running.run(*batch), rows, strict=True):
                     np.testing.assert_array_equal(ours, other)
         vars(decoder_module).update(kept)
-        vars(layout_module).update(np=np)
+        for module in (layout_module, states_module):
+            vars(module).update(np=np)
     guards.check()
     print(len(guards), "arrays")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from verifier.checkpoint.delta_shape import DeltaShape
 from verifier.checkpoint.weight_types import Activation, WeightType
 from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
 
@@ -26,21 +27,22 @@ def all_logits(
     """Logits [T, V] float64 of a text.
 
     Args:
-        stored: each layer's K and V [num_kv_heads, T, head_dim] as a decoder has rounded and kept
-            them. They must be this one's but for the rounding, and are attended to instead.
+        stored: each attention's K and V [num_kv_heads, T, head_dim] as a decoder has rounded and
+            kept them. They must be this one's but for the rounding, and are attended to instead.
     """
     # Their own factors are those of logits.
     embeddings = unpacked(dataclasses.replace(weights.head, scales=None), weights.other_type)
     if isinstance(weights.embeddings, np.ndarray):
         embeddings = values(weights.embeddings, weights.other_type)
     hidden = embeddings[token_ids] * weights.embedding_scale
-    for number, layer in enumerate(weights.layers):
+    kept = iter(stored or ())
+    for layer in weights.layers:
         rows = _normed(hidden, layer.input_norm, weights.norm_eps)
-        hidden = hidden + _normed(
-            _attention(weights, layer, rows, stored[number] if stored else None),
-            layer.attention_output_norm,
-            weights.norm_eps,
-        )
+        if layer.delta is not None:
+            output = _delta(weights, layer, rows)
+        else:
+            output = _attention(weights, layer, rows, next(kept) if stored else None)
+        hidden = hidden + _normed(output, layer.attention_output_norm, weights.norm_eps)
         rows = _normed(hidden, layer.mlp_norm, weights.norm_eps)
         if layer.experts is not None:
             output = _mixture(weights, layer.experts, rows)
@@ -117,9 +119,8 @@ def _attention(
     num_tokens, head_dim = len(rows), weights.head_dim
     qkv = _product(rows, layer.qkv, weights.linear_type)
     heads = qkv.reshape(num_tokens, -1, head_dim).swapaxes(0, 1)
-    query, key, value = np.split(
-        heads, [weights.num_heads, weights.num_heads + weights.num_kv_heads]
-    )
+    query, key, value = np.split(heads, [-2 * weights.num_kv_heads, -weights.num_kv_heads])
+    query, *gates = (query[i::2] for i in (0, 1)) if weights.gates_attention else (query,)
     query = _normed_heads(query, layer.query_norm, weights.norm_eps)
     key = _normed_heads(key, layer.key_norm, weights.norm_eps)
     query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
@@ -143,8 +144,80 @@ def _attention(
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     shares = shares[..., :num_tokens]
-    mixed = (shares @ value).swapaxes(0, 1).reshape(num_tokens, -1)
+    mixed = shares @ value
+    for gate in gates:
+        mixed = mixed * _sigmoid(gate)
+    mixed = mixed.swapaxes(0, 1).reshape(num_tokens, -1)
     return _product(mixed, layer.output, weights.linear_type)
+
+
+def _delta(weights: DecoderWeights, layer: Layer, rows: Array) -> Array:
+    """A gated delta net, token by token."""
+    shape, delta = weights.delta, layer.delta
+    assert shape is not None
+    assert delta is not None
+    num_tokens, num_heads = len(rows), shape.num_value_heads
+    query, key, value, gate, step, decay = _delta_inputs(shape, weights, layer, rows)
+    channels = [each.reshape(num_tokens, -1) for each in (query, key, value)]
+    padded = np.pad(np.concatenate(channels, axis=1), ((shape.kernel_size - 1, 0), (0, 0)))
+    mixed = sum(padded[j : j + num_tokens] * tap for j, tap in enumerate(delta.convolution))
+    mixed = mixed * _sigmoid(mixed)
+    ends = np.cumsum([each.shape[1] for each in channels])
+    query, key, value = (
+        each.reshape(num_tokens, -1, size)
+        for each, size in zip(
+            np.split(mixed, ends[:2], axis=1),
+            (shape.key_dim, shape.key_dim, shape.value_dim),
+            strict=True,
+        )
+    )
+    query, key = (
+        (each / np.sqrt((each**2).sum(axis=-1, keepdims=True) + 1e-6)).repeat(
+            num_heads // shape.num_key_heads, axis=1
+        )
+        for each in (query, key)
+    )
+    query = query / math.sqrt(shape.key_dim)
+    decay = np.exp(-delta.decay_rate * np.logaddexp(0, decay + delta.decay_bias))
+    step = _sigmoid(step)
+    state = np.zeros((num_heads, shape.key_dim, shape.value_dim))
+    outputs = np.empty_like(value)
+    for t in range(num_tokens):
+        state = state * decay[t][:, None, None]
+        seen = np.einsum("hk,hkv->hv", key[t], state)
+        change = step[t][:, None] * (value[t] - seen)
+        state = state + key[t][:, :, None] * change[:, None, :]
+        outputs[t] = np.einsum("hk,hkv->hv", query[t], state)
+    outputs = _normed(outputs, delta.norm, weights.norm_eps) * gate * _sigmoid(gate)
+    return _product(outputs.reshape(num_tokens, -1), layer.output, weights.linear_type)
+
+
+def _delta_inputs(
+    shape: DeltaShape, weights: DecoderWeights, layer: Layer, rows: Array
+) -> list[Array]:
+    """Queries, keys, values, gates [T, heads, size] and steps, decays [T, heads]."""
+    outputs = rows @ unpacked(layer.qkv, weights.linear_type).T
+    groups, num_heads = shape.num_key_heads, shape.num_value_heads
+    values, heads = num_heads * shape.value_dim, num_heads // groups
+    if shape.inputs[0] == "in_proj_qkvz":
+        own = outputs[:, : shape.num_channels + values].reshape(len(rows), groups, -1)
+        ends = np.cumsum([shape.key_dim, shape.key_dim, heads * shape.value_dim])
+        parts = np.split(own, ends, axis=-1)
+        rest = outputs[:, shape.num_channels + values :][:, : 2 * num_heads]
+        parts += np.split(rest.reshape(len(rows), groups, -1), 2, axis=-1)
+    else:
+        keys = groups * shape.key_dim
+        rounded = -(-num_heads // 16) * 16
+        parts = np.split(outputs, np.cumsum([keys, keys, values, values, rounded]), axis=-1)
+        parts = [*parts[:4], *(each[:, :num_heads] for each in parts[4:])]
+    sizes = [shape.key_dim] * 2 + [shape.value_dim] * 2
+    split = [each.reshape(len(rows), -1, size) for each, size in zip(parts, sizes, strict=False)]
+    return split + [each.reshape(len(rows), num_heads) for each in parts[4:]]
+
+
+def _sigmoid(x: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-x))
+    return result
 
 
 def _rotated(weights: DecoderWeights, layer: Layer, heads: Array) -> Array:
@@ -187,6 +260,11 @@ def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
                 rows[token : token + 1],
             )
             result[token] += output[0] * share[expert] / total
+    if experts.shared_gate is not None:
+        assert experts.shared_gate_up is not None
+        assert experts.shared_down is not None
+        shared = _gated(weights, experts.shared_gate_up, experts.shared_down, rows)
+        result += shared * _sigmoid(rows @ experts.shared_gate)[:, None]
     return result
 
 

@@ -88,6 +88,8 @@ class RunningDecoder:
         block_size: int = 16,
         num_threads: int = 1,
         max_num_tokens: int = 2048,
+        num_state_slots: int = 8,
+        max_drafts: int = 0,
         kind: type[CpuDecoder] = CpuDecoder,
     ) -> None:
         self.weights = weights
@@ -97,6 +99,9 @@ class RunningDecoder:
             block_size=block_size,
             num_threads=num_threads,
             max_num_tokens=max_num_tokens,
+            num_state_slots=num_state_slots,
+            # Chunks whose logits are all wanted are laid out as drafts.
+            max_drafts=max_drafts or max_num_tokens,
         )
 
     def __enter__(self) -> Self:

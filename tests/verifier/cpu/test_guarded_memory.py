@@ -16,6 +16,8 @@ SUBJECTS = [
     "qwen3_moe_step:float32:none:3",
     "qwen3_moe:bfloat16:fp8:2",
     "mixtral:bfloat16:fp8:1",
+    "qwen3_next:bfloat16:none:2",
+    "qwen3_5:float32:none:3",
     "packed_int4_zeros:bfloat16:none:2",
     "fp8_blocks:bfloat16:none:1",
 ]

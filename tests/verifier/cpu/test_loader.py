@@ -63,6 +63,21 @@ LONGROPE = {
     "long_factor": [1.0 + 1.5 * i for i in range(8)],
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+# Two value heads for each key head.
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+SHARED_EXPERT = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "llama_tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
@@ -193,9 +208,31 @@ CONFIGS: dict[str, Any] = {
         use_sliding_window=True,
         sliding_window=20,
     ),
+    "qwen3_next": lambda: TRANSFORMERS.Qwen3NextConfig(
+        **{**SMALL, **DELTA, **SHARED_EXPERT}, mlp_only_layers=[1], norm_topk_prob=False
+    ),
+    # States of several pieces; a key head for each value head.
+    "qwen3_5": lambda: TRANSFORMERS.Qwen3_5TextConfig(
+        **{**SMALL, **DELTA, "linear_value_head_dim": 96, "linear_num_key_heads": 4},
+        layer_types=["full_attention", *["linear_attention"] * 3],
+        linear_conv_kernel_dim=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "qwen3_5_moe": lambda: TRANSFORMERS.Qwen3_5MoeTextConfig(
+        **{key: SMALL[key] for key in SMALL if key != "intermediate_size"} | DELTA | SHARED_EXPERT,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [3, 3, 2],
+        },
+    ),
 }
-# The decoder for GPUs has no norms of all heads together, and no sinks.
-ON_GPUS = [name for name in CONFIGS if not name.startswith(("olmo", "gpt_oss"))]
+# The decoder for GPUs has no norms of all heads together, no sinks, and no gated delta nets.
+ON_GPUS = [
+    name for name in CONFIGS if not name.startswith(("olmo", "gpt_oss", "qwen3_next", "qwen3_5"))
+]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 
@@ -222,6 +259,9 @@ def save(
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
             if "sinks" in key:
                 parameter.data.mul_(5)
+            if "A_log" in key:
+                # Slowly, as trained models do: other states would hardly last for a token.
+                parameter.data.sub_(4)
     model = model.to(dtype).eval()
     model.save_pretrained(folder)
     return model

@@ -30,6 +30,14 @@ OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow":
             "truncate": False, "original_max_position_embeddings": 4096}  # fmt: skip
 PAIRS = ["sliding_attention", "full_attention"]
 MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+MROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+         "mrope_interleaved": True, "mrope_section": [11, 11, 10]}  # fmt: skip
+QWEN3_5 = {"vocab_size": 248320, "head_dim": 256, "max_position_embeddings": 262144,
+           "rope_parameters": MROPE, "full_attention_interval": 4, "attn_output_gate": True,
+           "attention_bias": False, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+           "linear_value_head_dim": 128, "linear_num_key_heads": 16, "mtp_num_hidden_layers": 1,
+           "mtp_use_dedicated_embeddings": False, "mamba_ssm_dtype": "float32",
+           "mlp_only_layers": []}  # fmt: skip
 # What all sizes of a family tell besides.
 SHARED: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 128256, "rope_theta": 5e5, "rope_scaling": LLAMA3, "mlp_bias": False,
@@ -69,6 +77,17 @@ SHARED: dict[str, dict[str, Any]] = {
                 "attention_bias": True, "num_experts_per_tok": 4, "experts_per_token": 4,
                 "initial_context_length": 4096, "swiglu_limit": 7.0, "rms_norm_eps": 1e-5,
                 "quantization_config": MXFP4, **UNTIED},
+    "qwen3_next": {"vocab_size": 151936, "head_dim": 256, "max_position_embeddings": 262144,
+                   "rope_theta": 1e7, "rope_scaling": None, "partial_rotary_factor": 0.25,
+                   "full_attention_interval": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                   "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+                   "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+                   "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+                   "shared_expert_intermediate_size": 512, "num_experts": 512,
+                   "num_experts_per_tok": 10, "norm_topk_prob": True, "use_sliding_window": False,
+                   "router_aux_loss_coef": 0.001, "output_router_logits": False, **UNTIED},
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": {**QWEN3_5, "num_experts": 256, "num_experts_per_tok": 8, **UNTIED},
 }  # fmt: skip
 # Billions of parameters as published; family; hidden size, of the MLP, layers, heads, key heads.
 SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] = [
@@ -131,6 +150,23 @@ SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] =
                                                 "layer_types": 12 * PAIRS}),
     (116.8, "gpt_oss", (2880, 2880, 36, 64, 8), {"num_local_experts": 128,
                                                  "layer_types": 18 * PAIRS}),
+    (79.7, "qwen3_next", (2048, 5120, 48, 16, 2), {}),
+    (0.752, "qwen3_5_text", (1024, 3584, 24, 8, 2), {"linear_num_value_heads": 16, **TIED}),
+    (1.88, "qwen3_5_text", (2048, 6144, 24, 8, 2), {"linear_num_value_heads": 16, **TIED}),
+    (4.21, "qwen3_5_text", (2560, 9216, 32, 16, 4), {"linear_num_value_heads": 32, **TIED}),
+    (8.95, "qwen3_5_text", (4096, 12288, 32, 16, 4), {"linear_num_value_heads": 32, **UNTIED}),
+    (26.9, "qwen3_5_text", (5120, 17408, 64, 24, 4), {
+        "linear_num_value_heads": 48, "layer_types": 16 * [*3 * ["linear_attention"],
+                                                           "full_attention"], **UNTIED}),
+    (34.7, "qwen3_5_moe_text", (2048, 512, 40, 16, 2), {
+        "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512}),
+    (122.1, "qwen3_5_moe_text", (3072, 512, 48, 32, 2), {
+        "linear_num_value_heads": 64, "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": 1024}),
+    (396.3, "qwen3_5_moe_text", (4096, 512, 60, 32, 2), {
+        "linear_num_value_heads": 64, "moe_intermediate_size": 1024, "num_experts": 512,
+        "num_experts_per_tok": 10, "shared_expert_intermediate_size": 1024}),
 ]  # fmt: skip
 KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads")  # fmt: skip
@@ -164,6 +200,8 @@ def test_a_published_size_is_understood(
     if kinds:
         windows = [layer.sliding_window > 0 for layer in config.layers]
         assert windows == [kind == "sliding_attention" for kind in kinds]
+        deltas = [layer.is_delta for layer in config.layers]
+        assert deltas == [kind == "linear_attention" for kind in kinds]
     theirs.save_pretrained(tmp_path / "again")
     again = read_model_config(tmp_path / "again")
     np.testing.assert_equal(dataclasses.asdict(again), dataclasses.asdict(config))

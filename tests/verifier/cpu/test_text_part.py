@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.verifier.cpu.numpy_decoder import all_logits
 from tests.verifier.cpu.running_decoder import load
-from tests.verifier.cpu.test_loader import SMALL
+from tests.verifier.cpu.test_loader import DELTA, SHARED_EXPERT, SMALL
 from tests.verifier.quantized_files import write_quantized
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
@@ -57,6 +57,13 @@ def _mapping(name: str) -> Any:
         return TRANSFORMERS.Mistral3Config(
             text_config=dict(text), vision_config=vision, image_token_index=90
         )
+    if name.startswith("qwen3_5"):
+        text = {**SMALL, **DELTA, **(SHARED_EXPERT if name.endswith("moe") else {})}
+        text = {key: text[key] for key in text if "moe" not in name or key != "intermediate_size"}
+        kind = "Qwen3_5MoeConfig" if name.endswith("moe") else "Qwen3_5Config"
+        return getattr(TRANSFORMERS, kind)(
+            text_config=text, vision_config=_QWEN_VISION, image_token_id=90
+        )
     text = {**SMALL, "head_dim": 32, "rope_parameters": {**_SECTIONS, "rope_type": "default"}}
     if name == "qwen3_vl":
         vision = {**_QWEN_VISION, "deepstack_visual_indexes": [0]}
@@ -72,7 +79,9 @@ def _mapping(name: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
+)
 @pytest.mark.parametrize("has_head", [False, True])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str, has_head: bool) -> None:
     torch.manual_seed(3)

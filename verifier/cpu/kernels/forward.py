@@ -17,6 +17,7 @@ from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64, store_u8
 from verifier.cpu.kernels import rows
 from verifier.cpu.kernels.attention import MAX_TASK_ROWS, attend
+from verifier.cpu.kernels.delta import run_deltas
 from verifier.cpu.kernels.experts import mix_experts
 from verifier.cpu.kernels.products import (
     accumulate,
@@ -64,36 +65,36 @@ def forward(
     for number in range(model.num_layers):
         layer = layers[number]
         previous_norm = layers[number - 1].mlp_output_norm if number else 0
-        _norm_rows(model, step, layer.input_norm, previous_norm, mark)
+        _norm_rows(model, step, layer.input_norm, previous_norm, 0, mark)
         mark += MARK_BYTES
         mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
                            layer.qkv.depth, mark)  # fmt: skip
         _multiply_rows(linear, model, step, layer.qkv, model.normed, model.hidden_row, model.qkv,
                        model.qkv_row, mark)  # fmt: skip
         mark += MARK_BYTES
-        _rotate_and_store(other, model, step, layer, mark)
-        mark += MARK_BYTES
-        _attend(other, model, step, layer, thread, mark)
+        if layer.convolution:
+            run_deltas(model, step, layer, thread, mark)
+        else:
+            _rotate_and_store(other, model, step, layer, mark)
+            mark += MARK_BYTES
+            _attend(other, model, step, layer, thread, mark)
         mark += MARK_BYTES
         mark = _round_rows(linear, model, step.num_tokens, model.attended, model.attended_row,
                            layer.output.depth, mark)  # fmt: skip
         _update_hidden(linear, model, step, layer.output, model.attended, model.attended_row,
                        layer.attention_output_norm == 0, mark)  # fmt: skip
         mark += MARK_BYTES
-        _norm_rows(model, step, layer.mlp_norm, layer.attention_output_norm, mark)
+        _norm_rows(model, step, layer.mlp_norm, layer.attention_output_norm, layer.shared_gate,
+                   mark)  # fmt: skip
         mark += MARK_BYTES
         if layer.router.num_blocks:
+            if layer.shared_gate:
+                mark = _run_mlp(linear, model, step, layer.shared_gate_up, layer.shared_down,
+                                model.shared_factors, True, mark)  # fmt: skip
             mark = mix_experts(linear, other, model, step, layer, mark)
         else:
-            mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
-                               layer.gate_up.depth, mark)  # fmt: skip
-            _gate(linear, model, step, layer, mark)
-            mark += MARK_BYTES
-            mark = _round_rows(linear, model, step.num_tokens, model.gated, model.gated_row,
-                               layer.down.depth, mark)  # fmt: skip
-            _update_hidden(linear, model, step, layer.down, model.gated, model.gated_row,
-                           layer.mlp_output_norm == 0, mark)  # fmt: skip
-            mark += MARK_BYTES
+            mark = _run_mlp(linear, model, step, layer.gate_up, layer.down, 0,
+                            layer.mlp_output_norm == 0, mark)  # fmt: skip
     _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
     mark += MARK_BYTES
     mark = _round_rows(linear, model, step.num_rows, step.last_hidden, model.hidden_row,
@@ -161,9 +162,32 @@ def _list_tasks(model: Any, step: Any) -> None:
 
 
 @kernel
-def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) -> None:
+def _run_mlp(
+    linear: npt.NDArray[Any], model: Any, step: Any, gate_up: Any, down: Any, factors: int,
+    adds: bool, mark: int,
+) -> int:  # fmt: skip
+    """Update = a gated MLP of all tokens; hidden += it, if `adds`. Returns the mark after those
+    used.
+
+    Args:
+        factors: address of each token's, by which its update is multiplied; 0: there are none.
+    """
+    mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
+                       gate_up.depth, mark)  # fmt: skip
+    _gate(linear, model, step, gate_up, factors, mark)
+    mark += MARK_BYTES
+    mark = _round_rows(linear, model, step.num_tokens, model.gated, model.gated_row, down.depth,
+                       mark)  # fmt: skip
+    _update_hidden(linear, model, step, down, model.gated, model.gated_row, adds, mark)
+    return mark + MARK_BYTES
+
+
+@kernel
+def _norm_rows(
+    model: Any, step: Any, weight: int, update_norm: int, shared_gate: int, mark: int
+) -> None:
     """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one; a
-    weight of 0: there is no norm.
+    weight of 0: there is no norm. Shared factors = sigmoid(normed * `shared_gate`), if that is one.
     """
     num_items = _num_row_items(step)
     while True:
@@ -178,6 +202,10 @@ def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) 
                           model.norm_eps)  # fmt: skip
             else:
                 rows.copy(model.normed + offset, model.hidden + offset, model.hidden_size)
+            if shared_gate:
+                factor = rows.sigmoid_of_product(model.normed + offset, shared_gate,
+                                                 model.hidden_size)  # fmt: skip
+                rows.store_f32(model.shared_factors + 4 * t, factor)
     arrive(mark, model.num_threads)
 
 
@@ -257,6 +285,7 @@ def _rotate_and_store(
     num_items = _num_row_items(step)
     group = model.num_heads // model.num_kv_heads
     head_bytes = 4 * model.head_dim
+    query_bytes = model.query_bytes
     pairs_bytes = 4 * model.num_pairs
     cache_head_bytes = model.head_dim * 16 * other.itemsize
     while True:
@@ -274,7 +303,7 @@ def _rotate_and_store(
                 rows.norm(keys, keys, layer.key_norm, model.num_kv_heads * model.head_dim,
                           model.norm_eps)  # fmt: skip
             for head in range(model.num_heads):
-                x = own + head * head_bytes
+                x = own + head * query_bytes
                 if layer.query_norm and not model.norms_projections:
                     rows.norm(x, x, layer.query_norm, model.head_dim, model.norm_eps)
                 row = (head // group * step.num_tokens + t) * group + head % group
@@ -283,7 +312,7 @@ def _rotate_and_store(
             slot = load_i64(step.slots + 8 * t)
             block = layer.cache + slot // 16 * model.block_bytes
             for head in range(model.num_kv_heads):
-                x = own + (model.num_heads + head) * head_bytes
+                x = own + model.num_heads * query_bytes + head * head_bytes
                 if layer.key_norm and not model.norms_projections:
                     rows.norm(x, x, layer.key_norm, model.head_dim, model.norm_eps)
                 # The token's attention output is not computed yet: its place serves as scratch.
@@ -336,13 +365,20 @@ def _attend(
             layer.sinks + head * group * 4 if layer.sinks else 0,
             model.scratch + thread * model.scratch_bytes,
         )
+        if model.query_bytes > head_bytes:
+            for row in range(first_row, first_row + num_rows):
+                t, place = start + row // group, head * group + row % group
+                gates = model.qkv + t * model.qkv_row + place * model.query_bytes + head_bytes
+                rows.multiply_by_sigmoid(model.attended + t * model.attended_row
+                                         + place * head_bytes, gates, model.head_dim)  # fmt: skip
     arrive(mark, model.num_threads)
 
 
 @kernel
-def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
-    """Gated = activation(gate) * up."""
-    matrix = layer.gate_up
+def _gate(
+    linear: npt.NDArray[Any], model: Any, step: Any, matrix: Any, factors: int, mark: int
+) -> None:
+    """Gated = activation(gate) * up, times the token's factor if there are `factors`."""
     half = matrix.num_blocks // 2
     per_item = _blocks_per_item(model, half)
     while True:
@@ -362,6 +398,9 @@ def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
             gates = model.gate_up + t * model.gate_up_row + 64 * first
             rows.gate(model.gated + t * model.gated_row + 64 * first, gates, gates + 64 * half,
                       16 * (end - first), model.activation)  # fmt: skip
+            if factors:
+                rows.scale(model.gated + t * model.gated_row + 64 * first, 16 * (end - first),
+                           rows.load_f32(factors + 4 * t))  # fmt: skip
     arrive(mark, model.num_threads)
 
 

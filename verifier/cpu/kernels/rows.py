@@ -121,6 +121,36 @@ def copy(to: int, source: int, size: int) -> None:
 
 
 @kernel
+def scale(x: int, size: int, factor: Any) -> None:
+    """Multiplies floats [size], in place."""
+    factors = vectors.fill(factor)
+    for offset in range(0, 4 * size, 64):
+        vectors.store(x + offset, vectors.multiply(vectors.load(x + offset), factors))
+
+
+@kernel
+def multiply_by_sigmoid(x: int, gates: int, size: int) -> None:
+    """Multiplies floats [size], in place, by the sigmoid of others."""
+    one, zero = vectors.fill(np.float32(1.0)), vectors.fill(np.float32(0.0))
+    for offset in range(0, 4 * size, 64):
+        below = vectors.exp(vectors.subtract(zero, vectors.load(gates + offset)))
+        value = vectors.divide(vectors.load(x + offset), vectors.add(one, below))
+        vectors.store(x + offset, value)
+
+
+@kernel
+def sigmoid_of_product(x: int, weights: int, size: int) -> Any:
+    """The sigmoid of the product of two vectors of floats [size], added up as norms are."""
+    total = vectors.fill(np.float32(0.0))
+    for offset in range(0, 4 * size, 64):
+        total = vectors.multiply_add(
+            vectors.load(x + offset), vectors.load(weights + offset), total
+        )
+    below = vectors.exp(vectors.fill(np.float32(0.0) - vectors.sum_of(total)))
+    return np.float32(1.0) / (np.float32(1.0) + vectors.largest_of(below))
+
+
+@kernel
 def norm(out: int, x: int, weight: int, size: int, eps: Any) -> None:
     """X / sqrt(mean(x * x) + eps) * weight. `out` may be `x`."""
     squares = vectors.fill(np.float32(0.0))

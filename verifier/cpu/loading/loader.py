@@ -17,7 +17,7 @@ from verifier.checkpoint.description import (
     qkv_sizes,
     reopened,
 )
-from verifier.checkpoint.families import ExpertNames
+from verifier.checkpoint.family import ExpertNames
 from verifier.checkpoint.group_formats import FORMATS
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.refusals import CheckpointError
@@ -27,7 +27,7 @@ from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, Weigh
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
 from verifier.cpu.packing import converted, pack_rows
-from verifier.cpu.weights import DecoderWeights, Experts, Layer, Matrix, Part
+from verifier.cpu.weights import DecoderWeights, DeltaNet, Experts, Layer, Matrix, Part
 
 # Bytes; a vector of 16 weights then never lies across two cache lines.
 _ALIGNMENT = 64
@@ -69,6 +69,8 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
             logits_softcap=config.logits_softcap,
             embedding_scale=config.embedding_scale,
             activation=config.activation,
+            gates_attention=config.family.gates_attention,
+            delta=config.delta,
             rotaries=config.rotaries,
             layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
             final_norm=loader.norm("model.norm"),
@@ -110,42 +112,37 @@ class _Loader:
         config, family = self._config, self._config.family
         prefix = f"model.layers.{index}."
         norms = {field: self.norm(prefix + name) for field, name in family.norms.items()}
-        head = prefix + "self_attn."
+        head = prefix + ("linear_attn." if layer.is_delta else "self_attn.")
         query_norm = key_norm = None
-        if family.has_query_key_norms:
+        inputs, sizes, output = family.qkv, qkv_sizes(config), "o_proj"
+        if layer.is_delta:
+            assert config.delta is not None
+            inputs, sizes, output = config.delta.inputs, config.delta.input_sizes, "out_proj"
+        elif family.has_query_key_norms:
             query_norm, key_norm = self.norm(head + "q_norm"), self.norm(head + "k_norm")
         experts = gate_up = down = None
         if layer.has_experts:
             assert family.experts is not None
             experts = self._experts(prefix, family.experts)
         else:
-            size = config.intermediate_size
-            gate_up = self.matrix(
-                [f"{prefix}mlp.{name}" for name in family.gate_up],
-                [size, size],
-                has_bias=config.has_mlp_bias,
+            gate_up, down = self._mlp(
+                prefix + "mlp", config.intermediate_size, has_bias=config.has_mlp_bias
             )
-            down = _scaled(
-                self.matrix(
-                    [f"{prefix}mlp.down_proj"],
-                    [config.hidden_size],
-                    has_bias=config.has_mlp_bias,
-                    depth=_rounded(size),
-                ),
-                config.residual_scale,
-            )
+            down = _scaled(down, config.residual_scale)
         return Layer(
             input_norm=norms.get("input_norm"),
             qkv=self.matrix(
-                [head + name for name in family.qkv],
-                qkv_sizes(config),
-                has_bias=config.has_qkv_bias,
+                [head + name for name in inputs],
+                sizes,
+                has_bias=config.has_qkv_bias and not layer.is_delta,
             ),
             query_norm=query_norm,
             key_norm=key_norm,
             output=_scaled(
                 self.matrix(
-                    [head + "o_proj"], [config.hidden_size], has_bias=config.has_output_bias
+                    [head + output],
+                    [config.hidden_size],
+                    has_bias=config.has_output_bias and not layer.is_delta,
                 ),
                 config.residual_scale,
             ),
@@ -158,7 +155,27 @@ class _Loader:
             sinks=self.values(head + "sinks") if family.has_sinks else None,
             sliding_window=layer.sliding_window,
             rotary=layer.rotary,
+            delta=self._delta(head) if layer.is_delta else None,
         )
+
+    def _delta(self, prefix: str) -> DeltaNet:
+        convolution = self.plain(prefix + "conv1d.weight", WeightType.FLOAT32)
+        rates = self.plain(prefix + "A_log", WeightType.FLOAT32)
+        return DeltaNet(
+            convolution=np.ascontiguousarray(convolution.reshape(len(convolution), -1).T),
+            # numpy's float32 powers differ between processors.
+            decay_rate=np.array([math.exp(each) for each in rates.tolist()], dtype=np.float32),
+            decay_bias=self.plain(prefix + "dt_bias", WeightType.FLOAT32),
+            norm=self.values(prefix + "norm.weight"),
+        )
+
+    def _mlp(self, prefix: str, size: int, *, has_bias: bool) -> tuple[Matrix, Matrix]:
+        """Weights of gate and up, and of down."""
+        names = [f"{prefix}.{name}" for name in self._config.family.gate_up]
+        gate_up = self.matrix(names, [size, size], has_bias=has_bias)
+        hidden, depth = [self._config.hidden_size], _rounded(size)
+        down = self.matrix([prefix + ".down_proj"], hidden, has_bias=has_bias, depth=depth)
+        return gate_up, down
 
     def matrix(
         self,
@@ -214,6 +231,12 @@ class _Loader:
                 self._fill(_one_of(whole, expert), own, sizes)
                 if whole.bias is not None:
                     self._fill_bias(whole.bias[expert], own, sizes)
+        shared_gate_up = shared_down = shared_gate = None
+        if names.shared:
+            shared_gate = self.values(f"{prefix}{names.shared_gate}.weight")
+            shared_gate_up, shared_down = self._mlp(
+                prefix + names.shared, config.shared_expert_size, has_bias=False
+            )
         return Experts(
             router=self.matrix(
                 [prefix + names.router],
@@ -226,6 +249,9 @@ class _Loader:
             num_experts=count,
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
+            shared_gate_up=shared_gate_up,
+            shared_down=shared_down,
+            shared_gate=shared_gate,
         )
 
     def embeddings(self) -> BitsArray | Matrix:
