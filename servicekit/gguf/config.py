@@ -36,8 +36,29 @@ _GEMMA_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_EXPERT_SIZES = {
+    **_EXPERTS_USED,
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_SHARED_EXPERT_SIZES = {
+    **_EXPERT_SIZES,
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_DELTA_SIZES = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    # All value heads together, until `_delta_net` divides it.
+    "ssm.inner_size": "linear_value_head_dim",
+    "full_attention_interval": "full_attention_interval",
+}
+# Layers at the end that predict several tokens, and are left out.
+_UNUSED_LAYERS = "nextn_predict_layers"
 _SILU = {"hidden_act": "silu", "dtype": "float16"}
 # Numbers of these models are beyond float16.
+_SILU_BFLOAT16 = {"hidden_act": "silu", "dtype": "bfloat16"}
 _GELU = {"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"}
 
 
@@ -67,11 +88,25 @@ _FAMILIES: Mapping[str, _Family] = {
         model_type="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         constants={**_SILU, "norm_topk_prob": True},
-        keys={
-            **_EXPERTS_USED,
-            "expert_count": "num_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-        },
+        keys=_EXPERT_SIZES,
+    ),
+    "qwen3next": _Family(
+        model_type="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        constants=_SILU_BFLOAT16,
+        keys={**_SHARED_EXPERT_SIZES, **_DELTA_SIZES},
+    ),
+    "qwen35": _Family(
+        model_type="qwen3_5_text",
+        architecture="Qwen3_5ForCausalLM",
+        constants=_SILU_BFLOAT16,
+        keys=_DELTA_SIZES,
+    ),
+    "qwen35moe": _Family(
+        model_type="qwen3_5_moe_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        constants=_SILU_BFLOAT16,
+        keys={**_SHARED_EXPERT_SIZES, **_DELTA_SIZES},
     ),
     "gemma2": _Family(
         model_type="gemma2",
@@ -98,8 +133,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "gpt-oss": _Family(
         model_type="gpt_oss",
         architecture="GptOssForCausalLM",
-        # Numbers of these models are beyond float16.
-        constants={"hidden_act": "silu", "dtype": "bfloat16"},
+        constants=_SILU_BFLOAT16,
         keys={
             **_EXPERTS_USED,
             "attention.sliding_window": "sliding_window",
@@ -146,6 +180,10 @@ def config_of(
         for key, value in metadata.items()
         if not key.startswith(_PREFIXES_OF_INERT)
     }
+    if "ssm.inner_size" in family.keys:
+        # Where only text goes in, the positions of all sections agree.
+        told.pop("rope.dimension_sections", None)
+        told.pop(_UNUSED_LAYERS, None)
     for key, value in told.items():
         if not isinstance(value, str | int | float):
             raise GgufError(f"{path}: {architecture}.{key}: a list is not served")
@@ -165,6 +203,8 @@ def config_of(
             is_narrow = config.get("num_hidden_layers") == family.num_layers_of_narrow_queries
             scalar = hidden // heads if is_narrow else config["head_dim"]
             config["query_pre_attn_scalar"] = scalar
+    if "ssm.inner_size" in family.keys:
+        config |= _delta_net(header, config, told)
     if config.get("sliding_window") == 0:
         config["sliding_window"] = None
     if rope := _scaled_rope(told):
@@ -191,6 +231,17 @@ def config_of(
     # Some families' code has a default that smaller vocabularies lack.
     config["pad_token_id"] = None
     return config
+
+
+def unused_layers(header: GgufHeader) -> range:
+    """Layers that the model is computed without."""
+    architecture = header.metadata.get(_ARCHITECTURE)
+    count, num_layers = (
+        header.metadata.get(f"{architecture}.{key}", 0) for key in (_UNUSED_LAYERS, "block_count")
+    )
+    if type(count) is not int or type(num_layers) is not int or not 0 <= count <= num_layers:
+        raise GgufError(f"{header.path}: {architecture}.{_UNUSED_LAYERS}: {count} of {num_layers}")
+    return range(num_layers - count, num_layers)
 
 
 def model_type_of(header: GgufHeader) -> str:
@@ -269,6 +320,22 @@ def _check_rest(
         if key not in same or value != same[key]:
             shown = str(value)[:40]
             raise GgufError(f"{path}: {architecture}.{key}: {shown} is not served")
+
+
+def _delta_net(
+    header: GgufHeader, config: Mapping[str, Any], told: dict[str, Any]
+) -> dict[str, Any]:
+    """What a model with gated delta nets has otherwise, with what it says taken out of `told`."""
+    size, count = config.get("linear_value_head_dim"), config.get("linear_num_value_heads")
+    if type(size) is not int or type(count) is not int or count < 1 or size % count:
+        raise GgufError(f"{header.path}: ssm.inner_size: {size} of {count} heads")
+    own: dict[str, Any] = {"linear_value_head_dim": size // count}
+    if unused := unused_layers(header):
+        own["num_hidden_layers"] = unused.start
+    rotated, head_dim = told.pop("rope.dimension_count", None), config.get("head_dim")
+    if type(rotated) is int and type(head_dim) is int and head_dim > 0:
+        own["partial_rotary_factor"] = rotated / head_dim
+    return own
 
 
 def _llama3_rope(

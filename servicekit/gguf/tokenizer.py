@@ -26,6 +26,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 # Words whose capitals are at their beginning.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAPITALISED = (
@@ -60,6 +61,7 @@ _PRE_TOKENIZERS: Mapping[str, list[dict[str, Any]]] = {
         ("smollm starcoder refact command-r codeshell", [_DIGITS, _byte_level(True)]),
         ("llama-bpe llama3 llama-v3 falcon3 pixtral dbrx smaug-bpe", _split(_LLAMA3)),
         ("qwen2 deepseek-r1-qwen stablelm2", _split(_QWEN2)),
+        ("qwen35", _split(_QWEN35)),
         ("gpt-4o llama4", _split(_CAPITALISED)),
         ("tekken", _split(_TEKKEN)),
         ("deepseek-coder", _split(*_DEEPSEEK_CODER)),
@@ -68,7 +70,7 @@ _PRE_TOKENIZERS: Mapping[str, list[dict[str, Any]]] = {
 }
 # Whose words may be tokens of the vocabulary that no merges lead to.
 _IGNORING_MERGES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
-_COMPOSING = ("qwen2", "deepseek-r1-qwen")
+_COMPOSING = ("qwen2", "qwen35", "deepseek-r1-qwen")
 # Added tokens of phi3 that do not take the spaces after them.
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 

@@ -1,6 +1,6 @@
 """Small GGUF files, written by the `gguf` package."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
+DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+DELTA_KEYS, DELTA_VALUES, DELTA_HEAD = 2, 4, 64
 # Every byte has a character of the byte-level alphabet; some merges; an end token.
 _ALPHABET = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _ALPHABET]
@@ -81,6 +83,15 @@ def write_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
     is_gpt_oss = architecture == "gpt-oss"
+    has_delta_nets = architecture in DELTA_NETS
+    if has_delta_nets:
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(DELTA_HEAD)
+        writer.add_ssm_group_count(DELTA_KEYS)
+        writer.add_ssm_time_step_rank(DELTA_VALUES)
+        writer.add_ssm_inner_size(DELTA_VALUES * DELTA_HEAD)
+        writer.add_full_attention_interval(2)
+        writer.add_rope_dimension_count(HIDDEN // HEADS // 2)
     if architecture.startswith(("gemma", "qwen3", "gpt-oss")):
         writer.add_key_length(HIDDEN // HEADS)
         writer.add_value_length(HIDDEN // HEADS)
@@ -89,7 +100,9 @@ def write_model(
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(2)
-        if architecture in ("qwen3moe", "gpt-oss"):
+        if has_delta_nets:
+            writer.add_expert_shared_feed_forward_length(INNER)
+        if architecture in ("qwen3moe", "gpt-oss") or has_delta_nets:
             writer.add_expert_feed_forward_length(INNER)
     if "tokenizer.ggml.tokens" not in (metadata or {}):
         add_byte_level_vocabulary(writer)
@@ -118,7 +131,7 @@ def write_model(
     norms = ["attn_norm", "ffn_norm"]
     if architecture.startswith("gemma"):
         norms += ["post_attention_norm", "post_ffw_norm"]
-    if is_gpt_oss:
+    if is_gpt_oss or has_delta_nets:
         norms = ["attn_norm", "post_attention_norm"]
     of_queries = [("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)]
     if architecture == "phi3":
@@ -127,14 +140,21 @@ def write_model(
         prefix = f"blk.{layer}."
         for name in norms:
             add(f"{prefix}{name}.weight", HIDDEN)
-        for name, size in of_queries:
+        own = of_queries
+        if has_delta_nets:
+            own = [("attn_q", 2 * HIDDEN), ("attn_k", kv), ("attn_v", kv)]
+        if has_delta_nets and not layer % 2:
+            own = []
+            _add_delta_net(add, writer, prefix, architecture, draw)
+        for name, size in own:
             add(f"{prefix}{name}.weight", size, HIDDEN)
             if architecture in ("qwen2", "gpt-oss"):
                 add(f"{prefix}{name}.bias", size)
-        if architecture in ("gemma3", "qwen3", "qwen3moe"):
+        if architecture in ("gemma3", "qwen3", "qwen3moe") or (has_delta_nets and own):
             for name in ("attn_q_norm", "attn_k_norm"):
                 add(f"{prefix}{name}.weight", HIDDEN // HEADS)
-        add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN)
+        if own:
+            add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN)
         if is_gpt_oss:
             add(f"{prefix}attn_output.bias", HIDDEN)
             add(f"{prefix}attn_sinks.weight", HEADS)
@@ -146,6 +166,11 @@ def write_model(
             for name in ("ffn_gate_exps", "ffn_up_exps"):
                 add(f"{prefix}{name}.weight", num_experts, INNER, HIDDEN)
             add(f"{prefix}ffn_down_exps.weight", num_experts, HIDDEN, INNER)
+            if has_delta_nets:
+                add(f"{prefix}ffn_gate_inp_shexp.weight", HIDDEN)
+                for name in ("ffn_gate_shexp", "ffn_up_shexp"):
+                    add(f"{prefix}{name}.weight", INNER, HIDDEN)
+                add(f"{prefix}ffn_down_shexp.weight", HIDDEN, INNER)
             continue
         if architecture == "phi3":
             add(f"{prefix}ffn_up.weight", 2 * INNER, HIDDEN)
@@ -161,6 +186,31 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return sorted(path.parent.glob(f"{path.stem}-00001-of-*"))[0] if tensors_per_file else path
+
+
+def _add_delta_net(
+    add: Callable[..., None],
+    writer: gguf.GGUFWriter,
+    prefix: str,
+    architecture: str,
+    draw: np.random.Generator,
+) -> None:
+    keys, values = 2 * DELTA_KEYS * DELTA_HEAD, DELTA_VALUES * DELTA_HEAD
+    add(f"{prefix}attn_qkv.weight", keys + values, HIDDEN)
+    add(f"{prefix}attn_gate.weight", values, HIDDEN)
+    if architecture == "qwen3next":
+        add(f"{prefix}ssm_ba.weight", 2 * DELTA_VALUES, HIDDEN)
+    else:
+        for name in ("ssm_alpha", "ssm_beta"):
+            add(f"{prefix}{name}.weight", DELTA_VALUES, HIDDEN)
+    add(f"{prefix}ssm_norm.weight", DELTA_HEAD)
+    add(f"{prefix}ssm_dt.bias", DELTA_VALUES)
+    add(f"{prefix}ssm_out.weight", HIDDEN, values)
+    for name, floats in {
+        "ssm_conv1d.weight": draw.normal(0, 0.5, (keys + values, 4)),
+        "ssm_a": -np.exp(draw.normal(-3, 1, DELTA_VALUES)),
+    }.items():
+        writer.add_tensor(prefix + name, floats.astype(np.float32))
 
 
 def add_byte_level_vocabulary(writer: gguf.GGUFWriter) -> None:

@@ -98,6 +98,8 @@ def test_tokens_are_cut_out_and_special_ones_known(file: Path) -> None:
         ("gpt-2", "  7", ["Ġ", "Ġ7"]),
         ("llama-bpe", "1234", ["123", "4"]),
         ("qwen2", "12", ["1", "2"]),
+        ("qwen2", "x\u0331y", ["x", "Ì±y"]),
+        ("qwen35", "x\u0331y12", ["xÌ±y", "1", "2"]),
         ("dbrx", "it's I'LL", ["it", "'s", "ĠI", "'LL"]),
         ("gpt-4o", "XMLHttp it's/", ["XMLHttp", "Ġit's", "/"]),
         ("tekken", "XMLHttp it's", ["XMLHttp", "Ġit", "'s"]),

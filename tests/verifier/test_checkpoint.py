@@ -112,6 +112,8 @@ class TestRefusals:
             ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent"),
             ({"model_type": "deepseek_v2"}, "latent"),
             ({"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 48}, "linear_att"),
+            ({"model_type": "qwen3_5_text"}, "layers of type linear_attention"),
+            ({"model_type": "qwen3_5_moe_text"}, "layers of type linear_attention"),
             ({"model_type": "llava"}, "multimodal models are not served, .*: .* has vision_config"),
             ({"model_type": "qwen2_audio"}, "has audio_config"),
             ({"model_type": "moshi"}, "has audio_encoder_config"),

@@ -25,7 +25,12 @@ from verifier.model.gpu_memory import (
     largest_steps,
 )
 from verifier.model.kv_room import room_for_kv_blocks
-from verifier.model.memory import MEASURED_FRACTION, choose_num_kv_blocks, free_memory_bytes
+from verifier.model.memory import (
+    MEASURED_FRACTION,
+    choose_num_kv_blocks,
+    choose_num_state_slots,
+    free_memory_bytes,
+)
 from verifier.model.model_part import ModelPart, room_for_part
 from verifier.model.ready_model import choose_max_model_len
 
@@ -127,6 +132,34 @@ def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
     assert choose(100) == 100
     with pytest.raises(ConfigError, match="--num-kv-blocks: 101 blocks take 101 MiB; 100 MiB are"):
         choose(101)
+
+
+@pytest.mark.parametrize(
+    ("options", "slot_mib", "expected"),
+    [
+        # Half of a quarter of 800 MiB.
+        ({}, 1, 100),
+        ({"max_num_seqs": 8}, 1, 16),
+        ({"max_num_seqs": 8, "prefix_cache": False}, 1, 8),
+        ({"kv_memory_fraction": 0.5}, 40, 5),
+        ({}, 100, 1),
+    ],
+)
+def test_slots_of_recurrent_states_take_half_of_the_room_at_most(
+    options: dict[str, Any], slot_mib: int, expected: int
+) -> None:
+    config = config_with(**options)
+    free_bytes, slot_bytes = 800 * MIB, slot_mib * MIB
+    num_slots = choose_num_state_slots(config, slot_bytes=slot_bytes, free_bytes=free_bytes)
+    assert num_slots == expected
+    num_blocks = choose_num_kv_blocks(
+        config, model_limit=1 << 30, block_size=16, block_bytes=MIB, free_bytes=free_bytes,
+        state_bytes=num_slots * slot_bytes,
+    )  # fmt: skip
+    fraction = options.get("kv_memory_fraction", 0.25)
+    assert num_blocks == 800 * fraction - expected * slot_mib
+    with pytest.raises(ConfigError, match="no memory for recurrent states, 401 MiB of each"):
+        choose_num_state_slots(config_with(), slot_bytes=401 * MIB, free_bytes=free_bytes)
 
 
 def config_with(**options: Any) -> VerifierConfig:

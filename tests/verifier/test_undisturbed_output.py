@@ -46,7 +46,7 @@ TYPES = ("float32", "bfloat16")
 SUBJECTS = [
     ("bundled", "float32"),
     *((name, each) for i, name in enumerate(CONFIGS) for each in cases(TYPES[i % 2 :][:1], TYPES)),
-    *((f"gguf_{name}", "auto") for name in ("llama", "gemma3", "gpt-oss")),
+    *((f"gguf_{name}", "auto") for name in ("llama", "gemma3", "gpt-oss", "qwen35")),
     *((name, "bfloat16") for name in METHODS),
 ]
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
-    """Gated delta nets. Value heads, in order, share key heads in equal numbers; `key_dim` and
-    `value_dim` are of one head.
+    """Gated delta nets. Value heads share key heads in equal numbers; `key_dim` and `value_dim` are
+    of one head.
 
     Attributes:
         kernel_size: inputs that the convolution of one output sees.
+        takes_turns: whether value heads share key heads by turns (0, 1, 2, 0, 1, 2), as GGUF has
+            them; else those of a key head are neighbours (0, 0, 1, 1, 2, 2).
         inputs: names of the weights of queries, keys, values, gates, and each head's two numbers.
     """
 
@@ -18,6 +20,7 @@ class DeltaShape:
     key_dim: int
     value_dim: int
     kernel_size: int
+    takes_turns: bool = False
     inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
     @property
@@ -38,3 +41,9 @@ class DeltaShape:
             "in_proj_a": self.num_value_heads,
         }
         return [sizes[name] for name in self.inputs]
+
+    def value_head(self, key_head: int, place: int) -> int:
+        """The number of a key head's value head, `place` among them."""
+        if self.takes_turns:
+            return place * self.num_key_heads + key_head
+        return key_head * (self.num_value_heads // self.num_key_heads) + place

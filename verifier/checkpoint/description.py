@@ -79,7 +79,12 @@ def describe_decoder(folder: Path) -> DecoderDescription:
             config = dataclasses.replace(config, ties_embeddings=False)
         if config.delta is not None:
             inputs = _delta_inputs(files)
-            delta = dataclasses.replace(config.delta, inputs=inputs or config.delta.inputs)
+            delta = dataclasses.replace(
+                config.delta,
+                inputs=inputs or config.delta.inputs,
+                # llama.cpp's qwen3next has the order of transformers.
+                takes_turns=files.quantization == "gguf" and "in_proj_ba" not in inputs,
+            )
             config = dataclasses.replace(config, delta=delta)
         needed = _shapes(config)
         allowed = {*needed, HEAD} if config.ties_embeddings else needed.keys()

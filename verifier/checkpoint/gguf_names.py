@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from servicekit.gguf.config import ROPE_FACTORS, model_type_of
+from servicekit.gguf.config import ROPE_FACTORS, model_type_of, unused_layers
 from servicekit.gguf.header import GgufError, GgufHeader, GgufTensor
 from verifier.checkpoint.stored_tensor import StoredTensor
 
@@ -33,9 +33,29 @@ _OF_GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OF_DELTA_NETS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Of no module.
+_OF_NO_MODULE = re.compile(r"blk\.(\d{1,5})\.(ssm_a|ssm_dt\.bias)")
 _OF_MODEL_TYPES: Mapping[str, Mapping[str, str]] = {
     "gemma2": _OF_GEMMA,
     "gemma3_text": _OF_GEMMA,
+    **dict.fromkeys(_DELTA_NETS, _OF_DELTA_NETS),
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "gpt_oss": {
@@ -56,7 +76,7 @@ _OF_MIXTRALS_EXPERTS = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 # What the weights of norms are more than those of transformers' checkpoints.
-_NORM_OFFSETS = {"gemma2": 1.0, "gemma3_text": 1.0}
+_NORM_OFFSETS = dict.fromkeys(("gemma2", "gemma3_text", *_DELTA_NETS), 1.0)
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 # Whose head counts tell how rows of queries and keys are paired.
 _PAIRED_ARCHITECTURES = ("llama",)
@@ -70,10 +90,11 @@ def stored_as(header: GgufHeader) -> dict[str, StoredTensor]:
         GgufError: one has no known use.
     """
     model_type = model_type_of(header)
+    unused = tuple(f"blk.{layer}." for layer in unused_layers(header))
     return {
         each.name: each
         for tensor in header.tensors.values()
-        if tensor.name not in ROPE_FACTORS
+        if tensor.name not in ROPE_FACTORS and not tensor.name.startswith(unused)
         for each in _stored(header, model_type, tensor)
     }
 
@@ -83,12 +104,15 @@ def _stored(header: GgufHeader, model_type: str, tensor: GgufTensor) -> Iterator
     whole = StoredTensor(
         name=f"{_NAMES.get(base)}.{suffix}", dtype=tensor.dtype, shape=tensor.shape,
         start=tensor.start, end=tensor.end, file=header.path,
-        offset=_NORM_OFFSETS.get(model_type, 0.0) if base.endswith("_norm") else 0.0,
+        offset=_NORM_OFFSETS.get(model_type, 0.0) if _is_offset_norm(base) else 0.0,
     )  # fmt: skip
     if whole.offset and tensor.dtype != "F32":
         raise GgufError(f"{header.path}: {tensor.name}: is stored as {tensor.dtype}")
     if base in _NAMES and suffix == "weight":
         yield whole
+        return
+    if model_type in _DELTA_NETS and (own := _of_delta_net(whole, tensor.name)) is not None:
+        yield own
         return
     match = _LAYER.fullmatch(tensor.name)
     prefix = f"model.layers.{match[1]}." if match else ""
@@ -111,6 +135,27 @@ def _stored(header: GgufHeader, model_type: str, tensor: GgufTensor) -> Iterator
             )
     else:
         raise GgufError(f"{header.path}: {tensor.name}: has no known use")
+
+
+def _is_offset_norm(base: str) -> bool:
+    return base.endswith("_norm") and not base.endswith(".ssm_norm")
+
+
+def _of_delta_net(whole: StoredTensor, name: str) -> StoredTensor | None:
+    """A tensor of a gated delta net that has another name or shape; None: it is none."""
+    if match := _OF_NO_MODULE.fullmatch(name):
+        is_decay = match[2] == "ssm_a"
+        own = f"model.layers.{match[1]}.linear_attn.{'A_log' if is_decay else 'dt_bias'}"
+        return dataclasses.replace(whole, name=own, is_negative_exponential=is_decay)
+    match, shape = _LAYER.fullmatch(name), whole.shape
+    if match and match[2] == "ssm_conv1d" and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
+    elif match and match[2] == "ffn_gate_inp_shexp" and len(shape) == 1:
+        shape = (1, *shape)
+    else:
+        return None
+    own = f"model.layers.{match[1]}.{_OF_DELTA_NETS[match[2]]}.weight"
+    return dataclasses.replace(whole, name=own, shape=shape)
 
 
 def _paired_heads(header: GgufHeader, part: str, tensor: GgufTensor) -> int:

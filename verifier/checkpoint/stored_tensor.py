@@ -29,6 +29,8 @@ class StoredTensor:
     num_paired_heads: int = 0
     # What its float32 values are more than those that are asked for.
     offset: float = 0.0
+    # Whether its values are minus the exponentials of those that are asked for.
+    is_negative_exponential: bool = False
     # Whether columns lie one after the other, not rows.
     is_by_columns: bool = False
     # Its rows are every `row_step`-th of those between start and end, from `first_row` on.

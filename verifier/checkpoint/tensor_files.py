@@ -134,6 +134,12 @@ class TensorFiles:
         stored = self._stored_rows(tensor, first, count)
         # Files may be laid out at any byte.
         values: BitsArray = np.require(stored.view(tensor.type.value), requirements="A")
+        if tensor.is_negative_exponential:
+            # numpy's logarithms differ between processors.
+            logs = [
+                math.log(-value) if value < 0 else math.nan for value in values.ravel().tolist()
+            ]
+            return np.array(logs, dtype=np.float32).reshape(values.shape)
         return values - np.float32(tensor.offset) if tensor.offset else values
 
     def grouped_rows(self, tensor: StoredTensor, first: int, count: int) -> GroupedRows:

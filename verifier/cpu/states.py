@@ -4,7 +4,7 @@ A slot holds the states of one sequence after its last certain token, and the ra
 tokens around it (`kernels.delta`); or states that were kept for others to begin with.
 """
 
-from collections.abc import Sequence as SequenceOf
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,9 +157,7 @@ class States:
 
 
 def places(shape: DeltaShape) -> npt.NDArray[np.int64]:
-    """[V, 6]: of each value head, bytes from a token's first output of the product to its query,
-    key, value, gate, b' and a.
-    """
+    """[V, 7], a table as `kernels.delta` reads it, from the names and the order of inputs."""
     groups, key_dim, value_dim = shape.num_key_heads, shape.key_dim, shape.value_dim
     heads = shape.num_value_heads // groups
     starts: dict[str, int] = {}
@@ -168,8 +166,8 @@ def places(shape: DeltaShape) -> npt.NDArray[np.int64]:
         starts[name] = end
         end += padded(size)
     result = []
-    for head in range(shape.num_value_heads):
-        group, place = divmod(head, heads)
+    for group, place in itertools.product(range(groups), range(heads)):
+        head = shape.value_head(group, place)
         if "in_proj_qkvz" in starts:
             # Key head by key head: its query, key, values and gates.
             query = starts["in_proj_qkvz"] + group * 2 * (key_dim + heads * value_dim)
@@ -186,18 +184,14 @@ def places(shape: DeltaShape) -> npt.NDArray[np.int64]:
             decay = step + heads
         else:
             step, decay = starts["in_proj_b"] + head, starts["in_proj_a"] + head
-        result.append((query, key, value, gate, step, decay))
-    return 4 * np.array(result, dtype=np.int64)
+        result.append([*(4 * offset for offset in (query, key, value, gate, step, decay)), head])
+    return np.array(result, dtype=np.int64)
 
 
 def padded_heads(values: FloatArray, shape: DeltaShape) -> FloatArray:
     """Numbers of value heads [V] as kernels read them, key head by key head."""
     heads = shape.num_value_heads // shape.num_key_heads
     result = np.zeros((shape.num_key_heads, padded(heads)), dtype=np.float32)
-    result[:, :heads] = values.reshape(-1, heads)
+    for group, place in itertools.product(range(shape.num_key_heads), range(heads)):
+        result[group, place] = values[shape.value_head(group, place)]
     return result
-
-
-def delta_layers(layers: SequenceOf[Any]) -> list[int]:
-    """The numbers of layers that are gated delta nets."""
-    return [number for number, layer in enumerate(layers) if layer.delta is not None]

@@ -187,7 +187,8 @@ def _loaded(
                 ).reshape(tensor.shape)
                 for name, tensor in files.tensors.items()
             }
-            source = {"pretrained_model_name_or_path": None, "state_dict": fused_experts(state)}
+            state = in_order_of_heads(fused_experts(state), config, files.quantization)
+            source = {"pretrained_model_name_or_path": None, "state_dict": state}
     loaded: Any = kind.from_pretrained(
         **source,
         config=config,
@@ -220,6 +221,49 @@ def fused_experts(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
                 by_columns = whole.mT if suffix == "weight" else whole
                 result[f"{prefix}{own}_proj{end}"] = by_columns.contiguous()
     return result
+
+
+def in_order_of_heads(
+    state: dict[str, torch.Tensor], config: Any, quantization: str
+) -> dict[str, torch.Tensor]:
+    """The tensors, with those of gated delta nets from GGUF as transformers' classes have them."""
+    result = dict(state)
+    if quantization != "gguf":
+        return result
+    for sign in [name for name in state if name.endswith(".linear_attn.A_log")]:
+        prefix = sign.removesuffix("A_log")
+        keys, size = config.linear_num_key_heads, config.linear_value_head_dim
+        channels = 2 * keys * config.linear_key_head_dim
+        if prefix + "in_proj_ba.weight" not in state:
+            for name, own, first, dim in (
+                ("in_proj_qkv.weight", size, channels, 0),
+                ("conv1d.weight", size, channels, 0),
+                ("in_proj_z.weight", size, 0, 0),
+                ("out_proj.weight", size, 0, 1),
+                ("in_proj_a.weight", 1, 0, 0),
+                ("in_proj_b.weight", 1, 0, 0),
+                ("A_log", 1, 0, 0),
+                ("dt_bias", 1, 0, 0),
+            ):
+                index = _from_turns(config, own, first)
+                result[prefix + name] = state[prefix + name].index_select(dim, index)
+        elif prefix + "in_proj_qkv.weight" in state:
+            qkv = result.pop(prefix + "in_proj_qkv.weight")
+            parts = (*qkv.tensor_split((channels // 2, channels)),
+                     result.pop(prefix + "in_proj_z.weight"))  # fmt: skip
+            of_key_heads = [part.reshape(keys, -1, part.shape[-1]) for part in parts]
+            result[prefix + "in_proj_qkvz.weight"] = torch.cat(of_key_heads, dim=1).flatten(0, 1)
+    return result
+
+
+def _from_turns(config: Any, size: int, first: int) -> torch.Tensor:
+    """Where rows stand that are in order: of value heads that take turns, of `size` rows each,
+    behind `first` others.
+    """
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    heads = torch.arange(values).reshape(values // keys, keys).T.flatten()
+    own = heads[:, None] * size + torch.arange(size)
+    return torch.cat((torch.arange(first), first + own.flatten()))
 
 
 class _Model:

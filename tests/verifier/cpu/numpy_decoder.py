@@ -171,10 +171,12 @@ def _delta(weights: DecoderWeights, layer: Layer, rows: Array) -> Array:
             strict=True,
         )
     )
+    heads = num_heads // shape.num_key_heads
     query, key = (
-        (each / np.sqrt((each**2).sum(axis=-1, keepdims=True) + 1e-6)).repeat(
-            num_heads // shape.num_key_heads, axis=1
-        )
+        each / np.sqrt((each**2).sum(axis=-1, keepdims=True) + 1e-6) for each in (query, key)
+    )
+    query, key = (
+        np.tile(each, (1, heads, 1)) if shape.takes_turns else each.repeat(heads, axis=1)
         for each in (query, key)
     )
     query = query / math.sqrt(shape.key_dim)
@@ -199,17 +201,19 @@ def _delta_inputs(
     outputs = rows @ unpacked(layer.qkv, weights.linear_type).T
     groups, num_heads = shape.num_key_heads, shape.num_value_heads
     values, heads = num_heads * shape.value_dim, num_heads // groups
+    width = shape.num_channels + values
+    rest = outputs[:, width:]
     if shape.inputs[0] == "in_proj_qkvz":
-        own = outputs[:, : shape.num_channels + values].reshape(len(rows), groups, -1)
+        own = outputs[:, :width].reshape(len(rows), groups, -1)
         ends = np.cumsum([shape.key_dim, shape.key_dim, heads * shape.value_dim])
         parts = np.split(own, ends, axis=-1)
-        rest = outputs[:, shape.num_channels + values :][:, : 2 * num_heads]
-        parts += np.split(rest.reshape(len(rows), groups, -1), 2, axis=-1)
     else:
         keys = groups * shape.key_dim
-        rounded = -(-num_heads // 16) * 16
-        parts = np.split(outputs, np.cumsum([keys, keys, values, values, rounded]), axis=-1)
-        parts = [*parts[:4], *(each[:, :num_heads] for each in parts[4:])]
+        parts = np.split(outputs[:, :width], np.cumsum([keys, keys, values]), axis=-1)
+    if shape.inputs[-1] == "in_proj_ba":
+        parts += np.split(rest[:, : 2 * num_heads].reshape(len(rows), groups, -1), 2, axis=-1)
+    else:
+        parts += [each[:, :num_heads] for each in np.split(rest, 2, axis=-1)]
     sizes = [shape.key_dim] * 2 + [shape.value_dim] * 2
     split = [each.reshape(len(rows), -1, size) for each, size in zip(parts, sizes, strict=False)]
     return split + [each.reshape(len(rows), num_heads) for each in parts[4:]]

@@ -49,7 +49,7 @@ def save(folder: Path, name: str) -> None:
     """Saves a random model: of `CONFIGS`, of `METHODS`, or a GGUF file ("gguf_llama")."""
     kind, _, architecture = name.partition("_")
     if kind == "gguf":
-        num_experts = 4 if architecture.endswith(("moe", "oss")) else 0
+        num_experts = 4 if architecture.endswith(("moe", "oss", "next")) else 0
         types = {"_exps": "MXFP4", **ALL_TYPES} if architecture == "gpt-oss" else ALL_TYPES
         path = write_model(folder / "all.gguf", types, architecture=architecture,
                            num_experts=num_experts)  # fmt: skip

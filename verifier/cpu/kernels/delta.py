@@ -31,9 +31,10 @@ from verifier.cpu.kernels.threads import arrive, take
 PIECE_COLUMNS = 32
 """Of a state, computed at a time: they fit into a first-level cache. `value_dim` is a multiple."""
 MIN_TILE_ROWS = 32
-PLACE_BYTES = 48
+PLACE_BYTES = 56
 """Of a value head's entry in a table of where a token's inputs lie, int64: bytes from the token's
-first output of the product to its query, its key, its value, its gate, b' and a.
+first output of the product to its query, its key, its value, its gate, b' and a; then its number
+among all heads as their channels and outputs lie. Entries are key head by key head.
 """
 STATE_BYTES = 32
 """Of a sequence's entry of a step, int64: its slot; the slot that holds its states so far, -1: none
@@ -185,8 +186,11 @@ def _convolve(model: Any, layer: Any, head: int, tile: int, made: int, num_rows:
     _convolve_channels(model, layer, head * key_bytes, tile, made, num_rows, key_dim)
     _convolve_channels(model, layer, keys + head * key_bytes, tile + key_bytes, made + key_bytes,
                        num_rows, key_dim)  # fmt: skip
-    _convolve_channels(model, layer, 2 * keys + 4 * head * num_values, tile + 2 * key_bytes,
-                       made + 2 * key_bytes, num_rows, num_values)  # fmt: skip
+    for i in range(model.heads_per_key):
+        number = _number(model, head * model.heads_per_key + i)
+        offset = 2 * key_bytes + 4 * i * model.value_dim
+        _convolve_channels(model, layer, 2 * keys + 4 * number * model.value_dim, tile + offset,
+                           made + offset, num_rows, model.value_dim)  # fmt: skip
     one, zero = vectors.fill(np.float32(1.0)), vectors.fill(np.float32(0.0))
     scale = np.float32(1.0) / np.sqrt(np.float32(key_dim))
     numbers = 2 * key_bytes + 4 * num_values
@@ -333,5 +337,10 @@ def _put_out(model: Any, layer: Any, head: int, made: int, t: int) -> None:
         output = made + 8 * model.key_dim + 4 * (i - head * count) * size
         rows.norm(output, output, layer.delta_norm, size, model.norm_eps)
         gates = model.qkv + t * model.qkv_row + load_i64(model.places + i * PLACE_BYTES + 24)
-        rows.gate(model.attended + t * model.attended_row + 4 * i * size, gates, output, size,
-                  _SILU)  # fmt: skip
+        to = model.attended + t * model.attended_row + 4 * _number(model, i) * size
+        rows.gate(to, gates, output, size, _SILU)
+
+
+@kernel
+def _number(model: Any, entry: int) -> Any:
+    return load_i64(model.places + entry * PLACE_BYTES + 48)
