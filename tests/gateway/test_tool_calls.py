@@ -239,11 +239,33 @@ OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
         ],
         # What is not of the form belongs to a call that has begun.
         (
-            "<tool_call><function=add> so <b> <parameter=x>1</parameter> ,</function>",
+            "<tool_call><function=add> so <b> <parameter=x>1</parameter></function>",
             "",
             [ToolCall("add", '{"x": 1}')],
         ),
         ("<tool_call><function=add></tool_call>b", "b", [ToolCall("add", "{}")]),
+        # A value may hold tags: it ends where what follows belongs to a call.
+        (
+            "<tool_call><function=add><parameter=text></parameter> x </function> <parameter=y> "
+            "</tool_call></parameter></function></tool_call>",
+            "",
+            [ToolCall("add", '{"text": "</parameter> x </function> <parameter=y> </tool_call>"}')],
+        ),
+        # Ends that a model left out.
+        *[
+            (
+                f"<tool_call><function=add><parameter=x>\n1\n{rest}",
+                "",
+                [ToolCall("add", '{"x": 1}')],
+            )
+            for rest in (
+                "</parameter></tool_call>",
+                "</function>\n</tool_call>",
+                "</parameter>\n</function>\n",
+                "</parameter>\n",
+                "</parameter>\n</func",
+            )
+        ],
         # Cut.
         (
             "<tool_call>\n<function=add>\n<parameter=text>\nGra</para",

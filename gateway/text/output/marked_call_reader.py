@@ -87,15 +87,24 @@ class MarkedCallReader:
         if self._json is not None:
             self._json.finish()
             self.has_begun = self._json.has_begun
-        elif self._place is _Place.VALUE:
-            self._take_value(self._text, is_whole=False)
-            self._text = ""
+        elif self._place in (_Place.VALUE, _Place.KEY):
+            self._finish_arguments()
         elif self._mender is not None:
             self._mender.flush()
             self._show(self._mender.take())
         if self.has_begun and self._marks.end.startswith(self._text.strip()):
             self._text = ""
         self.is_over = True
+
+    def _finish_arguments(self) -> None:
+        while self._place is _Place.VALUE and self._text and self._read_value(is_all=True):
+            pass
+        if self._place is _Place.VALUE:
+            self._take_value(self._text, is_whole=False)
+        else:
+            # None is open.
+            self._show("}" if self._num_arguments else "{}")
+        self._text = ""
 
     def take(self) -> list[CallDelta]:
         """What came since the last time; a piece of arguments is whole."""
@@ -180,19 +189,39 @@ class MarkedCallReader:
         self._text = text[mark:] if mark >= 0 else ""
         return mark >= 0
 
-    def _read_value(self) -> bool:
-        text, marks = self._text, self._marks
-        end = text.find(marks.value_end)
-        if end >= 0:
-            self._take_value(text[:end], is_whole=True)
-            self._text, self._place = text[end + len(marks.value_end) :], _Place.KEY
+    def _read_value(self, *, is_all: bool = False) -> bool:
+        """Args:
+        is_all: whether nothing follows.
+        """
+        text = self._text
+        found = [(text.find(end), end) for end in self._marks.value_ends]
+        start, end = min((each for each in found if each[0] >= 0), default=(-1, ""))
+        if start < 0:
+            # What may begin an end, with the line's end before it.
+            self._show_value(len(text) - max(map(len, self._marks.value_ends)))
+            return False
+        own_end = next(iter(self._marks.value_ends))
+        behind = text[start + len(end) :].lstrip()
+        following = self._marks.value_ends[end]
+        may_follow = any(each.startswith(behind) for each in following)
+        if any(behind.startswith(each) for each in following) or (is_all and may_follow):
+            self._take_value(text[:start], is_whole=True)
+            # Another end is also read as what it is.
+            self._text = text[start + len(end) * (end == own_end) :]
+            self._place = _Place.KEY
             return True
-        # With the line's end before it.
-        num_held = len(marks.value_end)
-        if len(text) > num_held:
-            self._take_value(text[:-num_held], is_whole=False)
-            self._text = text[-num_held:]
-        return False
+        if may_follow:
+            self._show_value(start - 1)
+            return False
+        # It is the value's.
+        self._show_value(start + len(end))
+        return True
+
+    def _show_value(self, end: int) -> None:
+        """Shows the value up to a place in the text."""
+        if end > 0:
+            self._take_value(self._text[:end], is_whole=False)
+            self._text = self._text[end:]
 
     def _take_value(self, text: str, *, is_whole: bool) -> None:
         """Takes in what comes of a value."""

@@ -22,7 +22,7 @@ form, JSON as in HERMES is read, too; there, the arguments are the first object 
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from re import Pattern
 
 
@@ -36,8 +36,8 @@ class Marks:
             calls are JSON alone.
         key: what comes before an argument, whose name is its group; None: the arguments are JSON.
         openings: with what all begins that may come between arguments.
-        value_end: behind an argument.
-        has_lines: whether a value stands on lines of its own.
+        value_ends: what ends an argument, if one of these follows; its own end is the first one.
+        has_lines: whether an argument stands on lines of its own.
         call_end: behind a call that has arguments, if anything does.
     """
 
@@ -46,7 +46,7 @@ class Marks:
     name: Pattern[str] | None = None
     key: Pattern[str] | None = None
     openings: tuple[str, ...] = ()
-    value_end: str = ""
+    value_ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     has_lines: bool = False
     call_end: Pattern[str] | None = None
 
@@ -94,7 +94,10 @@ _MARKS: Mapping[ToolCallForm, Marks] = {
         name=re.compile(rf"{_S}<function=([^>\s]{{1,256}})>"),
         key=re.compile(rf"{_S}<parameter=([^>\n]{{1,256}})>"),
         openings=("<parameter=", "</function>", _HERMES.end),
-        value_end="</parameter>",
+        value_ends={
+            "</parameter>": ("<parameter=", "</function>", _HERMES.end),
+            "</function>": (_HERMES.end,),
+        },
         has_lines=True,
         call_end=re.compile(rf"{_S}</function>"),
     ),
@@ -104,7 +107,7 @@ _MARKS: Mapping[ToolCallForm, Marks] = {
         name=re.compile(rf"{_S}{_NAME}{_S}(?=<arg_key>|{_HERMES.end})"),
         key=re.compile(rf"{_S}<arg_key>([^<]{{1,256}})</arg_key>{_S}<arg_value>"),
         openings=("<arg_key>", _HERMES.end),
-        value_end="</arg_value>",
+        value_ends={"</arg_value>": ("<arg_key>", _HERMES.end)},
     ),
     ToolCallForm.MISTRAL: Marks(
         begin="[TOOL_CALLS]",
