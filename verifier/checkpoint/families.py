@@ -361,6 +361,9 @@ FAMILIES: Mapping[str, Family] = {
             "intermediate_size": 512,
         },
         experts=ExpertNames(**_SHARED_EXPERT, normalises_key=None),
-        **_DELTA,
+        **{
+            **_DELTA,
+            "constants": {**_DELTA["constants"], "decoder_sparse_step": 1, "norm_topk_prob": True},
+        },
     ),
 }
