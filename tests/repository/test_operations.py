@@ -61,7 +61,8 @@ def test_the_bundled_model_has_the_shown_factors() -> None:
     shape = read_model_config(BUNDLED_MODEL)
     assert shape.dtype is not None
     num_bytes = np.dtype(shape.dtype.value).itemsize
-    factors = [2, len(shape.layers), shape.num_kv_heads, shape.head_dim, num_bytes]
+    layer = shape.layers[0]
+    factors = [2, len(shape.layers), layer.num_kv_heads, layer.head_dim, num_bytes]
     shown = f" {TIMES} ".join(map(str, factors))
     assert f"| the bundled model, bfloat16 | {shown} = " in PAGE
 

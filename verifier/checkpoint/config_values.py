@@ -4,6 +4,9 @@ What would change the computation and is not known here is refused, never guesse
 """
 
 import math
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import numpy as np
 from verifier.checkpoint.family import COMMON_DEFAULTS, Family, Windows
 from verifier.checkpoint.inert_keys import is_inert
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
+from verifier.checkpoint.weight_types import LANES
 
 # No known model has a tenth of it. Without a bound, a short file would claim all memory.
 _MAX_LAYERS = 1000
@@ -23,9 +27,18 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
+_BY_LAYER = "per_layer_config"
 _ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
 FULL, SLIDING, DELTA = "full_attention", "sliding_attention", "linear_attention"
 """Types of layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Sizes of a layer's attention."""
+
+    head_dim: int
+    num_kv_heads: int
 
 
 class ConfigValues:
@@ -41,6 +54,8 @@ class ConfigValues:
         known = {*COMMON_DEFAULTS, *family.defaults, *family.constants, *_SIZES, *_ROPE_KEYS}
         # `quantization_config` reads it.
         known.add("quantization_config")
+        if family.has_full_heads:
+            known.add(_BY_LAYER)
         if unknown := sorted(
             key for key, value in content.items() if key not in known and not is_inert(key, value)
         ):
@@ -51,7 +66,10 @@ class ConfigValues:
 
     def number(self, key: str) -> int:
         """Raises: NotServedError: it is missing or no positive whole number."""
-        value = self.values.get(key)
+        return self._number(key, self.values)
+
+    def _number(self, key: str, values: Mapping[str, Any]) -> int:
+        value = values.get(key)
         if type(value) is not int or not 0 < value <= _LARGEST_NUMBER:
             raise NotServedError(f"its config.json has {key} {value}")
         return value
@@ -77,6 +95,45 @@ class ConfigValues:
     def flag(self, key: bool | str) -> bool:
         return key if isinstance(key, bool) else bool(self.values[key])
 
+    def heads(self, layer_types: SequenceOf[str]) -> list[Heads]:
+        """Each layer's, given the layers' types."""
+        num_heads = self.number("num_attention_heads")
+        usual = {
+            "head_dim": self.values["head_dim"] or self.number("hidden_size") // num_heads,
+            "num_key_value_heads": self.values["num_key_value_heads"],
+        }
+        if usual["num_key_value_heads"] is None:
+            usual["num_key_value_heads"] = num_heads
+        others = self._other_heads(layer_types) if self.family.has_full_heads else {}
+        result = []
+        for layer in range(len(layer_types)):
+            sizes = {**usual, **others.get(layer, {})}
+            heads = Heads(
+                head_dim=self._number("head_dim", sizes),
+                num_kv_heads=self._number("num_key_value_heads", sizes),
+            )
+            if heads.head_dim % LANES:
+                raise NotServedError(f"head_dim {heads.head_dim} is no multiple of {LANES}")
+            if num_heads % heads.num_kv_heads:
+                raise NotServedError(f"{num_heads} heads share {heads.num_kv_heads} key heads")
+            result.append(heads)
+        return result
+
+    def _other_heads(self, layer_types: SequenceOf[str]) -> Mapping[int, Mapping[str, Any]]:
+        """What layers have in place of the usual sizes, by their numbers."""
+        if _BY_LAYER in self.values:
+            # Whatever the other keys say.
+            told = {int(layer): own for layer, own in (self.values[_BY_LAYER] or {}).items()}
+            known = {"head_dim", "num_key_value_heads"}
+            if any(own.keys() - known for own in told.values()):
+                raise NotServedError(f"its config.json has {_BY_LAYER} {told}")
+            return told
+        full = {"head_dim": self.values["global_head_dim"]}
+        num_kv_heads = self.values["num_global_key_value_heads"]
+        if self.values["attention_k_eq_v"] and num_kv_heads is not None:
+            full["num_key_value_heads"] = num_kv_heads
+        return {i: full for i, kind in enumerate(layer_types) if kind == FULL}
+
     def layer_types(self) -> list[str]:
         """What each layer attends to."""
         num_layers = self.number("num_hidden_layers")
@@ -94,7 +151,7 @@ class ConfigValues:
                 raise NotServedError(f"layers of types {named}")
             if SLIDING in named and window is None:
                 raise NotServedError("sliding layers without sliding_window")
-            return list(named)
+            return self._with_last(list(named))
         if windows is Windows.DELTA:
             interval = self.number("full_attention_interval")
             return [DELTA if (layer + 1) % interval else FULL for layer in range(num_layers)]
@@ -108,4 +165,9 @@ class ConfigValues:
             first = self.values["max_window_layers"]
             return [SLIDING if layer >= first else FULL for layer in range(num_layers)]
         pattern = self.number("sliding_window_pattern")
-        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+        return self._with_last(
+            [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+        )
+
+    def _with_last(self, layer_types: list[str]) -> list[str]:
+        return [*layer_types[:-1], FULL] if self.family.ends_full else layer_types

@@ -14,7 +14,7 @@ from servicekit.progress_log import ProgressLog
 from verifier.checkpoint.delta_shape import DeltaShape
 from verifier.checkpoint.folder_checks import check_files
 from verifier.checkpoint.group_formats import FORMATS
-from verifier.checkpoint.model_config import DTYPES, ModelConfig, read_model_config
+from verifier.checkpoint.model_config import DTYPES, LayerConfig, ModelConfig, read_model_config
 from verifier.checkpoint.quantized_tensors import QuantizedTensor
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.stored_tensor import StoredTensor
@@ -24,6 +24,7 @@ from verifier.checkpoint.weight_types import WeightType
 logger = get_logger(__name__)
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LAYER_SCALAR = "layer_scalar"
 # Old checkpoints hold what the configuration tells.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 # Elsewhere each expert's number follows.
@@ -135,12 +136,20 @@ def find_tensor(files: TensorFiles, name: str) -> StoredTensor:
     return files.tensors[name]
 
 
-def qkv_sizes(config: ModelConfig) -> list[int]:
+def qkv_sizes(config: ModelConfig, layer: LayerConfig) -> list[int]:
     """Outputs of queries, each with its gate behind it if there are gates, of keys, and values."""
     num_queries = config.num_heads * (2 if config.family.gates_attention else 1)
     return [
-        heads * config.head_dim for heads in (num_queries, config.num_kv_heads, config.num_kv_heads)
+        heads * layer.head_dim for heads in (num_queries, layer.num_kv_heads, layer.num_kv_heads)
     ]
+
+
+def qkv_names(config: ModelConfig, layer: LayerConfig) -> tuple[str, ...]:
+    """The modules of these outputs: one of each, or one of all."""
+    queries, *others = config.family.qkv
+    if layer.has_keys_as_values:
+        others = [others[0], others[0]]
+    return queries, *others
 
 
 def _delta_inputs(files: TensorFiles) -> tuple[str, ...]:
@@ -241,15 +250,15 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             if has_bias:
                 shapes[name + ".bias"] = (size,)
 
-    def add_attention(attention: str) -> None:
+    def add_attention(attention: str, layer: LayerConfig) -> None:
+        qkv = qkv_sizes(config, layer)
         if family.has_query_key_norms:
-            of_projections = dict(zip(("q_norm", "k_norm"), qkv_sizes(config), strict=False))
-            for name, size in of_projections.items():
-                own = size if family.norms_projections else config.head_dim
+            for name, size in zip(("q_norm", "k_norm"), qkv, strict=False):
+                own = size if family.norms_projections else layer.head_dim
                 shapes[f"{attention}{name}.weight"] = (own,)
-        qkv = qkv_sizes(config)
-        add([attention + name for name in family.qkv], qkv, hidden, config.has_qkv_bias)
-        attended = config.num_heads * config.head_dim
+        names = [attention + name for name in qkv_names(config, layer)]
+        add(names, qkv, hidden, config.has_qkv_bias)
+        attended = config.num_heads * layer.head_dim
         add([attention + "o_proj"], [hidden], attended, config.has_output_bias)
         if family.has_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
@@ -258,11 +267,13 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{index}."
         for name in family.norms.values():
             shapes[f"{prefix}{name}.weight"] = (hidden,)
+        if family.has_layer_scalars:
+            shapes[prefix + LAYER_SCALAR] = (1,)
         if layer.is_delta:
             assert config.delta is not None
             shapes |= _delta_shapes(prefix + "linear_attn.", config.delta, hidden)
         else:
-            add_attention(prefix + "self_attn.")
+            add_attention(prefix + "self_attn.", layer)
         if not layer.has_experts:
             size = config.intermediate_size
             names = [f"{prefix}mlp.{name}" for name in family.gate_up]

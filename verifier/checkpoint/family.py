@@ -78,6 +78,13 @@ class Family:
         clamps_gates: whether the activation is `Activation.CLAMPED`, whatever its key says.
         skips_ropes: whether `no_rope_layers` tells which layers have a rotary embedding (1) and
             which have none (0).
+        has_full_heads: whether full layers may have other sizes of heads than sliding ones, and
+            `attention_k_eq_v` tells that their keys, before norm and rotation, are the values, too.
+        norms_values: whether values are normalised, without weights.
+        ends_full: whether the last layer is a full one, whatever `layer_types` says.
+        reads_media_ahead: whether `use_bidirectional_attention` may be "vision": of images alone.
+        has_layer_scalars: whether the hidden state is multiplied by a number after each layer.
+        attention_scaling: the factor of attention scores; None: as `scalar_key` says.
         gates_attention: whether each head's output is multiplied by the sigmoid of a gate, whose
             weights follow those of the head's query.
         constants: values of keys that are this family's only ones.
@@ -108,6 +115,12 @@ class Family:
     skips_ropes: bool = False
     has_sinks: bool = False
     clamps_gates: bool = False
+    has_full_heads: bool = False
+    norms_values: bool = False
+    ends_full: bool = False
+    reads_media_ahead: bool = False
+    has_layer_scalars: bool = False
+    attention_scaling: float | None = None
     gates_attention: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()

@@ -39,8 +39,18 @@ class LayerConfig:
     sliding_window: int
     rotary: int
     has_experts: bool
+    # Of attention.
+    num_kv_heads: int
+    head_dim: int
+    # Whether values are the projections of keys, before norm and rotation.
+    has_keys_as_values: bool
     # Whether it is a gated delta net, without attention.
     is_delta: bool
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it keeps keys and values."""
+        return not self.is_delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +71,6 @@ class ModelConfig:
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
     norm_eps: float
@@ -125,18 +133,12 @@ def read_model_config(folder: Path) -> ModelConfig:
 def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfig:
     family, values = config.family, config.values
     hidden_size, num_heads = config.number("hidden_size"), config.number("num_attention_heads")
-    head_dim = config.number("head_dim") if values["head_dim"] else hidden_size // num_heads
-    num_kv_heads = num_heads
-    if values["num_key_value_heads"] is not None:
-        num_kv_heads = config.number("num_key_value_heads")
-    for name, size in (("hidden_size", hidden_size), ("head_dim", head_dim)):
-        if size % LANES:
-            raise NotServedError(f"{name} {size} is no multiple of {LANES}")
-    if num_heads % num_kv_heads:
-        raise NotServedError(f"{num_heads} heads share {num_kv_heads} key heads")
+    if hidden_size % LANES:
+        raise NotServedError(f"hidden_size {hidden_size} is no multiple of {LANES}")
     if values[family.activation_key] not in _ACTIVATIONS:
         raise NotServedError(f"activation {values[family.activation_key]}")
-    if values.get("use_bidirectional_attention"):
+    ahead = values.get("use_bidirectional_attention")
+    if ahead and not (family.reads_media_ahead and ahead == "vision"):
         raise NotServedError("attention to later tokens")
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if values.get(key) is not None and not values[key] > 0:
@@ -144,9 +146,12 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
     softcap = values.get("attn_logit_softcapping")
     if softcap and not family.has_attention_softcap:
         raise NotServedError("attn_logit_softcapping, which this family's attention ignores")
-    scalar = config.number(family.scalar_key) if family.scalar_key else head_dim
     layer_types = config.layer_types()
-    rotaries, rotary_of = _rotaries(config, layer_types, head_dim)
+    heads = config.heads(layer_types)
+    head_dims = {kind: own.head_dim for kind, own in zip(layer_types, heads, strict=True)}
+    if any(own.head_dim != head_dims[kind] for kind, own in zip(layer_types, heads, strict=True)):
+        raise NotServedError("layers of one type whose heads have different sizes")
+    rotaries, rotary_of = _rotaries(config, head_dims)
     rotary_of_layers = [rotary_of[kind] for kind in layer_types]
     if unrotated := _unrotated_layers(config, len(layer_types)):
         # Angles of zero rotate nothing, to the bit.
@@ -167,14 +172,10 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
         hidden_size=hidden_size,
         intermediate_size=config.number("intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         vocab_size=config.number("vocab_size"),
         max_position_embeddings=config.number("max_position_embeddings"),
         norm_eps=config.norm_eps(),
-        attention_scaling=(
-            config.factor("attention_multiplier") if family.has_multipliers else scalar**-0.5
-        ),
+        attention_scaling=_attention_scaling(config, heads[0].head_dim),
         attention_softcap=float(softcap or 0.0),
         logits_softcap=float(values.get("final_logit_softcapping") or 0.0),
         embedding_scale=(
@@ -199,9 +200,16 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
                 sliding_window=config.number("sliding_window") if kind == SLIDING else 0,
                 rotary=rotary,
                 has_experts=is_sparse,
+                num_kv_heads=own.num_kv_heads,
+                head_dim=own.head_dim,
+                has_keys_as_values=(
+                    family.has_full_heads and kind == FULL and bool(values["attention_k_eq_v"])
+                ),
                 is_delta=kind == DELTA,
             )
-            for kind, rotary, is_sparse in zip(layer_types, rotary_of_layers, sparse, strict=True)
+            for kind, rotary, is_sparse, own in zip(
+                layer_types, rotary_of_layers, sparse, heads, strict=True
+            )
         ],
         num_experts=num_experts,
         expert_size=config.number(experts.width_key) if experts else 0,
@@ -214,6 +222,15 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
         dtype=DTYPES.get(str(values.get("dtype") or values.get("torch_dtype"))),
         eos_token_ids=eos_token_ids,
     )
+
+
+def _attention_scaling(config: ConfigValues, head_dim: int) -> float:
+    family = config.family
+    if family.attention_scaling is not None:
+        return family.attention_scaling
+    if family.has_multipliers:
+        return config.factor("attention_multiplier")
+    return float((config.number(family.scalar_key) if family.scalar_key else head_dim) ** -0.5)
 
 
 def _delta(config: ConfigValues) -> DeltaShape:
@@ -262,18 +279,22 @@ def _unrotated_layers(config: ConfigValues, num_layers: int) -> list[int]:
 
 
 def _rotaries(
-    config: ConfigValues, layer_types: list[str], head_dim: int
+    config: ConfigValues, head_dims: Mapping[str, int]
 ) -> tuple[list[Rotary], dict[str, int]]:
-    """The rotary embeddings, and the index of each layer type's."""
+    """The rotary embeddings, and the index of each layer type's.
+
+    Args:
+        head_dims: by the types of layers that there are.
+    """
     family, values = config.family, config.values
     is_partial = family.ropes in (Ropes.PARTIAL, Ropes.PARTIAL_OR_LONG)
 
-    def make(parameters: Mapping[str, Any], theta: float) -> Rotary:
+    def make(parameters: Mapping[str, Any], theta: float, head_dim: int) -> Rotary:
         complete = {"rope_theta": theta, **parameters}
         factor = complete.get("partial_rotary_factor")
-        if not is_partial and factor not in (None, 1):
-            raise NotServedError(f"rotary embeddings of a part of the head, {factor}")
         kind = complete.get("rope_type", complete.get("type", "default"))
+        if not is_partial and factor not in (None, 1) and kind != "proportional":
+            raise NotServedError(f"rotary embeddings of a part of the head, {factor}")
         if family.ropes is Ropes.PARTIAL_OR_LONG:
             if kind not in ("default", "longrope", "su"):
                 raise NotServedError(f"rotary embeddings of type {kind}")
@@ -294,7 +315,8 @@ def _rotaries(
         parameters = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
         if is_partial:
             parameters.setdefault("partial_rotary_factor", values["partial_rotary_factor"])
-        return [make(parameters, theta)], dict.fromkeys((FULL, SLIDING, DELTA), 0)
+        [head_dim] = set(head_dims.values())
+        return [make(parameters, theta, head_dim)], dict.fromkeys((FULL, SLIDING, DELTA), 0)
     by_type = values.get("rope_parameters") or {}
     if not by_type.keys() <= {FULL, SLIDING}:
         raise NotServedError("rotary embeddings that are not told by layer type")
@@ -302,9 +324,10 @@ def _rotaries(
     sliding = by_type.get(SLIDING) or {}
     # transformers gives `rope_theta` to full layers alone.
     local_theta = values.get("rope_local_base_freq", family.default_theta)
-    made = {FULL: make(full, theta), SLIDING: make(sliding, local_theta)}
-    used = sorted(set(layer_types))
-    return [made[kind] for kind in used], {kind: used.index(kind) for kind in used}
+    told = {FULL: (full, theta), SLIDING: (sliding, local_theta)}
+    used = sorted(head_dims)
+    rotaries = [make(*told[kind], head_dims[kind]) for kind in used]
+    return rotaries, {kind: used.index(kind) for kind in used}
 
 
 def _eos_token_ids(config: ConfigValues, folder: Path) -> frozenset[int]:

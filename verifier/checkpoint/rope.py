@@ -17,6 +17,8 @@ from verifier.checkpoint.weight_types import FloatArray, Rotary
 _KEYS = {
     "default": set(),
     "linear": {"factor"},
+    # Of part of a head: the other pairs stay, but they are counted.
+    "proportional": {"factor"},
     "llama3": {
         "factor",
         "low_freq_factor",
@@ -62,6 +64,8 @@ def rotary(parameters: Mapping[str, Any], *, head_dim: int, max_position_embeddi
     if unknown := given.keys() - _ALL_TYPES - _KEYS[kind]:
         raise NotServedError(f"rotary embeddings with {', '.join(sorted(unknown))}")
     try:
+        if kind == "proportional":
+            return _proportional(head_dim, given)
         dim = int(head_dim * float(given.get("partial_rotary_factor", 1.0)))
         if dim % 2 or not 0 < dim <= head_dim:
             raise NotServedError(f"rotary embeddings of {dim} dimensions")
@@ -78,6 +82,16 @@ def rotary(parameters: Mapping[str, Any], *, head_dim: int, max_position_embeddi
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise NotServedError(f"rotary embeddings of type {kind}: {error!r}") from error
     return Rotary(inv_freq=_inv_freq(theta, dim))
+
+
+def _proportional(head_dim: int, given: Mapping[str, Any]) -> Rotary:
+    share = float(given.get("partial_rotary_factor", 1.0))
+    if not 0 <= share <= 1:
+        raise NotServedError(f"rotary embeddings of {share} of a head")
+    inv_freq = np.zeros(head_dim // 2, dtype=np.float32)
+    num_rotated = int(share * head_dim // 2)
+    inv_freq[:num_rotated] = _inv_freq(float(given["rope_theta"]), head_dim)[:num_rotated]
+    return Rotary(inv_freq=inv_freq / np.float32(given.get("factor", 1.0)))
 
 
 def _powers(theta: float, dim: int) -> FloatArray:

@@ -166,20 +166,28 @@ class CpuDecoder(SampledOnHost):
     def _describe_layers(self, num_blocks: int) -> None:
         weights = self._weights
         cache_type = weights.other_type.value
-        block_size = 2 * weights.num_kv_heads * weights.head_dim * BLOCK_SIZE
+        attending = [layer for layer in weights.layers if layer.delta is None]
+        sizes = [2 * each.num_kv_heads * each.head_dim * BLOCK_SIZE for each in attending]
         # Memory that nothing was written to takes no room.
-        num_layers = sum(layer.delta is None for layer in weights.layers)
-        cache = np.zeros((num_layers, num_blocks, block_size), cache_type)
-        self.kv_cache = cache
-        self._models[0]["block_bytes"] = cache.strides[1]
-        caches, state_numbers = iter(cache), itertools.count()
+        cache = np.zeros(sum(sizes) * num_blocks, cache_type)
+        ends = itertools.accumulate(size * num_blocks for size in sizes)
+        self.kv_caches = [
+            cache[end - size * num_blocks : end].reshape(num_blocks, size)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        own_caches, state_numbers = iter(self.kv_caches), itertools.count()
         for number, layer in enumerate(weights.layers):
             record = self._layers[number]
+            for name in ("num_kv_heads", "head_dim", "scale", "sliding_window", "rotary"):
+                record[name] = getattr(layer, name)
+            record["query_bytes"] = 4 * layer.head_dim * (2 if weights.gates_attention else 1)
+            record["num_pairs"] = len(weights.rotaries[layer.rotary].inv_freq)
             for name in (
-                "input_norm", "query_norm", "key_norm", "attention_output_norm", "mlp_norm",
-                "mlp_output_norm", "sinks",
+                "input_norm", "query_norm", "key_norm", "value_norm", "attention_output_norm",
+                "mlp_norm", "mlp_output_norm", "sinks",
             ):  # fmt: skip
                 record[name] = self._address(getattr(layer, name))
+            record["update_norm"] = record["mlp_output_norm"]
             record["qkv"] = self._matrix(layer.qkv)
             record["output"] = self._matrix(layer.output)
             experts = layer.experts
@@ -191,10 +199,9 @@ class CpuDecoder(SampledOnHost):
                 record["shared_gate"] = self._address(experts.shared_gate)
                 record["shared_gate_up"] = self._matrix(experts.shared_gate_up)
                 record["shared_down"] = self._matrix(experts.shared_down)
-            record["sliding_window"] = layer.sliding_window
-            record["rotary"] = layer.rotary
             if layer.delta is None:
-                record["cache"] = address_of(next(caches))
+                cache = next(own_caches)
+                record["cache"], record["block_bytes"] = address_of(cache), cache.strides[0]
             else:
                 self._describe_delta(record, layer.delta, next(state_numbers))
 
@@ -213,22 +220,22 @@ class CpuDecoder(SampledOnHost):
         weights, model = self._weights, self._models[0]
         layers = weights.layers
         experts = next((layer.experts for layer in layers if layer.experts is not None), None)
-        num_pairs = len(weights.rotaries[0].inv_freq)
-        short = [r.inv_freq for r in weights.rotaries]
-        long = [
-            r.inv_freq if r.long_inv_freq is None else r.long_inv_freq for r in weights.rotaries
-        ]
-        inv_freq = np.array([short, long], dtype=np.float32)
+        num_pairs = max(len(r.inv_freq) for r in weights.rotaries)
+        inv_freq = np.zeros((2, len(weights.rotaries), num_pairs), dtype=np.float32)
+        for number, rotary in enumerate(weights.rotaries):
+            own = slice(len(rotary.inv_freq))
+            short, long = rotary.inv_freq, rotary.long_inv_freq
+            inv_freq[0, number, own] = short
+            inv_freq[1, number, own] = short if long is None else long
         scaling = np.array([r.scaling for r in weights.rotaries], dtype=np.float32)
         for name in (
-            "hidden_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps",
-            "attention_scaling", "attention_softcap", "logits_softcap", "embedding_scale",
+            "hidden_size", "num_heads", "norm_eps", "attention_scaling", "attention_softcap",
+            "logits_softcap", "embedding_scale",
         ):  # fmt: skip
             model[name] = getattr(weights, name)
         model["num_layers"] = len(layers)
-        model["query_bytes"] = 4 * weights.head_dim * (2 if weights.gates_attention else 1)
         query_norm = layers[0].query_norm
-        model["norms_projections"] = query_norm is not None and len(query_norm) > weights.head_dim
+        model["norms_projections"] = query_norm is not None and len(query_norm) > layers[0].head_dim
         model["largest_kv"] = LARGEST_KV[weights.other_type]
         model["activation"] = weights.activation
         embeddings = weights.head if weights.embeddings is None else weights.embeddings
@@ -259,7 +266,8 @@ class CpuDecoder(SampledOnHost):
             model["expert_updates"] = self._buffer(num_choices, weights.hidden_size)
             model["shared_factors"] = self._buffer(max_num_tokens, 1)
         qkv_size = max(layer.qkv.num_blocks for layer in layers) * LANES
-        queries_size = weights.num_heads * weights.head_dim
+        head_dim = max(layer.head_dim for layer in layers)
+        queries_size = weights.num_heads * head_dim
         attended_size = max(queries_size, *(layer.output.depth for layer in layers))
         inner = max(
             (m.num_blocks * LANES for layer in layers for m in _gate_ups(layer)), default=LANES
@@ -281,10 +289,13 @@ class CpuDecoder(SampledOnHost):
             model["rounded_row"] = 4 * floats
         model["queries"] = self._buffer(max_num_tokens, queries_size)
         model["cos_sin"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
-        group = weights.num_heads // weights.num_kv_heads
+        groups = [weights.num_heads // layer.num_kv_heads for layer in layers]
         # The first place holds their number.
-        model["tasks"] = self._buffer(max_num_tokens * group + 2, 6) + 8
-        scratch = scratch_bytes(weights.head_dim)
+        tasks = {group: self._buffer(max_num_tokens * group + 2, 6) + 8 for group in set(groups)}
+        self._layers["tasks"] = [tasks[group] for group in groups]
+        model["num_groupings"] = len(tasks)
+        model["groupings"] = self._address(np.array(list(tasks.items()), dtype=np.int64))
+        scratch = scratch_bytes(head_dim)
         if self._states is not None:
             scratch = max(scratch, self._states.describe(model))
             model["places"] = self._address(places(self._states.shape))

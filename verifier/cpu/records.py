@@ -23,6 +23,7 @@ LAYER = np.dtype(
         ("input_norm", np.int64),
         ("query_norm", np.int64),
         ("key_norm", np.int64),
+        ("value_norm", np.int64),
         ("attention_output_norm", np.int64),
         ("mlp_norm", np.int64),
         ("mlp_output_norm", np.int64),
@@ -41,9 +42,17 @@ LAYER = np.dtype(
         ("delta_norm", np.int64),  # [value_dim]
         ("states", np.int64),  # [num_key_heads * heads_per_key, value_dim / 16, key_dim, 16]
         ("recent", np.int64),  # [num_key_heads, kernel_size - 1 + max_drafts, raw_size]
+        ("update_norm", np.int64),  # of the layer's last update
+        ("scale", np.float32),  # of the hidden state after that
+        ("num_kv_heads", np.int64),
+        ("head_dim", np.int64),
+        ("query_bytes", np.int64),  # from query to query
         ("sliding_window", np.int64),
         ("rotary", np.int64),
+        ("num_pairs", np.int64),  # of that rotary embedding
         ("cache", np.int64),  # K/V of block 0
+        ("block_bytes", np.int64),  # of one block there
+        ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows; the number is in front
     ]
 )
 # Of the whole model, and the buffers that a forward pass works in.
@@ -52,9 +61,6 @@ MODEL = np.dtype(
         ("num_layers", np.int64),
         ("hidden_size", np.int64),
         ("num_heads", np.int64),
-        ("num_kv_heads", np.int64),
-        ("head_dim", np.int64),
-        ("query_bytes", np.int64),  # from query to query
         ("norm_eps", np.float32),
         ("attention_scaling", np.float32),
         ("attention_softcap", np.float32),
@@ -71,17 +77,16 @@ MODEL = np.dtype(
         ("final_norm", np.int64),
         ("head", MATRIX),
         ("num_rotaries", np.int64),
-        ("num_pairs", np.int64),  # of a rotary embedding
+        ("num_pairs", np.int64),  # of the longest rotary embedding; others end with unused ones
         ("inv_freq", np.int64),  # [2, num_rotaries, num_pairs]: of short sequences, of long ones
         ("rotary_scaling", np.int64),  # [num_rotaries]
-        ("block_bytes", np.int64),  # of one layer's K/V
         ("hidden", np.int64),  # [T, hidden_size], the residual stream
         ("hidden_row", np.int64),  # also of `normed` and `update`
         ("normed", np.int64),
         ("update", np.int64),
         ("qkv", np.int64),
         ("qkv_row", np.int64),
-        ("queries", np.int64),  # [num_kv_heads, T * group, head_dim]
+        ("queries", np.int64),  # [num_kv_heads, T * group, head_dim] of a layer
         ("attended", np.int64),
         ("attended_row", np.int64),
         ("gate_up", np.int64),
@@ -91,7 +96,8 @@ MODEL = np.dtype(
         ("rounded", np.int64),  # inputs of products in groups (`group_tiles`), by token or place
         ("rounded_row", np.int64),
         ("cos_sin", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
-        ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows
+        ("num_groupings", np.int64),
+        ("groupings", np.int64),  # int64 [num_groupings, 2]: query heads of a K/V head, its tasks
         ("scratch", np.int64),  # of each thread
         ("scratch_bytes", np.int64),
         ("routing", np.int64),  # [T, num_experts / 16 * 16]

@@ -4,7 +4,7 @@ A product's weight [N, K] (N outputs, K inputs, as torch's linear layers have it
 [ceil(N / 16), K, 16]: a block of 16 outputs lies side by side for each input. Outputs past N have
 weights of zero. Weights in groups are packed as `kernels.group_tiles` says.
 
-Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary.
+Shape legend: H hidden size, D head_dim of a layer, I intermediate size, E experts, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -93,6 +93,9 @@ class DeltaNet:
 class Layer:
     """One decoder layer. Weights of norms are as they are multiplied (Gemma's: 1 + weight)."""
 
+    # Of attention.
+    num_kv_heads: int
+    head_dim: int
     input_norm: FloatArray | None  # [H]
     # Outputs: query heads, key heads, value heads, D each; with gates, each query head's behind it.
     # Of a gated delta net: those of `DeltaShape.inputs`, each rounded up to a multiple of 16.
@@ -100,6 +103,7 @@ class Layer:
     # [D], or of all heads together [heads * D].
     query_norm: FloatArray | None
     key_norm: FloatArray | None
+    value_norm: FloatArray | None  # [D]
     output: Matrix
     # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
     attention_output_norm: FloatArray | None
@@ -113,6 +117,8 @@ class Layer:
     sinks: FloatArray | None
     # Instead of gate_up and down.
     experts: Experts | None
+    # Factor of the hidden state after the layer; with one, there is a norm of its last update.
+    scale: float
     # How many tokens a token sees, itself included; 0: all before it.
     sliding_window: int
     # Index in `DecoderWeights.rotaries`.
@@ -127,8 +133,6 @@ class DecoderWeights:
 
     hidden_size: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     norm_eps: float
     # Factor of query * key.

@@ -269,10 +269,11 @@ class GpuDecoder(DeviceModel):
     ) -> torch.Tensor:
         """Writes K/V of [T, H] and attends; the attention's output [T, H]."""
         config = self._weights.config
-        num_tokens, num_heads, num_kv_heads = len(normed), config.num_heads, config.num_kv_heads
+        num_tokens, num_heads = len(normed), config.num_heads
+        num_kv_heads, head_dim = config.layers[index].num_kv_heads, config.layers[index].head_dim
         keys, values = self._cache.blocks(index)
         rotated = self._operations.rotate_and_store(
-            layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, config.head_dim),
+            layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim),
             step.cos_sin[layer.rotary],
             layer.head_norms,
             eps=config.norm_eps,
@@ -289,7 +290,7 @@ class GpuDecoder(DeviceModel):
             sliding_window=layer.sliding_window,
             **self._attention_arguments,
         )
-        return self._update(layer.output(attended.reshape(num_tokens, num_heads * config.head_dim)))
+        return self._update(layer.output(attended.reshape(num_tokens, num_heads * head_dim)))
 
     def _mlp(self, layer: Layer, normed: torch.Tensor) -> torch.Tensor:
         mlp, activation = layer.mlp, self._weights.config.activation
@@ -343,10 +344,10 @@ class _Step:
 
 
 def kv_shape_of(config: ModelConfig, dtype: torch.dtype) -> KVShape:
-    """The dimensions of a model's K/V."""
+    """The dimensions of a model's K/V, which are those of every layer."""
     return KVShape(
         num_layers=len(config.layers),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=config.layers[0].num_kv_heads,
+        head_dim=config.layers[0].head_dim,
         dtype=dtype,
     )

@@ -120,7 +120,7 @@ class _Loader:
         config, family = self._config, self._config.family
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
-        hidden, head_dim = config.hidden_size, config.head_dim
+        hidden, head_dim = config.hidden_size, layer.head_dim
         norms = {field: self.norm(prefix + name, hidden) for field, name in family.norms.items()}
         head_norms = None
         if family.has_query_key_norms:
@@ -130,7 +130,7 @@ class _Loader:
             input_norm=norms["input_norm"],
             qkv=self.linear(
                 [attention + name for name in family.qkv],
-                ((config.num_heads + 2 * config.num_kv_heads) * head_dim, hidden),
+                ((config.num_heads + 2 * layer.num_kv_heads) * head_dim, hidden),
                 has_bias=config.has_qkv_bias,
             ),
             head_norms=head_norms,

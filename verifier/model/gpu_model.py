@@ -223,6 +223,8 @@ def _lacks(
         return "attention with sinks"
     if described.config.family.gates_attention:
         return "gated delta nets, and gates of attention"
+    if described.config.family.has_full_heads:
+        return "layers with heads of different sizes"
     if described.config.attention_softcap and not serves_softcap(backend):
         return f"attention backend {backend.name} serves no softcap"
     if config.numerics == "strict" and backend.name != STRICT_ATTENTION:
@@ -275,6 +277,6 @@ def _attention(
         config.attention_backend,
         device=device,
         dtype=TORCH_DTYPES[described.other_type(config.dtype)],
-        head_dim=described.config.head_dim,
+        head_dim=described.config.layers[0].head_dim,
     )
     return choice, make_backend(choice, device=device, is_strict=config.numerics == "strict")

@@ -212,11 +212,10 @@ def _cache_folder() -> Path:
 
 
 def block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
-    """Bytes of one block's K and V, over all layers with attention."""
+    """Bytes of one block's K and V, over all layers that keep some."""
     shape = described.config
-    num_layers = sum(not layer.is_delta for layer in shape.layers)
-    values = 2 * num_layers * shape.num_kv_heads * shape.head_dim * block_size
-    return int(values * np.dtype(other_type.value).itemsize)
+    values = sum(2 * each.num_kv_heads * each.head_dim for each in shape.layers if each.has_kv)
+    return int(values * block_size * np.dtype(other_type.value).itemsize)
 
 
 def state_bytes(described: DecoderDescription, max_drafts: int) -> int:

@@ -50,7 +50,7 @@ def all_logits(
             assert layer.gate_up is not None
             assert layer.down is not None
             output = _gated(weights, layer.gate_up, layer.down, rows)
-        hidden = hidden + _normed(output, layer.mlp_output_norm, weights.norm_eps)
+        hidden = (hidden + _normed(output, layer.mlp_output_norm, weights.norm_eps)) * layer.scale
     hidden = _normed(hidden, weights.final_norm, weights.norm_eps)
     logits = _product(hidden, weights.head, weights.other_type)
     return _capped(logits, weights.logits_softcap)
@@ -116,13 +116,14 @@ def _capped(x: Array, cap: float) -> Array:
 def _attention(
     weights: DecoderWeights, layer: Layer, rows: Array, stored: tuple[Array, Array] | None
 ) -> Array:
-    num_tokens, head_dim = len(rows), weights.head_dim
+    num_tokens, num_kv_heads = len(rows), layer.num_kv_heads
     qkv = _product(rows, layer.qkv, weights.linear_type)
-    heads = qkv.reshape(num_tokens, -1, head_dim).swapaxes(0, 1)
-    query, key, value = np.split(heads, [-2 * weights.num_kv_heads, -weights.num_kv_heads])
+    heads = qkv.reshape(num_tokens, -1, layer.head_dim).swapaxes(0, 1)
+    query, key, value = np.split(heads, [-2 * num_kv_heads, -num_kv_heads])
     query, *gates = (query[i::2] for i in (0, 1)) if weights.gates_attention else (query,)
     query = _normed_heads(query, layer.query_norm, weights.norm_eps)
     key = _normed_heads(key, layer.key_norm, weights.norm_eps)
+    value = _normed_heads(value, layer.value_norm, weights.norm_eps)
     query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
     if stored is not None:
         # Half the distance of two neighbours, and float32's errors.
@@ -130,7 +131,7 @@ def _attention(
         for own, kept in zip((key, value), stored, strict=True):
             np.testing.assert_allclose(kept, own, rtol=relative, atol=2e-5 * np.abs(own).max())
         key, value = stored
-    group = weights.num_heads // weights.num_kv_heads
+    group = weights.num_heads // num_kv_heads
     key, value = key.repeat(group, axis=0), value.repeat(group, axis=0)
     scores = _capped(
         query @ key.swapaxes(1, 2) * weights.attention_scaling, weights.attention_softcap

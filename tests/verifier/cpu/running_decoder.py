@@ -135,12 +135,13 @@ class RunningDecoder:
     def keys_and_values(self, block_table: list[int], num_tokens: int) -> list[tuple[Array, Array]]:
         """Each layer's K and V [num_kv_heads, T, head_dim] in float64 of a sequence's tokens."""
         weights, block_size = self.weights, self.decoder.block_size
-        num_heads, head_dim = weights.num_kv_heads, weights.head_dim
+        layers = [layer for layer in weights.layers if layer.delta is None]
         positions = np.arange(num_tokens)
         slots = np.array(block_table)[positions // block_size] * block_size
         pieces, offsets = np.divmod(slots + positions % block_size, 16)
         result = []
-        for cache in self.decoder.kv_cache:
+        for layer, cache in zip(layers, self.decoder.kv_caches, strict=True):
+            num_heads, head_dim = layer.num_kv_heads, layer.head_dim
             keys, own = np.split(values(cache[pieces], weights.other_type), 2, axis=1)
             keys = keys.reshape(num_tokens, num_heads, head_dim, 16)
             own = own.reshape(num_tokens, num_heads, head_dim // 16, 16, 16)

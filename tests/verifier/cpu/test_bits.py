@@ -29,6 +29,7 @@ SUBJECTS = [
     ("qwen3_moe", "float32"),
     ("mixtral", "bfloat16"),
     ("gemma2", "float32"),
+    ("gemma4", "bfloat16"),
     ("phi3_partial", "bfloat16"),
     ("qwen3", "bfloat16", "fp8"),
     ("llama_biases", "bfloat16"),

@@ -30,6 +30,7 @@ SUBJECTS = [
     ("gemma2", "float32"),
     ("mixtral", "float32"),
     ("bundled", "bfloat16"),
+    ("gemma4", "bfloat16"),
     ("phi3_partial", "bfloat16"),
     ("gguf_llama", "auto"),
     ("packed_int4_zeros", "auto"),

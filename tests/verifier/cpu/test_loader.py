@@ -78,6 +78,15 @@ SHARED_EXPERT = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+GEMMA4 = {
+    **SMALL,
+    "head_dim": 32,
+    "global_head_dim": 48,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "final_logit_softcapping": 5.0,
+    "vocab_size_per_layer_input": 99,
+}
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "llama_tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
@@ -130,6 +139,11 @@ CONFIGS: dict[str, Any] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e4},
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
+    ),
+    # All of its layers have their own K/V, and full ones other heads.
+    "gemma4": lambda: TRANSFORMERS.Gemma4TextConfig(
+        **{**GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+        num_global_key_value_heads=1,
     ),
     "phi3": lambda: Phi3Config(**SMALL, sliding_window=20, pad_token_id=0),
     "phi3_partial": lambda: Phi3Config(
@@ -229,9 +243,12 @@ CONFIGS: dict[str, Any] = {
         },
     ),
 }
-# The decoder for GPUs has no norms of all heads together, no sinks, and no gated delta nets.
+# The decoder for GPUs has no norms of all heads together, no sinks, no gated delta nets, and heads
+# of one size.
 ON_GPUS = [
-    name for name in CONFIGS if not name.startswith(("olmo", "gpt_oss", "qwen3_next", "qwen3_5"))
+    name
+    for name in CONFIGS
+    if not name.startswith(("olmo", "gpt_oss", "qwen3_next", "qwen3_5", "gemma4"))
 ]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
@@ -257,6 +274,10 @@ def save(
         for key, parameter in model.named_parameters():
             if "norm" in key or "bias" in key:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
+        for key, buffer in model.named_buffers():
+            if "layer_scalar" in key:
+                buffer.uniform_(0.5, 1.5)
+        for key, parameter in model.named_parameters():
             if "sinks" in key:
                 parameter.data.mul_(5)
             if "A_log" in key:

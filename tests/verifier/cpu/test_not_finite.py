@@ -68,7 +68,7 @@ def test_keys_that_overflow_in_float16_are_flagged_and_stored_as_zeros() -> None
     assert layer.qkv.bias is not None
     bias = layer.qkv.bias.copy()
     # The second value head's sixth number; values are not turned.
-    bias[(sound.num_heads + sound.num_kv_heads + 1) * sound.head_dim + 5] += 70000
+    bias[(sound.num_heads + layer.num_kv_heads + 1) * layer.head_dim + 5] += 70000
     layers = [*sound.layers]
     layers[1] = dataclasses.replace(layer, qkv=dataclasses.replace(layer.qkv, bias=bias))
     tokens = some_tokens(20, sound.vocab_size)

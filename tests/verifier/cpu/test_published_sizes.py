@@ -28,6 +28,12 @@ TIED = {"tie_word_embeddings": True}
 UNTIED = {"tie_word_embeddings": False}
 OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
             "truncate": False, "original_max_position_embeddings": 4096}  # fmt: skip
+GEMMA4_ROPE = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6,
+                       "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+}  # fmt: skip
+FIVE_SLIDING = [*5 * ["sliding_attention"], "full_attention"]
 PAIRS = ["sliding_attention", "full_attention"]
 MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
 MROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
@@ -63,6 +69,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"vocab_size": 262144, "head_dim": 256, "sliding_window": 512,
                     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
                     "max_position_embeddings": 32768, "sliding_window_pattern": 6},
+    "gemma4_text": {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512,
+                    "sliding_window": 512, "final_logit_softcapping": 30.0,
+                    "max_position_embeddings": 131072, "vocab_size_per_layer_input": 262144,
+                    "hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": False,
+                    "expert_intermediate_size": None, "num_experts": None, "top_k_experts": None,
+                    "rope_parameters": GEMMA4_ROPE, "use_bidirectional_attention": None,
+                    **TIED},
     "phi3": {"rope_theta": 1e4, "max_position_embeddings": 131072, "pad_token_id": 0,
              "original_max_position_embeddings": 4096, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     "olmo2": {"vocab_size": 100352, "rope_theta": 5e5, "max_position_embeddings": 4096},
@@ -127,6 +140,10 @@ SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] =
     (11.8, "gemma3_text", (3840, 15360, 48, 16, 8), {"rope_scaling": EIGHT}),
     (27.0, "gemma3_text", (5376, 21504, 62, 32, 16), {"rope_scaling": EIGHT, "head_dim": 128,
                                                       "query_pre_attn_scalar": 168}),
+    (30.7, "gemma4_text", (5376, 21504, 60, 32, 16), {
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 4, "sliding_window": 1024, "layer_types": 10 * FIVE_SLIDING,
+        "use_bidirectional_attention": "vision", "max_position_embeddings": 262144}),
     (3.82, "phi3", (3072, 8192, 32, 32, 32), {"vocab_size": 32064, "rope_scaling": LONGROPE,
                                               "sliding_window": 262144}),
     (14.7, "phi3", (5120, 17920, 40, 40, 10), {"vocab_size": 100352, "rope_theta": 250000,

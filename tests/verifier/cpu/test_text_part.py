@@ -152,7 +152,7 @@ def test_defaults_are_the_text_classes(tmp_path: Path) -> None:
         )
     )
     config = read_model_config(tmp_path)
-    assert (config.hidden_size, config.num_heads, config.num_kv_heads) == (2560, 8, 4)
+    assert (config.hidden_size, config.num_heads, config.layers[0].num_kv_heads) == (2560, 8, 4)
     assert (config.vocab_size, config.max_position_embeddings) == (262208, 131072)
     assert (config.eos_token_ids, config.dtype) == (frozenset({1, 106}), WeightType.BFLOAT16)
     assert [layer.sliding_window for layer in config.layers[:7]] == [1024] * 5 + [0, 1024]

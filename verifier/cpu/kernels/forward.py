@@ -64,8 +64,9 @@ def forward(
     mark += MARK_BYTES
     for number in range(model.num_layers):
         layer = layers[number]
-        previous_norm = layers[number - 1].mlp_output_norm if number else 0
-        _norm_rows(model, step, layer.input_norm, previous_norm, 0, mark)
+        previous_norm = layers[number - 1].update_norm if number else 0
+        scale = layers[number - 1].scale if number else np.float32(1.0)
+        _norm_rows(model, step, layer.input_norm, previous_norm, scale, 0, mark)
         mark += MARK_BYTES
         mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
                            layer.qkv.depth, mark)  # fmt: skip
@@ -84,8 +85,8 @@ def forward(
         _update_hidden(linear, model, step, layer.output, model.attended, model.attended_row,
                        layer.attention_output_norm == 0, mark)  # fmt: skip
         mark += MARK_BYTES
-        _norm_rows(model, step, layer.mlp_norm, layer.attention_output_norm, layer.shared_gate,
-                   mark)  # fmt: skip
+        _norm_rows(model, step, layer.mlp_norm, layer.attention_output_norm, np.float32(1.0),
+                   layer.shared_gate, mark)  # fmt: skip
         mark += MARK_BYTES
         if layer.router.num_blocks:
             if layer.shared_gate:
@@ -95,7 +96,8 @@ def forward(
         else:
             mark = _run_mlp(linear, model, step, layer.gate_up, layer.down, 0,
                             layer.mlp_output_norm == 0, mark)  # fmt: skip
-    _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
+    last = layers[model.num_layers - 1]
+    _norm_last(model, step, last.update_norm, last.scale, mark)
     mark += MARK_BYTES
     mark = _round_rows(linear, model, step.num_rows, step.last_hidden, model.hidden_row,
                        model.hidden_size, mark)  # fmt: skip
@@ -115,11 +117,12 @@ def _begin(
     pairs_bytes = 4 * model.num_pairs
     while True:
         item = take(mark)
-        if item > num_items:
+        if item >= num_items + model.num_groupings:
             break
-        if item == num_items:
-            _list_tasks(model, step)
-            break
+        if item >= num_items:
+            grouping = model.groupings + 16 * (item - num_items)
+            _list_tasks(step, load_i64(grouping), load_i64(grouping + 8))
+            continue
         for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
             store_u8(step.is_finite + t, np.uint8(1))
             embedding, token = model.hidden + t * model.hidden_row, load_i64(step.token_ids + 8 * t)
@@ -141,10 +144,9 @@ def _begin(
 
 
 @kernel
-def _list_tasks(model: Any, step: Any) -> None:
-    """Cuts each sequence's query rows into tasks. The list ends with a sequence of -1."""
-    group = model.num_heads // model.num_kv_heads
-    place = model.tasks
+def _list_tasks(step: Any, group: int, tasks: int) -> None:
+    """Cuts each sequence's query rows, `group` of each token, into tasks."""
+    place = tasks
     for sequence in range(step.num_sequences):
         start = load_i64(step.query_offsets + 8 * sequence)
         num_rows = (load_i64(step.query_offsets + 8 * sequence + 8) - start) * group
@@ -157,8 +159,7 @@ def _list_tasks(model: Any, step: Any) -> None:
             store_i64(place + 16, own)
             place += 24
             row += own
-    store_i64(place, -1)
-    store_i64(model.tasks - 8, (place - model.tasks) // 24)
+    store_i64(tasks - 8, (place - tasks) // 24)
 
 
 @kernel
@@ -184,10 +185,11 @@ def _run_mlp(
 
 @kernel
 def _norm_rows(
-    model: Any, step: Any, weight: int, update_norm: int, shared_gate: int, mark: int
+    model: Any, step: Any, weight: int, update_norm: int, scale: Any, shared_gate: int, mark: int
 ) -> None:
-    """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one; a
-    weight of 0: there is no norm. Shared factors = sigmoid(normed * `shared_gate`), if that is one.
+    """Normed = norm(hidden), after hidden = (hidden + norm(update)) * scale if `update_norm` is the
+    weight of one; a weight of 0: there is no norm. Shared factors = sigmoid(normed *
+    `shared_gate`), if that is one.
     """
     num_items = _num_row_items(step)
     while True:
@@ -196,7 +198,7 @@ def _norm_rows(
             break
         for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
             offset = t * model.hidden_row
-            _add_update(model, offset, update_norm)
+            _add_update(model, offset, update_norm, scale)
             if weight:
                 rows.norm(model.normed + offset, model.hidden + offset, weight, model.hidden_size,
                           model.norm_eps)  # fmt: skip
@@ -210,11 +212,13 @@ def _norm_rows(
 
 
 @kernel
-def _add_update(model: Any, offset: int, update_norm: int) -> None:
+def _add_update(model: Any, offset: int, update_norm: int, scale: Any) -> None:
     if update_norm:
         update = model.update + offset
         rows.norm(update, update, update_norm, model.hidden_size, model.norm_eps)
         accumulate(model.hidden + offset, 0, update, 0, 1, 0, model.hidden_size // 16)
+        if scale != 1:
+            rows.scale(model.hidden + offset, model.hidden_size, scale)
 
 
 @kernel
@@ -283,11 +287,11 @@ def _rotate_and_store(
 ) -> None:
     """Norms and rotates the heads of queries and keys; writes K/V to the cache."""
     num_items = _num_row_items(step)
-    group = model.num_heads // model.num_kv_heads
-    head_bytes = 4 * model.head_dim
-    query_bytes = model.query_bytes
+    group = model.num_heads // layer.num_kv_heads
+    head_bytes = 4 * layer.head_dim
+    query_bytes = layer.query_bytes
     pairs_bytes = 4 * model.num_pairs
-    cache_head_bytes = model.head_dim * 16 * other.itemsize
+    cache_head_bytes = layer.head_dim * 16 * other.itemsize
     while True:
         item = take(mark)
         if item >= num_items:
@@ -297,31 +301,34 @@ def _rotate_and_store(
             sin = cos + pairs_bytes
             own = model.qkv + t * model.qkv_row
             if model.norms_projections:
-                rows.norm(own, own, layer.query_norm, model.num_heads * model.head_dim,
+                rows.norm(own, own, layer.query_norm, model.num_heads * layer.head_dim,
                           model.norm_eps)  # fmt: skip
                 keys = own + model.num_heads * head_bytes
-                rows.norm(keys, keys, layer.key_norm, model.num_kv_heads * model.head_dim,
+                rows.norm(keys, keys, layer.key_norm, layer.num_kv_heads * layer.head_dim,
                           model.norm_eps)  # fmt: skip
             for head in range(model.num_heads):
                 x = own + head * query_bytes
                 if layer.query_norm and not model.norms_projections:
-                    rows.norm(x, x, layer.query_norm, model.head_dim, model.norm_eps)
+                    rows.norm(x, x, layer.query_norm, layer.head_dim, model.norm_eps)
                 row = (head // group * step.num_tokens + t) * group + head % group
-                rows.rotate(model.queries + row * head_bytes, x, cos, sin, model.num_pairs,
-                            model.head_dim)  # fmt: skip
+                rows.rotate(model.queries + row * head_bytes, x, cos, sin, layer.num_pairs,
+                            layer.head_dim)  # fmt: skip
             slot = load_i64(step.slots + 8 * t)
-            block = layer.cache + slot // 16 * model.block_bytes
-            for head in range(model.num_kv_heads):
+            block = layer.cache + slot // 16 * layer.block_bytes
+            for head in range(layer.num_kv_heads):
                 x = own + model.num_heads * query_bytes + head * head_bytes
                 if layer.key_norm and not model.norms_projections:
-                    rows.norm(x, x, layer.key_norm, model.head_dim, model.norm_eps)
+                    rows.norm(x, x, layer.key_norm, layer.head_dim, model.norm_eps)
+                value = x + layer.num_kv_heads * head_bytes
+                if layer.value_norm:
+                    rows.norm(value, value, layer.value_norm, layer.head_dim, model.norm_eps)
                 # The token's attention output is not computed yet: its place serves as scratch.
                 key = model.attended + t * model.attended_row
-                rows.rotate(key, x, cos, sin, model.num_pairs, model.head_dim)
+                rows.rotate(key, x, cos, sin, layer.num_pairs, layer.head_dim)
                 is_finite = rows.write_kv(
                     other, block + head * cache_head_bytes,
-                    block + (model.num_kv_heads + head) * cache_head_bytes, slot % 16, key,
-                    x + model.num_kv_heads * head_bytes, model.head_dim, model.largest_kv,
+                    block + (layer.num_kv_heads + head) * cache_head_bytes, slot % 16, key, value,
+                    layer.head_dim, model.largest_kv,
                 )  # fmt: skip
                 if not is_finite:
                     store_u8(step.is_finite + t, np.uint8(0))
@@ -332,16 +339,16 @@ def _rotate_and_store(
 def _attend(
     other: npt.NDArray[Any], model: Any, step: Any, layer: Any, thread: int, mark: int
 ) -> None:
-    num_items = load_i64(model.tasks - 8) * model.num_kv_heads
-    group = model.num_heads // model.num_kv_heads
-    head_bytes = 4 * model.head_dim
-    cache_head_bytes = model.head_dim * 16 * other.itemsize
+    num_items = load_i64(layer.tasks - 8) * layer.num_kv_heads
+    group = model.num_heads // layer.num_kv_heads
+    head_bytes = 4 * layer.head_dim
+    cache_head_bytes = layer.head_dim * 16 * other.itemsize
     while True:
         item = take(mark)
         if item >= num_items:
             break
-        head = item % model.num_kv_heads
-        task = model.tasks + item // model.num_kv_heads * 24
+        head = item % layer.num_kv_heads
+        task = layer.tasks + item // layer.num_kv_heads * 24
         sequence, first_row, num_rows = load_i64(task), load_i64(task + 8), load_i64(task + 16)
         start = load_i64(step.query_offsets + 8 * sequence)
         num_queries = load_i64(step.query_offsets + 8 * sequence + 8) - start
@@ -351,26 +358,26 @@ def _attend(
             model.attended_row,
             model.queries + ((head * step.num_tokens + start) * group + first_row) * head_bytes,
             layer.cache + head * cache_head_bytes,
-            layer.cache + (model.num_kv_heads + head) * cache_head_bytes,
+            layer.cache + (layer.num_kv_heads + head) * cache_head_bytes,
             step.tables + 4 * load_i64(step.table_offsets + 8 * sequence),
-            model.block_bytes,
+            layer.block_bytes,
             num_rows,
             group,
             first_row,
             load_i64(step.lengths + 8 * sequence) - num_queries,
-            model.head_dim,
+            layer.head_dim,
             layer.sliding_window,
             model.attention_scaling,
             model.attention_softcap,
             layer.sinks + head * group * 4 if layer.sinks else 0,
             model.scratch + thread * model.scratch_bytes,
         )
-        if model.query_bytes > head_bytes:
+        if layer.query_bytes > head_bytes:
             for row in range(first_row, first_row + num_rows):
                 t, place = start + row // group, head * group + row % group
-                gates = model.qkv + t * model.qkv_row + place * model.query_bytes + head_bytes
+                gates = model.qkv + t * model.qkv_row + place * layer.query_bytes + head_bytes
                 rows.multiply_by_sigmoid(model.attended + t * model.attended_row
-                                         + place * head_bytes, gates, model.head_dim)  # fmt: skip
+                                         + place * head_bytes, gates, layer.head_dim)  # fmt: skip
     arrive(mark, model.num_threads)
 
 
@@ -405,8 +412,10 @@ def _gate(
 
 
 @kernel
-def _norm_last(model: Any, step: Any, update_norm: int, mark: int) -> None:
-    """The last norm of the rows that need logits. A row may be wanted twice: so hidden stays."""
+def _norm_last(model: Any, step: Any, update_norm: int, scale: Any, mark: int) -> None:
+    """The last norm of the rows that need logits, after what `_norm_rows` does first. A row may be
+    wanted twice: so hidden stays.
+    """
     while True:
         item = take(mark)
         if item >= step.num_rows:
@@ -418,6 +427,8 @@ def _norm_last(model: Any, step: Any, update_norm: int, mark: int) -> None:
             x = model.normed + item * model.hidden_row
             rows.norm(x, model.update + offset, update_norm, model.hidden_size, model.norm_eps)
             accumulate(x, 0, model.hidden + offset, 0, 1, 0, model.hidden_size // 16)
+            if scale != 1:
+                rows.scale(x, model.hidden_size, scale)
         rows.norm(
             step.last_hidden + item * model.hidden_row, x, model.final_norm, model.hidden_size,
             model.norm_eps,

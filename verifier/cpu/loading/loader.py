@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from verifier.checkpoint.description import (
     EMBEDDINGS,
+    LAYER_SCALAR,
     DecoderDescription,
     find_tensor,
+    qkv_names,
     qkv_sizes,
     reopened,
 )
@@ -60,8 +62,6 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
         return DecoderWeights(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
             vocab_size=config.vocab_size,
             norm_eps=config.norm_eps,
             attention_scaling=config.attention_scaling,
@@ -114,7 +114,7 @@ class _Loader:
         norms = {field: self.norm(prefix + name) for field, name in family.norms.items()}
         head = prefix + ("linear_attn." if layer.is_delta else "self_attn.")
         query_norm = key_norm = None
-        inputs, sizes, output = family.qkv, qkv_sizes(config), "o_proj"
+        inputs, sizes, output = qkv_names(config, layer), qkv_sizes(config, layer), "o_proj"
         if layer.is_delta:
             assert config.delta is not None
             inputs, sizes, output = config.delta.inputs, config.delta.input_sizes, "out_proj"
@@ -129,7 +129,10 @@ class _Loader:
                 prefix + "mlp", config.intermediate_size, has_bias=config.has_mlp_bias
             )
             down = _scaled(down, config.residual_scale)
+        ones = np.ones(layer.head_dim, dtype=np.float32)
         return Layer(
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
             input_norm=norms.get("input_norm"),
             qkv=self.matrix(
                 [head + name for name in inputs],
@@ -138,6 +141,7 @@ class _Loader:
             ),
             query_norm=query_norm,
             key_norm=key_norm,
+            value_norm=ones if family.norms_values else None,
             output=_scaled(
                 self.matrix(
                     [head + output],
@@ -153,6 +157,7 @@ class _Loader:
             down=down,
             experts=experts,
             sinks=self.values(head + "sinks") if family.has_sinks else None,
+            scale=float(self.values(prefix + LAYER_SCALAR)[0]) if family.has_layer_scalars else 1.0,
             sliding_window=layer.sliding_window,
             rotary=layer.rotary,
             delta=self._delta(head) if layer.is_delta else None,
