@@ -134,6 +134,19 @@ class ConfigValues:
             full["num_key_value_heads"] = num_kv_heads
         return {i: full for i, kind in enumerate(layer_types) if kind == FULL}
 
+    def kv_layers(self, layer_types: SequenceOf[str]) -> list[int | None]:
+        """The layer whose keys and values each one attends to, if they are not its own: the last
+        one of its type that has some.
+        """
+        num_shared = self.values.get("num_kv_shared_layers") or 0
+        if not (type(num_shared) is int and 0 <= num_shared < len(layer_types)):
+            raise NotServedError(f"its config.json has num_kv_shared_layers {num_shared}")
+        num_own = len(layer_types) - num_shared
+        last = {kind: layer for layer, kind in enumerate(layer_types[:num_own])}
+        if missing := set(layer_types) - last.keys():
+            raise NotServedError(f"layers of type {missing.pop()} without keys and values")
+        return [None] * num_own + [last[kind] for kind in layer_types[num_own:]]
+
     def layer_types(self) -> list[str]:
         """What each layer attends to."""
         num_layers = self.number("num_hidden_layers")

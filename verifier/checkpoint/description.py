@@ -25,6 +25,9 @@ logger = get_logger(__name__)
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER_SCALAR = "layer_scalar"
+PER_LAYER_EMBEDDINGS = "model.embed_tokens_per_layer.weight"
+PER_LAYER_PROJECTION = "model.per_layer_model_projection"
+PER_LAYER_NORM = "model.per_layer_projection_norm"
 # Old checkpoints hold what the configuration tells.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 # Elsewhere each expert's number follows.
@@ -92,7 +95,7 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         unknown = sorted(
             name
             for name in files.tensors.keys() - allowed
-            if not (name.endswith(_IGNORED_SUFFIX) or name.startswith(config.family.unused))
+            if not (name.endswith(_IGNORED_SUFFIX) or name.startswith(_unused(config)))
             and not _is_gptqs_bias(files, name)
         )
         # What is missing may be there by an unknown name.
@@ -139,17 +142,29 @@ def find_tensor(files: TensorFiles, name: str) -> StoredTensor:
 def qkv_sizes(config: ModelConfig, layer: LayerConfig) -> list[int]:
     """Outputs of queries, each with its gate behind it if there are gates, of keys, and values."""
     num_queries = config.num_heads * (2 if config.family.gates_attention else 1)
-    return [
-        heads * layer.head_dim for heads in (num_queries, layer.num_kv_heads, layer.num_kv_heads)
-    ]
+    num_others = [layer.num_kv_heads] * 2 if layer.has_kv else []
+    return [heads * layer.head_dim for heads in (num_queries, *num_others)]
 
 
 def qkv_names(config: ModelConfig, layer: LayerConfig) -> tuple[str, ...]:
     """The modules of these outputs: one of each, or one of all."""
+    if layer.kv_layer is not None:
+        return config.family.qkv[:1]
     queries, *others = config.family.qkv
     if layer.has_keys_as_values:
         others = [others[0], others[0]]
     return queries, *others
+
+
+def _unused(config: ModelConfig) -> tuple[str, ...]:
+    """How tensors begin that the model is computed without."""
+    keys_and_values = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    return config.family.unused + tuple(
+        f"model.layers.{index}.self_attn.{name}"
+        for index, layer in enumerate(config.layers)
+        if layer.kv_layer is not None
+        for name in keys_and_values
+    )
 
 
 def _delta_inputs(files: TensorFiles) -> tuple[str, ...]:
@@ -195,7 +210,7 @@ def _stored_type(
     if all(tensor.dtype not in FORMATS for tensor in files.tensors.values()):
         return None
     experts = config.family.experts
-    others = [EMBEDDINGS, HEAD]
+    others = [EMBEDDINGS, HEAD, PER_LAYER_EMBEDDINGS]
     if experts is not None:
         plain = [name for name in (experts.router, experts.shared_gate) if name]
         others += [
@@ -253,6 +268,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     def add_attention(attention: str, layer: LayerConfig) -> None:
         qkv = qkv_sizes(config, layer)
         if family.has_query_key_norms:
+            # Fewer sizes where there are no keys.
             for name, size in zip(("q_norm", "k_norm"), qkv, strict=False):
                 own = size if family.norms_projections else layer.head_dim
                 shapes[f"{attention}{name}.weight"] = (own,)
@@ -263,8 +279,18 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if family.has_sinks:
             shapes[attention + "sinks"] = (config.num_heads,)
 
+    input_size = config.per_layer_input_size
+    if input_size:
+        all_sizes = len(config.layers) * input_size
+        shapes[PER_LAYER_EMBEDDINGS] = (config.per_layer_vocab_size, all_sizes)
+        shapes[PER_LAYER_PROJECTION + ".weight"] = (all_sizes, hidden)
+        shapes[PER_LAYER_NORM + ".weight"] = (input_size,)
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}."
+        if input_size:
+            shapes[prefix + "per_layer_input_gate.weight"] = (input_size, hidden)
+            shapes[prefix + "per_layer_projection.weight"] = (hidden, input_size)
+            shapes[prefix + "post_per_layer_input_norm.weight"] = (hidden,)
         for name in family.norms.values():
             shapes[f"{prefix}{name}.weight"] = (hidden,)
         if family.has_layer_scalars:
@@ -275,7 +301,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         else:
             add_attention(prefix + "self_attn.", layer)
         if not layer.has_experts:
-            size = config.intermediate_size
+            size = layer.intermediate_size
             names = [f"{prefix}mlp.{name}" for name in family.gate_up]
             add(names, [size, size], hidden, config.has_mlp_bias)
             add([prefix + "mlp.down_proj"], [hidden], size, config.has_mlp_bias)

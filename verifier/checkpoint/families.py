@@ -203,8 +203,6 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window_pattern": 6,
             "rope_theta": None,
             "rope_scaling": None,
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
         },
         qkv_bias="attention_bias",
         output_bias="attention_bias",

@@ -29,6 +29,7 @@ DTYPES = {
 # No known model has as many. Without a bound, a short file would claim all memory.
 _MAX_EXPERTS = 1000
 _MAX_KERNEL_SIZE = 64
+_PER_LAYER_VOCAB = "vocab_size_per_layer_input"
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 
 
@@ -44,13 +45,17 @@ class LayerConfig:
     head_dim: int
     # Whether values are the projections of keys, before norm and rotation.
     has_keys_as_values: bool
+    # The layer whose keys and values it attends to; None: its own.
+    kv_layer: int | None
+    # Of a dense MLP.
+    intermediate_size: int
     # Whether it is a gated delta net, without attention.
     is_delta: bool
 
     @property
     def has_kv(self) -> bool:
         """Whether it keeps keys and values."""
-        return not self.is_delta
+        return not self.is_delta and self.kv_layer is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,8 @@ class ModelConfig:
     """A decoder's dimensions and choices; what is not explained is named as in DecoderWeights.
 
     Attributes:
-        intermediate_size: of a dense MLP.
+        per_layer_input_size: of a token's input of each layer; 0: there are none.
+        per_layer_vocab_size: tokens that have some.
         num_experts, expert_size, num_experts_per_token: 0 without experts.
         shared_expert_size: of the expert of all tokens; 0: there is none.
         delta: of the layers that are gated delta nets; None: there are none.
@@ -69,7 +75,8 @@ class ModelConfig:
 
     family: Family
     hidden_size: int
-    intermediate_size: int
+    per_layer_input_size: int
+    per_layer_vocab_size: int
     num_heads: int
     vocab_size: int
     max_position_embeddings: int
@@ -166,11 +173,20 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
     num_experts_per_token = config.number("num_experts_per_tok") if experts else 0
     if num_experts_per_token > num_experts:
         raise NotServedError(f"{num_experts_per_token} of {num_experts} experts per token")
+    per_layer_input_size = values.get("hidden_size_per_layer_input") or 0
+    if per_layer_input_size:
+        per_layer_input_size = config.number("hidden_size_per_layer_input")
+        if per_layer_input_size % LANES or config.number(_PER_LAYER_VOCAB) < values["vocab_size"]:
+            raise NotServedError(
+                f"inputs of {per_layer_input_size} numbers for each layer, of "
+                f"{values[_PER_LAYER_VOCAB]} tokens"
+            )
     normalises_key = experts.normalises_key if experts else None
     return ModelConfig(
         family=family,
         hidden_size=hidden_size,
-        intermediate_size=config.number("intermediate_size"),
+        per_layer_input_size=per_layer_input_size,
+        per_layer_vocab_size=config.number(_PER_LAYER_VOCAB) if per_layer_input_size else 0,
         num_heads=num_heads,
         vocab_size=config.number("vocab_size"),
         max_position_embeddings=config.number("max_position_embeddings"),
@@ -205,10 +221,18 @@ def _describe(config: ConfigValues, eos_token_ids: frozenset[int]) -> ModelConfi
                 has_keys_as_values=(
                     family.has_full_heads and kind == FULL and bool(values["attention_k_eq_v"])
                 ),
+                kv_layer=kv_layer,
+                intermediate_size=config.number("intermediate_size")
+                * (2 if kv_layer is not None and values.get("use_double_wide_mlp") else 1),
                 is_delta=kind == DELTA,
             )
-            for kind, rotary, is_sparse, own in zip(
-                layer_types, rotary_of_layers, sparse, heads, strict=True
+            for kind, rotary, is_sparse, own, kv_layer in zip(
+                layer_types,
+                rotary_of_layers,
+                sparse,
+                heads,
+                config.kv_layers(layer_types),
+                strict=True,
             )
         ],
         num_experts=num_experts,

@@ -14,6 +14,7 @@ _KEY = "text_config"
 # Model type of the whole → of its text part; also by the name that a part has for itself.
 _TYPES: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "mistral3": "mistral",
     "llava": "llama",
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
@@ -36,7 +37,14 @@ _PREFIXES: Mapping[str, str] = {
 _UNUSED = tuple(
     prefix + name
     for prefix in ("", "model.")
-    for name in ("multi_modal_projector.", "vision_tower.", "visual.")
+    for name in (
+        "audio_tower.",
+        "embed_audio.",
+        "embed_vision.",
+        "multi_modal_projector.",
+        "vision_tower.",
+        "visual.",
+    )
 )
 
 

@@ -29,7 +29,7 @@ from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
 from verifier.cpu.states import DEFAULT_MAX_DRAFTS, States, padded_heads, places
-from verifier.cpu.weights import DecoderWeights, DeltaNet, Layer, Matrix
+from verifier.cpu.weights import DecoderWeights, DeltaNet, Layer, Matrix, PerLayerInputs
 
 BLOCK_SIZE = 16
 """Tokens of a block as kernels see it."""
@@ -166,8 +166,8 @@ class CpuDecoder(SampledOnHost):
     def _describe_layers(self, num_blocks: int) -> None:
         weights = self._weights
         cache_type = weights.other_type.value
-        attending = [layer for layer in weights.layers if layer.delta is None]
-        sizes = [2 * each.num_kv_heads * each.head_dim * BLOCK_SIZE for each in attending]
+        keeping = [layer for layer in weights.layers if layer.has_kv]
+        sizes = [2 * each.num_kv_heads * each.head_dim * BLOCK_SIZE for each in keeping]
         # Memory that nothing was written to takes no room.
         cache = np.zeros(sum(sizes) * num_blocks, cache_type)
         ends = itertools.accumulate(size * num_blocks for size in sizes)
@@ -188,6 +188,10 @@ class CpuDecoder(SampledOnHost):
             ):  # fmt: skip
                 record[name] = self._address(getattr(layer, name))
             record["update_norm"] = record["mlp_output_norm"]
+            if layer.layer_input is not None:
+                record["input_gate"] = self._matrix(layer.layer_input.gate)
+                record["input_down"] = self._matrix(layer.layer_input.down)
+                record["update_norm"] = self._address(layer.layer_input.norm)
             record["qkv"] = self._matrix(layer.qkv)
             record["output"] = self._matrix(layer.output)
             experts = layer.experts
@@ -199,10 +203,14 @@ class CpuDecoder(SampledOnHost):
                 record["shared_gate"] = self._address(experts.shared_gate)
                 record["shared_gate_up"] = self._matrix(experts.shared_gate_up)
                 record["shared_down"] = self._matrix(experts.shared_down)
-            if layer.delta is None:
+            record["has_kv"] = layer.has_kv
+            if layer.has_kv:
                 cache = next(own_caches)
                 record["cache"], record["block_bytes"] = address_of(cache), cache.strides[0]
-            else:
+            elif layer.kv_layer is not None:
+                for name in ("cache", "block_bytes"):
+                    record[name] = self._layers[layer.kv_layer][name]
+            elif layer.delta is not None:
                 self._describe_delta(record, layer.delta, next(state_numbers))
 
     def _describe_delta(self, record: Any, delta: DeltaNet, number: int) -> None:
@@ -272,6 +280,10 @@ class CpuDecoder(SampledOnHost):
         inner = max(
             (m.num_blocks * LANES for layer in layers for m in _gate_ups(layer)), default=LANES
         )
+        scratch = scratch_bytes(head_dim)
+        if weights.per_layer_inputs is not None:
+            inner = max(inner, 2 * weights.per_layer_inputs.size)
+            scratch = max(scratch, self._describe_inputs(weights.per_layer_inputs, max_num_tokens))
         model["hidden_row"] = self._hidden_stride * 4
         for name in ("hidden", "normed", "update"):
             model[name] = self._buffer(max_num_tokens, weights.hidden_size)
@@ -295,7 +307,6 @@ class CpuDecoder(SampledOnHost):
         self._layers["tasks"] = [tasks[group] for group in groups]
         model["num_groupings"] = len(tasks)
         model["groupings"] = self._address(np.array(list(tasks.items()), dtype=np.int64))
-        scratch = scratch_bytes(head_dim)
         if self._states is not None:
             scratch = max(scratch, self._states.describe(model))
             model["places"] = self._address(places(self._states.shape))
@@ -305,6 +316,23 @@ class CpuDecoder(SampledOnHost):
         num_phases = len(layers) * NUM_PHASES_PER_LAYER + NUM_OTHER_PHASES
         self._marks = np.zeros(num_phases * MARK_BYTES // 8, dtype=np.int64)
         model["marks"], model["num_threads"] = address_of(self._marks), self._num_threads
+
+    def _describe_inputs(self, inputs: PerLayerInputs, max_num_tokens: int) -> int:
+        """Returns the bytes of scratch that they take."""
+        model, size = self._models[0], inputs.projection.num_outputs
+        model["per_layer_size"] = inputs.size
+        model["per_layer_projection"] = self._matrix(inputs.projection)
+        model["per_layer_norm"] = self._address(inputs.norm)
+        is_packed = isinstance(inputs.embeddings, Matrix)
+        model["per_layer_embeddings_are_packed"] = is_packed
+        model["per_layer_embeddings"] = (
+            self._matrix(inputs.embeddings)["weights"]
+            if isinstance(inputs.embeddings, Matrix)
+            else self._address(inputs.embeddings)
+        )
+        model["per_layer_inputs"] = self._buffer(max_num_tokens, size)
+        model["per_layer_row"] = 4 * _stride(size)
+        return 4 * size
 
     def _matrix(self, matrix: Matrix | None) -> npt.NDArray[Any]:
         record = np.zeros((), dtype=MATRIX)

@@ -42,6 +42,8 @@ LAYER = np.dtype(
         ("delta_norm", np.int64),  # [value_dim]
         ("states", np.int64),  # [num_key_heads * heads_per_key, value_dim / 16, key_dim, 16]
         ("recent", np.int64),  # [num_key_heads, kernel_size - 1 + max_drafts, raw_size]
+        ("input_gate", MATRIX),  # num_blocks 0: the layer has no inputs of its own
+        ("input_down", MATRIX),
         ("update_norm", np.int64),  # of the layer's last update
         ("scale", np.float32),  # of the hidden state after that
         ("num_kv_heads", np.int64),
@@ -50,6 +52,7 @@ LAYER = np.dtype(
         ("sliding_window", np.int64),
         ("rotary", np.int64),
         ("num_pairs", np.int64),  # of that rotary embedding
+        ("has_kv", np.int64),  # whether it writes to the cache
         ("cache", np.int64),  # K/V of block 0
         ("block_bytes", np.int64),  # of one block there
         ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows; the number is in front
@@ -72,6 +75,13 @@ MODEL = np.dtype(
         ("num_experts", np.int64),
         ("num_experts_per_token", np.int64),
         ("normalises_experts", np.int64),
+        ("per_layer_size", np.int64),  # of a token's input of one layer
+        ("per_layer_embeddings", np.int64),  # [V, all layers' inputs]; packed: a table of parts
+        ("per_layer_embeddings_are_packed", np.int64),
+        ("per_layer_projection", MATRIX),  # num_blocks 0: layers have no inputs of their own
+        ("per_layer_norm", np.int64),
+        ("per_layer_inputs", np.int64),  # [T, all layers' inputs]
+        ("per_layer_row", np.int64),
         ("embeddings", np.int64),
         ("embeddings_are_packed", np.int64),
         ("final_norm", np.int64),

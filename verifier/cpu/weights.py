@@ -4,7 +4,8 @@ A product's weight [N, K] (N outputs, K inputs, as torch's linear layers have it
 [ceil(N / 16), K, 16]: a block of 16 outputs lies side by side for each input. Outputs past N have
 weights of zero. Weights in groups are packed as `kernels.group_tiles` says.
 
-Shape legend: H hidden size, D head_dim of a layer, I intermediate size, E experts, V vocabulary.
+Shape legend: H hidden size, D head_dim of a layer, I intermediate size, E experts, V vocabulary,
+P input of a layer.
 """
 
 from dataclasses import dataclass
@@ -90,14 +91,42 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInput:
+    """What a layer does with its own input of a token (Gemma 4): a gated MLP of the hidden state
+    that has that input in place of the up projection.
+    """
+
+    gate: Matrix  # [P, H]
+    down: Matrix  # [H, P]
+    norm: FloatArray  # [H], of the output, before it is added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputs:
+    """Inputs [P] of every layer: the sum of a norm of the embedding's projection, and of an
+    embedding of their own; divided by the root of 2.
+    """
+
+    size: int  # P, a multiple of 16
+    # [at least V, layers * P], to be multiplied by the root of P: not packed, of `other_type`; or
+    # in groups packed.
+    embeddings: BitsArray | Matrix
+    projection: Matrix  # [layers * P, H]
+    norm: FloatArray  # [P]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One decoder layer. Weights of norms are as they are multiplied (Gemma's: 1 + weight)."""
 
+    # The layer whose keys and values it attends to; None: its own.
+    kv_layer: int | None
     # Of attention.
     num_kv_heads: int
     head_dim: int
     input_norm: FloatArray | None  # [H]
-    # Outputs: query heads, key heads, value heads, D each; with gates, each query head's behind it.
+    # Outputs: query heads, key heads, value heads, D each; with gates, each query head's behind it;
+    # with another layer's keys and values, query heads alone.
     # Of a gated delta net: those of `DeltaShape.inputs`, each rounded up to a multiple of 16.
     qkv: Matrix
     # [D], or of all heads together [heads * D].
@@ -117,6 +146,8 @@ class Layer:
     sinks: FloatArray | None
     # Instead of gate_up and down.
     experts: Experts | None
+    # After the MLP.
+    layer_input: LayerInput | None
     # Factor of the hidden state after the layer; with one, there is a norm of its last update.
     scale: float
     # How many tokens a token sees, itself included; 0: all before it.
@@ -125,6 +156,11 @@ class Layer:
     rotary: int
     # In place of attention, for which there are then no norms, sinks, window and rotary embedding.
     delta: DeltaNet | None = None
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it keeps keys and values."""
+        return self.delta is None and self.kv_layer is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +183,7 @@ class DecoderWeights:
     gates_attention: bool
     # Of the layers that are gated delta nets.
     delta: DeltaShape | None
+    per_layer_inputs: PerLayerInputs | None
     rotaries: list[Rotary]
     layers: list[Layer]
     final_norm: FloatArray  # [H]

@@ -142,7 +142,11 @@ class _Loader:
             attention_output_norm=norms.get("attention_output_norm"),
             mlp_output_norm=norms.get("mlp_output_norm"),
             mlp_norm=norms["mlp_norm"],
-            mlp=self._experts(prefix) if layer.has_experts else self._mlp(prefix),
+            mlp=(
+                self._experts(prefix)
+                if layer.has_experts
+                else self._mlp(prefix, layer.intermediate_size)
+            ),
             sliding_window=layer.sliding_window or None,
             rotary=layer.rotary,
         )
@@ -256,9 +260,9 @@ class _Loader:
         if end != shape[0]:
             raise CheckpointError(f"{', '.join(names)}: {end} rows, not {shape[0]}")
 
-    def _mlp(self, prefix: str) -> Mlp:
+    def _mlp(self, prefix: str, size: int) -> Mlp:
         config = self._config
-        hidden, size = config.hidden_size, config.intermediate_size
+        hidden = config.hidden_size
         return Mlp(
             gate_up=self.linear(
                 [f"{prefix}mlp.{name}" for name in config.family.gate_up],

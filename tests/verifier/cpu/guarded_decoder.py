@@ -27,11 +27,23 @@ from tests.verifier.cpu.running_decoder import Array, RunningDecoder, load, some
 from tests.verifier.cpu.state_walk import NUM_SLOTS, Walk
 from tests.volume import cases
 from verifier.checkpoint.weight_types import Rotary
-from verifier.cpu.weights import DecoderWeights, DeltaNet, Experts, Layer, Matrix, Part
+from verifier.cpu.weights import (
+    DecoderWeights,
+    DeltaNet,
+    Experts,
+    Layer,
+    LayerInput,
+    Matrix,
+    Part,
+    PerLayerInputs,
+)
 
 MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
 # Where a model has recurrent states.
 MAX_DRAFTS = 5
+WEIGHTS = (
+    DecoderWeights, DeltaNet, Experts, Layer, LayerInput, Matrix, Part, PerLayerInputs, Rotary,
+)  # fmt: skip
 PATTERN = 0xA5
 PAGE = mmap.PAGESIZE
 _c_library = ctypes.CDLL(None, use_errno=True)
@@ -111,7 +123,7 @@ def guarded(guards: Guards, value: Any) -> Any:
         return guards.copy(value)
     if isinstance(value, list):
         return [guarded(guards, each) for each in value]
-    if isinstance(value, DecoderWeights | Layer | Matrix | Part | Experts | DeltaNet | Rotary):
+    if isinstance(value, WEIGHTS):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return type(value)(**{name: guarded(guards, each) for name, each in fields.items()})
     return value

@@ -27,21 +27,28 @@ def all_logits(
     """Logits [T, V] float64 of a text.
 
     Args:
-        stored: each attention's K and V [num_kv_heads, T, head_dim] as a decoder has rounded and
-            kept them. They must be this one's but for the rounding, and are attended to instead.
+        stored: K and V [num_kv_heads, T, head_dim] of each layer that has some, as a decoder has
+            rounded and kept them. They must be this one's but for the rounding, and are attended to
+            instead.
     """
     # Their own factors are those of logits.
     embeddings = unpacked(dataclasses.replace(weights.head, scales=None), weights.other_type)
     if isinstance(weights.embeddings, np.ndarray):
         embeddings = values(weights.embeddings, weights.other_type)
     hidden = embeddings[token_ids] * weights.embedding_scale
+    inputs = _inputs(weights, hidden, token_ids)
     kept = iter(stored or ())
-    for layer in weights.layers:
+    keys_and_values: dict[int | None, tuple[Array, Array]] = {}
+    for number, layer in enumerate(weights.layers):
         rows = _normed(hidden, layer.input_norm, weights.norm_eps)
         if layer.delta is not None:
             output = _delta(weights, layer, rows)
         else:
-            output = _attention(weights, layer, rows, next(kept) if stored else None)
+            if layer.has_kv:
+                own = _keys_and_values(weights, layer, rows, next(kept) if stored else None)
+                keys_and_values[number] = own
+            source = number if layer.has_kv else layer.kv_layer
+            output = _attention(weights, layer, rows, *keys_and_values[source])
         hidden = hidden + _normed(output, layer.attention_output_norm, weights.norm_eps)
         rows = _normed(hidden, layer.mlp_norm, weights.norm_eps)
         if layer.experts is not None:
@@ -50,10 +57,31 @@ def all_logits(
             assert layer.gate_up is not None
             assert layer.down is not None
             output = _gated(weights, layer.gate_up, layer.down, rows)
-        hidden = (hidden + _normed(output, layer.mlp_output_norm, weights.norm_eps)) * layer.scale
+        hidden = hidden + _normed(output, layer.mlp_output_norm, weights.norm_eps)
+        if layer.layer_input is not None:
+            own_input = layer.layer_input
+            gate = _product(hidden, own_input.gate, weights.linear_type)
+            gated = _gelu(gate) * inputs[:, number]
+            output = _product(gated, own_input.down, weights.linear_type)
+            hidden = hidden + _normed(output, own_input.norm, weights.norm_eps)
+        hidden = hidden * layer.scale
     hidden = _normed(hidden, weights.final_norm, weights.norm_eps)
     logits = _product(hidden, weights.head, weights.other_type)
     return _capped(logits, weights.logits_softcap)
+
+
+def _inputs(weights: DecoderWeights, hidden: Array, token_ids: list[int]) -> Array:
+    """Per-layer inputs [T, layers, P]."""
+    own = weights.per_layer_inputs
+    if own is None:
+        return np.empty(0)
+    assert isinstance(own.embeddings, np.ndarray)
+    shape = (len(token_ids), len(weights.layers), own.size)
+    embedded = values(own.embeddings, weights.other_type)[token_ids].reshape(shape)
+    projected = _product(hidden, own.projection, weights.linear_type).reshape(shape)
+    normed = _normed(projected, own.norm, weights.norm_eps)
+    result: Array = (normed + embedded * math.sqrt(own.size)) / math.sqrt(2)
+    return result
 
 
 def values(bits: Array, weight_type: WeightType) -> Array:
@@ -113,25 +141,40 @@ def _capped(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap else x
 
 
-def _attention(
-    weights: DecoderWeights, layer: Layer, rows: Array, stored: tuple[Array, Array] | None
-) -> Array:
-    num_tokens, num_kv_heads = len(rows), layer.num_kv_heads
+def _heads(weights: DecoderWeights, layer: Layer, rows: Array) -> tuple[Array, Array, Array]:
+    """Queries, each with its gate behind it, keys and values [heads, T, D]; none of the latter if
+    they are another layer's.
+    """
     qkv = _product(rows, layer.qkv, weights.linear_type)
-    heads = qkv.reshape(num_tokens, -1, layer.head_dim).swapaxes(0, 1)
-    query, key, value = np.split(heads, [-2 * num_kv_heads, -num_kv_heads])
-    query, *gates = (query[i::2] for i in (0, 1)) if weights.gates_attention else (query,)
-    query = _normed_heads(query, layer.query_norm, weights.norm_eps)
-    key = _normed_heads(key, layer.key_norm, weights.norm_eps)
+    heads = qkv.reshape(len(rows), -1, layer.head_dim).swapaxes(0, 1)
+    num_queries = weights.num_heads * (2 if weights.gates_attention else 1)
+    query, key, value = np.split(heads, [num_queries, num_queries + layer.num_kv_heads])
+    return query, key, value
+
+
+def _keys_and_values(
+    weights: DecoderWeights, layer: Layer, rows: Array, stored: tuple[Array, Array] | None
+) -> tuple[Array, Array]:
+    _, key, value = _heads(weights, layer, rows)
+    key = _rotated(weights, layer, _normed_heads(key, layer.key_norm, weights.norm_eps))
     value = _normed_heads(value, layer.value_norm, weights.norm_eps)
-    query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
     if stored is not None:
         # Half the distance of two neighbours, and float32's errors.
         relative = _ROUNDING[weights.other_type] * 1.01
         for own, kept in zip((key, value), stored, strict=True):
             np.testing.assert_allclose(kept, own, rtol=relative, atol=2e-5 * np.abs(own).max())
         key, value = stored
-    group = weights.num_heads // num_kv_heads
+    return key, value
+
+
+def _attention(
+    weights: DecoderWeights, layer: Layer, rows: Array, key: Array, value: Array
+) -> Array:
+    num_tokens = len(rows)
+    query, *_ = _heads(weights, layer, rows)
+    query, *gates = (query[i::2] for i in (0, 1)) if weights.gates_attention else (query,)
+    query = _rotated(weights, layer, _normed_heads(query, layer.query_norm, weights.norm_eps))
+    group = weights.num_heads // layer.num_kv_heads
     key, value = key.repeat(group, axis=0), value.repeat(group, axis=0)
     scores = _capped(
         query @ key.swapaxes(1, 2) * weights.attention_scaling, weights.attention_softcap
@@ -245,8 +288,13 @@ def _gated(weights: DecoderWeights, gate_up: Matrix, down: Matrix, rows: Array) 
         gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
         gate = gate / (1 + np.exp(-1.702 * gate))
     else:
-        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        gate = _gelu(gate)
     return _product(gate * up, down, weights.linear_type)
+
+
+def _gelu(x: Array) -> Array:
+    result: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return result
 
 
 def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:

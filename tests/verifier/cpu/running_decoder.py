@@ -135,7 +135,7 @@ class RunningDecoder:
     def keys_and_values(self, block_table: list[int], num_tokens: int) -> list[tuple[Array, Array]]:
         """Each layer's K and V [num_kv_heads, T, head_dim] in float64 of a sequence's tokens."""
         weights, block_size = self.weights, self.decoder.block_size
-        layers = [layer for layer in weights.layers if layer.delta is None]
+        layers = [layer for layer in weights.layers if layer.has_kv]
         positions = np.arange(num_tokens)
         slots = np.array(block_table)[positions // block_size] * block_size
         pieces, offsets = np.divmod(slots + positions % block_size, 16)

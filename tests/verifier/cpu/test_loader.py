@@ -83,7 +83,6 @@ GEMMA4 = {
     "head_dim": 32,
     "global_head_dim": 48,
     "sliding_window": 20,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "final_logit_softcapping": 5.0,
     "vocab_size_per_layer_input": 99,
 }
@@ -140,9 +139,18 @@ CONFIGS: dict[str, Any] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
-    # All of its layers have their own K/V, and full ones other heads.
+    # The last layers attend to other layers' K/V, of both kinds.
     "gemma4": lambda: TRANSFORMERS.Gemma4TextConfig(
-        **{**GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+        **{**GEMMA4, "num_hidden_layers": 6},
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        hidden_size_per_layer_input=16,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+    ),
+    "gemma4_dense": lambda: TRANSFORMERS.Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
         num_global_key_value_heads=1,
     ),
     "phi3": lambda: Phi3Config(**SMALL, sliding_window=20, pad_token_id=0),

@@ -140,6 +140,12 @@ SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] =
     (11.8, "gemma3_text", (3840, 15360, 48, 16, 8), {"rope_scaling": EIGHT}),
     (27.0, "gemma3_text", (5376, 21504, 62, 32, 16), {"rope_scaling": EIGHT, "head_dim": 128,
                                                       "query_pre_attn_scalar": 168}),
+    (4.62, "gemma4_text", (1536, 6144, 35, 8, 1), {
+        "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "layer_types": 7 * [*4 * ["sliding_attention"], "full_attention"]}),
+    (7.46, "gemma4_text", (2560, 10240, 42, 8, 2), {
+        "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18,
+        "layer_types": 7 * FIVE_SLIDING}),
     (30.7, "gemma4_text", (5376, 21504, 60, 32, 16), {
         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
         "num_global_key_value_heads": 4, "sliding_window": 1024, "layer_types": 10 * FIVE_SLIDING,

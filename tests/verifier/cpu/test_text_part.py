@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.verifier.cpu.numpy_decoder import all_logits
 from tests.verifier.cpu.running_decoder import load
-from tests.verifier.cpu.test_loader import DELTA, SHARED_EXPERT, SMALL
+from tests.verifier.cpu.test_loader import DELTA, GEMMA4, SHARED_EXPERT, SMALL
 from tests.verifier.quantized_files import write_quantized
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.model_config import read_model_config
@@ -51,6 +51,14 @@ def _mapping(name: str) -> Any:
         return TRANSFORMERS.Gemma3Config(
             text_config=dict(text), vision_config=_TILES, mm_tokens_per_image=4, **ids
         )
+    if name == "gemma4":
+        audio = {**_VISION, "subsampling_conv_channels": [8, 4], "output_proj_dims": 32}
+        return TRANSFORMERS.Gemma4Config(
+            text_config={**GEMMA4, "hidden_size_per_layer_input": 16, "pad_token_id": 0},
+            vision_config={**_VISION, "num_key_value_heads": 2, "head_dim": 16},
+            audio_config=audio,
+            **dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), 96),
+        )
     if name == "mistral3":
         text = {**SMALL, "head_dim": 32, "sliding_window": None, "model_type": "mistral"}
         vision = {**_TILES, "model_type": "pixtral", "head_dim": 16}
@@ -80,7 +88,7 @@ def _mapping(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
+    "name", ["gemma3", "gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 )
 @pytest.mark.parametrize("has_head", [False, True])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str, has_head: bool) -> None:

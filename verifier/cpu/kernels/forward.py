@@ -36,9 +36,9 @@ _ROWS_PER_ITEM = 4
 # Columns of an item are a multiple of the widest tile's.
 _MIN_BLOCKS_PER_ITEM = 8
 _ITEMS_PER_THREAD = 4
-NUM_PHASES_PER_LAYER = 18
+NUM_PHASES_PER_LAYER = 23
 """At most; each has a mark."""
-NUM_OTHER_PHASES = 5
+NUM_OTHER_PHASES = 8
 
 
 @kernel
@@ -62,6 +62,8 @@ def forward(
     mark = model.marks
     _begin(linear, other, model, step, mark)
     mark += MARK_BYTES
+    if model.per_layer_projection.num_blocks:
+        mark = _make_inputs(linear, other, model, step, thread, mark)
     for number in range(model.num_layers):
         layer = layers[number]
         previous_norm = layers[number - 1].update_norm if number else 0
@@ -91,11 +93,17 @@ def forward(
         if layer.router.num_blocks:
             if layer.shared_gate:
                 mark = _run_mlp(linear, model, step, layer.shared_gate_up, layer.shared_down,
-                                model.shared_factors, True, mark)  # fmt: skip
+                                model.shared_factors, 0, True, mark)  # fmt: skip
             mark = mix_experts(linear, other, model, step, layer, mark)
         else:
-            mark = _run_mlp(linear, model, step, layer.gate_up, layer.down, 0,
+            mark = _run_mlp(linear, model, step, layer.gate_up, layer.down, 0, 0,
                             layer.mlp_output_norm == 0, mark)  # fmt: skip
+        if layer.input_gate.num_blocks:
+            _norm_rows(model, step, 0, layer.mlp_output_norm, np.float32(1.0), 0, mark)
+            mark += MARK_BYTES
+            mark = _run_mlp(linear, model, step, layer.input_gate, layer.input_down, 0,
+                            model.per_layer_inputs + 4 * number * model.per_layer_size, False,
+                            mark)  # fmt: skip
     last = layers[model.num_layers - 1]
     _norm_last(model, step, last.update_norm, last.scale, mark)
     mark += MARK_BYTES
@@ -163,19 +171,57 @@ def _list_tasks(step: Any, group: int, tasks: int) -> None:
 
 
 @kernel
+def _make_inputs(
+    linear: npt.NDArray[Any], other: npt.NDArray[Any], model: Any, step: Any, thread: int, mark: int
+) -> int:
+    """All layers' inputs of all tokens. Returns the mark after those used."""
+    matrix = model.per_layer_projection
+    mark = _round_rows(linear, model, step.num_tokens, model.hidden, model.hidden_row,
+                       matrix.depth, mark)  # fmt: skip
+    _multiply_rows(linear, model, step, matrix, model.hidden, model.hidden_row,
+                   model.per_layer_inputs, model.per_layer_row, mark)  # fmt: skip
+    mark += MARK_BYTES
+    scratch = model.scratch + thread * model.scratch_bytes
+    size = model.per_layer_size
+    all_sizes = model.num_layers * size
+    scale = np.sqrt(np.float32(size))
+    num_items = _num_row_items(step)
+    while True:
+        item = take(mark)
+        if item >= num_items:
+            break
+        for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
+            own = model.per_layer_inputs + t * model.per_layer_row
+            token = load_i64(step.token_ids + 8 * t)
+            for layer in range(model.num_layers):
+                x = own + 4 * layer * size
+                rows.norm(x, x, model.per_layer_norm, size, model.norm_eps)
+            if model.per_layer_embeddings_are_packed:
+                embed_parts(scratch, model.per_layer_embeddings, token, all_sizes, scale)
+            else:
+                rows.embed(other, scratch, model.per_layer_embeddings, 0, token, all_sizes, scale)
+            accumulate(own, 0, scratch, 0, 1, 0, all_sizes // 16)
+            rows.scale(own, all_sizes, np.sqrt(np.float32(0.5)))
+    arrive(mark, model.num_threads)
+    return mark + MARK_BYTES
+
+
+@kernel
 def _run_mlp(
     linear: npt.NDArray[Any], model: Any, step: Any, gate_up: Any, down: Any, factors: int,
-    adds: bool, mark: int,
+    ups: int, adds: bool, mark: int,
 ) -> int:  # fmt: skip
     """Update = a gated MLP of all tokens; hidden += it, if `adds`. Returns the mark after those
     used.
 
     Args:
+        gate_up: the weights of gates alone, if there are `ups`.
         factors: address of each token's, by which its update is multiplied; 0: there are none.
+        ups: address of the first token's, `per_layer_row` apart; 0: they are computed.
     """
     mark = _round_rows(linear, model, step.num_tokens, model.normed, model.hidden_row,
                        gate_up.depth, mark)  # fmt: skip
-    _gate(linear, model, step, gate_up, factors, mark)
+    _gate(linear, model, step, gate_up, factors, ups, mark)
     mark += MARK_BYTES
     mark = _round_rows(linear, model, step.num_tokens, model.gated, model.gated_row, down.depth,
                        mark)  # fmt: skip
@@ -315,7 +361,7 @@ def _rotate_and_store(
                             layer.head_dim)  # fmt: skip
             slot = load_i64(step.slots + 8 * t)
             block = layer.cache + slot // 16 * layer.block_bytes
-            for head in range(layer.num_kv_heads):
+            for head in range(layer.num_kv_heads if layer.has_kv else 0):
                 x = own + model.num_heads * query_bytes + head * head_bytes
                 if layer.key_norm and not model.norms_projections:
                     rows.norm(x, x, layer.key_norm, layer.head_dim, model.norm_eps)
@@ -383,10 +429,10 @@ def _attend(
 
 @kernel
 def _gate(
-    linear: npt.NDArray[Any], model: Any, step: Any, matrix: Any, factors: int, mark: int
+    linear: npt.NDArray[Any], model: Any, step: Any, matrix: Any, factors: int, ups: int, mark: int
 ) -> None:
     """Gated = activation(gate) * up, times the token's factor if there are `factors`."""
-    half = matrix.num_blocks // 2
+    half = matrix.num_blocks if ups else matrix.num_blocks // 2
     per_item = _blocks_per_item(model, half)
     while True:
         first = take(mark) * per_item
@@ -394,6 +440,8 @@ def _gate(
             break
         end = min(first + per_item, half)
         for begin in (first, half + first):
+            if begin >= matrix.num_blocks:
+                break
             to = begin + end - first
             multiply(linear, model.normed, model.hidden_row, model.rounded,
                      step.num_tokens, matrix.weights, matrix.depth, begin, to, model.gate_up,
@@ -403,7 +451,10 @@ def _gate(
                        matrix.scales, matrix.bias)  # fmt: skip
         for t in range(step.num_tokens):
             gates = model.gate_up + t * model.gate_up_row + 64 * first
-            rows.gate(model.gated + t * model.gated_row + 64 * first, gates, gates + 64 * half,
+            own_ups = gates + 64 * half
+            if ups:
+                own_ups = ups + t * model.per_layer_row + 64 * first
+            rows.gate(model.gated + t * model.gated_row + 64 * first, gates, own_ups,
                       16 * (end - first), model.activation)  # fmt: skip
             if factors:
                 rows.scale(model.gated + t * model.gated_row + 64 * first, 16 * (end - first),

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from verifier.checkpoint.description import (
     EMBEDDINGS,
     LAYER_SCALAR,
+    PER_LAYER_EMBEDDINGS,
+    PER_LAYER_NORM,
+    PER_LAYER_PROJECTION,
     DecoderDescription,
     find_tensor,
     qkv_names,
@@ -29,7 +32,16 @@ from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, Weigh
 from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
 from verifier.cpu.packing import converted, pack_rows
-from verifier.cpu.weights import DecoderWeights, DeltaNet, Experts, Layer, Matrix, Part
+from verifier.cpu.weights import (
+    DecoderWeights,
+    DeltaNet,
+    Experts,
+    Layer,
+    LayerInput,
+    Matrix,
+    Part,
+    PerLayerInputs,
+)
 
 # Bytes; a vector of 16 weights then never lies across two cache lines.
 _ALIGNMENT = 64
@@ -71,6 +83,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
             activation=config.activation,
             gates_attention=config.family.gates_attention,
             delta=config.delta,
+            per_layer_inputs=loader.per_layer_inputs() if config.per_layer_input_size else None,
             rotaries=config.rotaries,
             layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
             final_norm=loader.norm("model.norm"),
@@ -119,18 +132,20 @@ class _Loader:
             assert config.delta is not None
             inputs, sizes, output = config.delta.inputs, config.delta.input_sizes, "out_proj"
         elif family.has_query_key_norms:
-            query_norm, key_norm = self.norm(head + "q_norm"), self.norm(head + "k_norm")
+            query_norm = self.norm(head + "q_norm")
+            key_norm = self.norm(head + "k_norm") if layer.has_kv else None
         experts = gate_up = down = None
         if layer.has_experts:
             assert family.experts is not None
             experts = self._experts(prefix, family.experts)
         else:
             gate_up, down = self._mlp(
-                prefix + "mlp", config.intermediate_size, has_bias=config.has_mlp_bias
+                prefix + "mlp", layer.intermediate_size, has_bias=config.has_mlp_bias
             )
             down = _scaled(down, config.residual_scale)
         ones = np.ones(layer.head_dim, dtype=np.float32)
         return Layer(
+            kv_layer=layer.kv_layer,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
             input_norm=norms.get("input_norm"),
@@ -157,10 +172,42 @@ class _Loader:
             down=down,
             experts=experts,
             sinks=self.values(head + "sinks") if family.has_sinks else None,
+            layer_input=self._layer_input(prefix) if config.per_layer_input_size else None,
             scale=float(self.values(prefix + LAYER_SCALAR)[0]) if family.has_layer_scalars else 1.0,
             sliding_window=layer.sliding_window,
             rotary=layer.rotary,
             delta=self._delta(head) if layer.is_delta else None,
+        )
+
+    def per_layer_inputs(self) -> PerLayerInputs:
+        config = self._config
+        size, name = config.per_layer_input_size, PER_LAYER_EMBEDDINGS
+        num_outputs = len(config.layers) * size
+        embeddings: BitsArray | Matrix
+        if group_form(find_tensor(self._files, name)) is None:
+            embeddings = self.plain(name, self._other_type)
+        else:
+            num_rows = [config.per_layer_vocab_size]
+            embeddings = self.matrix([name.removesuffix(".weight")], num_rows, has_bias=False)
+        projection = self.matrix([PER_LAYER_PROJECTION], [num_outputs], has_bias=False)
+        return PerLayerInputs(
+            size=size,
+            embeddings=embeddings,
+            projection=_scaled(projection, config.hidden_size**-0.5),
+            norm=self.norm(PER_LAYER_NORM),
+        )
+
+    def _layer_input(self, prefix: str) -> LayerInput:
+        config = self._config
+        gate, down = (
+            self.matrix([prefix + name], [size], has_bias=False)
+            for name, size in (
+                ("per_layer_input_gate", config.per_layer_input_size),
+                ("per_layer_projection", config.hidden_size),
+            )
+        )
+        return LayerInput(
+            gate=gate, down=down, norm=self.norm(prefix + "post_per_layer_input_norm")
         )
 
     def _delta(self, prefix: str) -> DeltaNet:
