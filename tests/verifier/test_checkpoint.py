@@ -235,7 +235,9 @@ class TestRefusals:
         (tmp_path / "config.json").write_text('{"model_type": "gemma4_text"}')
         save_file({}, tmp_path / "model.safetensors")
         monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loads_nothing)
-        with pytest.raises(CheckpointError, match="gemma4_text is not served: 'head_dim'"):
+        with pytest.raises(
+            CheckpointError, match="gemma4_text: layers of different sizes are not served"
+        ):
             load_model(config_for(tmp_path))
 
     def test_attention_by_no_registered_function(self, save_model: SaveModel) -> None:

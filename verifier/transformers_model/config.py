@@ -143,6 +143,8 @@ def check_architecture(config: Any) -> None:
             f"{name}: quantization_config: transformers computes no quantised weights here, and no "
             "decoder of Tandem's own serves this model, or not with these flags"
         )
+    if getattr(config, "is_heterogeneous", False):
+        raise CheckpointError(f"{name}: layers of different sizes are not served")
     others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if others:
         raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")

@@ -33,8 +33,12 @@ def load(folder: Path, dtype: str = "auto", quantization: str = "none") -> Decod
 @functools.cache
 def weights_of(name: str, dtype: str = "float32", quantization: str = "none") -> DecoderWeights:
     """The bundled model, or a random one of `CONFIGS` or `METHODS`, always the same one."""
-    folder = MODEL_FOLDER if name == "bundled" else Path(_saved(name).name)
-    return load(folder, dtype, quantization)
+    return load(folder_of(name), dtype, quantization)
+
+
+def folder_of(name: str) -> Path:
+    """Of such a model's checkpoint."""
+    return MODEL_FOLDER if name == "bundled" else Path(_saved(name).name)
 
 
 @functools.cache

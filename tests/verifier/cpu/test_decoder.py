@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
-from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
+from tests.verifier.cpu.running_decoder import RunningDecoder, folder_of, some_tokens, weights_of
 from tests.verifier.cpu.test_loader import CONFIGS
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.checkpoint.description import describe_decoder
+from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import CpuDecoder
+from verifier.model.own_model import block_bytes
 
 NUM_TOKENS = 75
 BLOCKS = [7, 2, 9, 0, 4]
@@ -47,6 +50,15 @@ def test_logits_of_long_texts_are_the_oracles(name: str) -> None:
         stored = running.keys_and_values(blocks, 700)
     expected = all_logits(weights, token_ids, stored)
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma4", "gemma4_dense"])
+def test_keys_and_values_take_the_memory_that_is_accounted(name: str) -> None:
+    """Layers differ, and some have none."""
+    described = describe_decoder(folder_of(name))
+    with RunningDecoder(weights_of(name, "bfloat16"), num_blocks=10) as running:
+        num_bytes = sum(cache.nbytes for cache in running.decoder.kv_caches)
+        assert num_bytes == 10 * block_bytes(described, WeightType.BFLOAT16, 16)
 
 
 def test_logits_take_no_more_memory_than_a_step_can_need() -> None:

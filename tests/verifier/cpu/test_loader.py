@@ -453,6 +453,20 @@ def test_weights_by_other_names_are_left_to_transformers(
         describe_decoder(tmp_path)
 
 
+def test_keys_and_values_that_no_layer_computes_are_left_out(tmp_path: Path) -> None:
+    """As published: layers that attend to others' have some of their own."""
+    save(tmp_path, "gemma4")
+    expected = all_logits(load(tmp_path), TEXT)
+    own = {
+        f"model.layers.4.self_attn.{name}.weight": torch.ones(3) for name in ("k_proj", "v_proj")
+    }
+    rename(tmp_path, lambda tensors: tensors | own)
+    assert (all_logits(load(tmp_path), TEXT) == expected).all()
+    rename(tmp_path, lambda t: t | {"model.layers.1.self_attn.v_norm.weight": torch.ones(48)})
+    with pytest.raises(NotServedError, match=r"layers\.1\.self_attn\.v_norm\.weight"):
+        describe_decoder(tmp_path)
+
+
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
     save(tmp_path, "llama")
     lost = "model.layers.1.mlp.up_proj.weight"

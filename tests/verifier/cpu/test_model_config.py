@@ -36,6 +36,19 @@ def read(folder: Path, config: Any, generation: Any = None) -> ModelConfig:
     return read_model_config(folder)
 
 
+GEMMA4 = {
+    **LLAMA,
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 97,
+    "num_kv_shared_layers": 2,
+    "use_bidirectional_attention": "vision",
+}
 MIXTURE = {
     **LLAMA,
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -88,6 +101,33 @@ def test_what_is_not_known_is_refused_by_name(
     assert read(tmp_path, LLAMA).hidden_size == 64
     with pytest.raises(NotServedError, match=told):
         read(tmp_path, {**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block True"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_scaling"),
+        ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
+        ({"per_layer_config": {"1": {"sliding_window": 3}}}, "has per_layer_config"),
+        ({"per_layer_config": {"0": {"head_dim": 48}}}, "heads have different sizes"),
+        ({"per_layer_config": {"0": {"num_key_value_heads": 3}}}, "4 heads share 3"),
+        ({"global_head_dim": 40}, "head_dim 40"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers 4"),
+        ({"num_kv_shared_layers": 3}, "layers of type full_attention without keys and values"),
+        ({"hidden_size_per_layer_input": 20}, "inputs of 20 numbers for each layer, of 97 tokens"),
+        ({"vocab_size_per_layer_input": 96}, "inputs of 16 numbers for each layer, of 96 tokens"),
+    ],
+)
+def test_what_gemma4_may_not_be_is_refused_by_name(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    layers = read(tmp_path, GEMMA4).layers
+    assert [(layer.head_dim, layer.kv_layer) for layer in layers] == [
+        (16, None), (32, None), (16, 0), (32, 1)
+    ]  # fmt: skip
+    with pytest.raises(NotServedError, match=told):
+        read(tmp_path, {**GEMMA4, **changes})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "\x00"])

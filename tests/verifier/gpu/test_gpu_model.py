@@ -97,6 +97,7 @@ def test_a_decoder_that_computes_another_model_is_refused(
     [
         ("llama", {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ("gemma2", {"attention_backend": "sdpa"}, "attention backend sdpa serves no softcap"),
+        ("gemma4", {}, "layers with heads of different sizes"),
     ],
 )
 def test_others_go_to_transformers_and_the_log_says_why(
