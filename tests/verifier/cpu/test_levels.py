@@ -37,6 +37,7 @@ SUBJECTS = [
     ("packed_int8", "auto"),
     ("fp8_blocks", "auto"),
     ("olmo3", "bfloat16"),
+    ("qwen3_next", "bfloat16"),
     ("gguf_gpt-oss", "auto"),
 ]
 NUM_TOKENS = 300
