@@ -84,6 +84,21 @@ _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(model_type="llama", architecture="LlamaForCausalLM"),
     "qwen2": _Family(model_type="qwen2", architecture="Qwen2ForCausalLM"),
     "qwen3": _Family(model_type="qwen3", architecture="Qwen3ForCausalLM"),
+    "smollm3": _Family(
+        model_type="smollm3", architecture="SmolLM3ForCausalLM", constants=_SILU_BFLOAT16
+    ),
+    "olmo2": _Family(model_type="olmo2", architecture="Olmo2ForCausalLM", constants=_SILU_BFLOAT16),
+    "granite": _Family(
+        model_type="granite",
+        architecture="GraniteForCausalLM",
+        constants=_SILU_BFLOAT16,
+        keys={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
     "qwen3moe": _Family(
         model_type="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
@@ -203,6 +218,9 @@ def config_of(
             is_narrow = config.get("num_hidden_layers") == family.num_layers_of_narrow_queries
             scalar = hidden // heads if is_narrow else config["head_dim"]
             config["query_pre_attn_scalar"] = scalar
+    if type(size := config.get("head_dim")) is int and size > 0 and "attention.scale" in names:
+        # What files without a factor mean; transformers' default is another one.
+        config.setdefault("attention_multiplier", size**-0.5)
     if "ssm.inner_size" in family.keys:
         config |= _delta_net(header, config, told)
     if config.get("sliding_window") == 0:

@@ -92,6 +92,11 @@ def write_model(
         writer.add_ssm_inner_size(DELTA_VALUES * DELTA_HEAD)
         writer.add_full_attention_interval(2)
         writer.add_rope_dimension_count(HIDDEN // HEADS // 2)
+    if architecture == "granite":
+        writer.add_attention_scale(0.21)
+        writer.add_embedding_scale(3.0)
+        writer.add_residual_scale(0.22)
+        writer.add_logit_scale(6.0)
     if architecture.startswith(("gemma", "qwen3", "gpt-oss")):
         writer.add_key_length(HIDDEN // HEADS)
         writer.add_value_length(HIDDEN // HEADS)
@@ -133,6 +138,8 @@ def write_model(
         norms += ["post_attention_norm", "post_ffw_norm"]
     if is_gpt_oss or has_delta_nets:
         norms = ["attn_norm", "post_attention_norm"]
+    if architecture == "olmo2":
+        norms = ["post_attention_norm", "post_ffw_norm"]
     of_queries = [("attn_q", HIDDEN), ("attn_k", kv), ("attn_v", kv)]
     if architecture == "phi3":
         of_queries = [("attn_qkv", HIDDEN + 2 * kv)]
@@ -153,6 +160,9 @@ def write_model(
         if architecture in ("gemma3", "qwen3", "qwen3moe") or (has_delta_nets and own):
             for name in ("attn_q_norm", "attn_k_norm"):
                 add(f"{prefix}{name}.weight", HIDDEN // HEADS)
+        if architecture == "olmo2":
+            add(f"{prefix}attn_q_norm.weight", HIDDEN)
+            add(f"{prefix}attn_k_norm.weight", kv)
         if own:
             add(f"{prefix}attn_output.weight", HIDDEN, HIDDEN)
         if is_gpt_oss:

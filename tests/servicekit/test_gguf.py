@@ -14,7 +14,15 @@ import tokenizers
 
 from servicekit.gguf.folder import model_folder
 from servicekit.gguf.header import GgufError, read_header
-from tests.servicekit.gguf_files import END, HIDDEN, TOKENS, TOOL, VOCABULARY, write_model
+from tests.servicekit.gguf_files import (
+    END,
+    HEADS,
+    HIDDEN,
+    TOKENS,
+    TOOL,
+    VOCABULARY,
+    write_model,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -255,6 +263,22 @@ def test_configurations_say_what_their_family_computes(tmp_path: Path) -> None:
     assert yarn["rope_scaling"] == {
         "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 128,
     }  # fmt: skip
+
+
+def test_granites_factors_are_told_and_scores_have_one_in_any_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def config(name: str) -> dict[str, Any]:
+        path = write_model(tmp_path / name / "a.gguf", "Q8_0", architecture="granite")
+        content: dict[str, Any] = json.loads((model_folder(path) / "config.json").read_bytes())
+        return content
+
+    told = config("told")
+    keys = ("attention", "embedding", "residual")
+    factors = [told["logits_scaling"], *(told[f"{key}_multiplier"] for key in keys)]
+    assert factors == pytest.approx([6.0, 0.21, 3.0, 0.22])
+    monkeypatch.setattr(gguf.GGUFWriter, "add_attention_scale", lambda self, scale: None)
+    assert config("untold")["attention_multiplier"] == (HIDDEN // HEADS) ** -0.5
 
 
 def test_two_models_in_a_folder_are_refused(file: Path) -> None:

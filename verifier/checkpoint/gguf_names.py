@@ -56,6 +56,10 @@ _OF_MODEL_TYPES: Mapping[str, Mapping[str, str]] = {
     "gemma2": _OF_GEMMA,
     "gemma3_text": _OF_GEMMA,
     **dict.fromkeys(_DELTA_NETS, _OF_DELTA_NETS),
+    "olmo2": {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "gpt_oss": {
@@ -79,7 +83,7 @@ _OF_MIXTRALS_EXPERTS = {
 _NORM_OFFSETS = dict.fromkeys(("gemma2", "gemma3_text", *_DELTA_NETS), 1.0)
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 # Whose head counts tell how rows of queries and keys are paired.
-_PAIRED_ARCHITECTURES = ("llama",)
+_PAIRED_ARCHITECTURES = ("llama", "granite", "smollm3")
 _PAIRED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 
 

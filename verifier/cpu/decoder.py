@@ -338,7 +338,10 @@ class CpuDecoder(SampledOnHost):
         record = np.zeros((), dtype=MATRIX)
         if matrix is not None:
             scales = matrix.scales
-            if scales is not None and matrix.parts[0].blocks.dtype == WeightType.FP8.value:
+            first = matrix.parts[0]
+            # Bytes in groups are codes of other types.
+            is_fp8 = first.form is None and first.blocks.dtype == WeightType.FP8.value
+            if scales is not None and is_fp8:
                 scales = scales * np.float32(FP8_FACTOR)
             in_groups = self._weights.linear_type is WeightType.GROUPS
             weights = _parts_table(matrix) if in_groups else matrix.blocks

@@ -8,7 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, MixtralForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
 
 from servicekit.gguf.folder import model_folder
 from servicekit.kernels.jit import kernel
@@ -180,10 +185,15 @@ def test_logits_are_transformers_by_its_own_reading_of_the_file(
     assert torch.isfinite(exact).all()
 
 
-def test_logits_of_mixtral_are_transformers_with_the_gguf_packages_values(tmp_path: Path) -> None:
-    """No library reads such files."""
-    # Its router too, whose products take no rounded rows.
-    path = write_model(tmp_path / "mixtral.gguf", "Q8_0", num_experts=4)
+@pytest.mark.parametrize(
+    ("architecture", "num_experts"), [("llama", 4), ("granite", 0), ("smollm3", 0), ("olmo2", 0)]
+)
+def test_logits_are_transformers_with_the_values_of_files_that_no_library_reads(
+    tmp_path: Path, architecture: str, num_experts: int
+) -> None:
+    # Mixtral's router too, whose products take no rounded rows.
+    path = write_model(tmp_path / "a.gguf", "Q8_0", architecture=architecture,
+                       num_experts=num_experts)  # fmt: skip
     folder = model_folder(path)
     names = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
     with TensorFiles(folder) as files:
@@ -201,9 +211,11 @@ def test_logits_of_mixtral_are_transformers_with_the_gguf_packages_values(tmp_pa
             for expert, values in enumerate(gguf.dequantize(tensor.data, tensor.tensor_type)):
                 prefix = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
                 state[f"{prefix}.{names[part]}.weight"] = torch.from_numpy(values)
-    loaded: Any = MixtralForCausalLM.from_pretrained(
-        None, config=AutoConfig.from_pretrained(folder), state_dict=state, dtype=torch.float32,
-        attn_implementation="eager", output_loading_info=True,
+    config = AutoConfig.from_pretrained(folder)
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    loaded: Any = family.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float32, attn_implementation="eager",
+        output_loading_info=True,
     )  # fmt: skip
     assert not loaded[1]["missing_keys"]
     _check_logits(_logits(folder), loaded[0])
@@ -220,7 +232,9 @@ def test_a_split_file_is_the_same_model(tmp_path: Path) -> None:
 
 
 def test_pairs_of_rows_are_told_of_the_llama_family_alone(tmp_path: Path) -> None:
-    for architecture, expected in (("llama", 4), ("qwen2", 0)):
+    """And of those that llama.cpp converts as it."""
+    paired = {"llama": 4, "granite": 4, "smollm3": 4, "qwen2": 0, "olmo2": 0}
+    for architecture, expected in paired.items():
         path = write_model(tmp_path / f"{architecture}.gguf", ALL_TYPES, architecture=architecture)
         with TensorFiles(model_folder(path)) as files:
             tensor = files.tensors["model.layers.0.self_attn.q_proj.weight"]
