@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 
 HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, VOCABULARY = 256, 384, 4, 2, 2, 128
 NUM_EXPERTS = 4
+LAYER_INPUT = 128
 ARCHITECTURES = {
+    "gemma4_text": "Gemma4ForCausalLM",
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -288,9 +290,21 @@ def write_quantized(
     add("model.embed_tokens.weight", 0, VOCABULARY, HIDDEN)
     add("lm_head.weight", 0, VOCABULARY, HIDDEN)
     add("model.norm.weight", 1, HIDDEN)
+    is_gemma = model_type == "gemma4_text"
+    if is_gemma:
+        add_layer("model.embed_tokens_per_layer", VOCABULARY, LAYERS * LAYER_INPUT)
+        add_layer("model.per_layer_model_projection", LAYERS * LAYER_INPUT, HIDDEN)
+        add("model.per_layer_projection_norm.weight", 1, LAYER_INPUT)
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
-        for name in ("input_layernorm", "post_attention_layernorm"):
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        if is_gemma:
+            norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+            norms += ["post_per_layer_input_norm"]
+            add_layer(f"{prefix}per_layer_input_gate", LAYER_INPUT, HIDDEN)
+            add_layer(f"{prefix}per_layer_projection", HIDDEN, LAYER_INPUT)
+            add(f"{prefix}layer_scalar", 1, 1)
+        for name in norms:
             add(f"{prefix}{name}.weight", 1, HIDDEN)
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             add_layer(f"{prefix}self_attn.{name}_proj", heads * head_dim, HIDDEN)
@@ -330,5 +344,9 @@ def write_quantized(
     if model_type == "qwen3_moe":
         whole |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
         whole |= {"moe_intermediate_size": 64, "norm_topk_prob": True}
+    if is_gemma:
+        del whole["hidden_act"], whole["rope_theta"]
+        whole |= {"global_head_dim": head_dim, "hidden_size_per_layer_input": LAYER_INPUT}
+        whole |= {"vocab_size_per_layer_input": VOCABULARY}
     (folder / "config.json").write_text(json.dumps(whole))
     return values

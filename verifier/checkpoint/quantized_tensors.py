@@ -211,7 +211,7 @@ def _fp8_weight(
             block = (rows, columns)
     if scales is None or block is None:
         raise CheckpointError(f"{where}there are no scales beside it, or of another shape or type")
-    if codes.name.endswith("embed_tokens.weight"):
+    if codes.name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight")):
         raise CheckpointError(f"{where}embeddings in FP8 are not served")
     return QuantizedTensor(
         name=codes.name,

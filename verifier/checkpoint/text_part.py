@@ -15,6 +15,7 @@ _KEY = "text_config"
 _TYPES: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "llava": "llama",
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
@@ -42,6 +43,7 @@ _UNUSED = tuple(
         "embed_audio.",
         "embed_vision.",
         "multi_modal_projector.",
+        "vision_embedder.",
         "vision_tower.",
         "visual.",
     )

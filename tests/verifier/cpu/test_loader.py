@@ -153,6 +153,11 @@ CONFIGS: dict[str, Any] = {
         attention_k_eq_v=True,
         num_global_key_value_heads=1,
     ),
+    "gemma4_unified": lambda: TRANSFORMERS.Gemma4UnifiedTextConfig(
+        **{key: GEMMA4[key] for key in GEMMA4 if not key.endswith("per_layer_input")},
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        num_kv_shared_layers=1,
+    ),
     "phi3": lambda: Phi3Config(**SMALL, sliding_window=20, pad_token_id=0),
     "phi3_partial": lambda: Phi3Config(
         **{**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1},

@@ -33,6 +33,10 @@ GEMMA4_ROPE = {
                        "rope_type": "proportional"},
     "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
 }  # fmt: skip
+GEMMA4 = {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512,
+          "rope_parameters": GEMMA4_ROPE, "final_logit_softcapping": 30.0,
+          "hidden_activation": "gelu_pytorch_tanh", "num_kv_shared_layers": 0,
+          **TIED}  # fmt: skip
 FIVE_SLIDING = [*5 * ["sliding_attention"], "full_attention"]
 PAIRS = ["sliding_attention", "full_attention"]
 MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
@@ -69,13 +73,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "gemma3_text": {"vocab_size": 262144, "head_dim": 256, "sliding_window": 512,
                     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256,
                     "max_position_embeddings": 32768, "sliding_window_pattern": 6},
-    "gemma4_text": {"vocab_size": 262144, "head_dim": 256, "global_head_dim": 512,
-                    "sliding_window": 512, "final_logit_softcapping": 30.0,
-                    "max_position_embeddings": 131072, "vocab_size_per_layer_input": 262144,
-                    "hidden_activation": "gelu_pytorch_tanh", "enable_moe_block": False,
-                    "expert_intermediate_size": None, "num_experts": None, "top_k_experts": None,
-                    "rope_parameters": GEMMA4_ROPE, "use_bidirectional_attention": None,
-                    **TIED},
+    "gemma4_text": {**GEMMA4, "sliding_window": 512, "vocab_size_per_layer_input": 262144,
+                    "enable_moe_block": False, "expert_intermediate_size": None,
+                    "num_experts": None, "top_k_experts": None,
+                    "use_bidirectional_attention": None, "max_position_embeddings": 131072},
+    "gemma4_unified_text": {**GEMMA4, "sliding_window": 1024, "max_position_embeddings": 262144},
     "phi3": {"rope_theta": 1e4, "max_position_embeddings": 131072, "pad_token_id": 0,
              "original_max_position_embeddings": 4096, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     "olmo2": {"vocab_size": 100352, "rope_theta": 5e5, "max_position_embeddings": 4096},
@@ -146,6 +148,9 @@ SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] =
     (7.46, "gemma4_text", (2560, 10240, 42, 8, 2), {
         "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18,
         "layer_types": 7 * FIVE_SLIDING}),
+    (11.9, "gemma4_unified_text", (3840, 15360, 48, 16, 8), {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "layer_types": 8 * FIVE_SLIDING,
+        "use_bidirectional_attention": "vision"}),
     (30.7, "gemma4_text", (5376, 21504, 60, 32, 16), {
         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
         "num_global_key_value_heads": 4, "sliding_window": 1024, "layer_types": 10 * FIVE_SLIDING,

@@ -57,6 +57,8 @@ def test_values_are_bit_equal_to_the_formula(method: str, tmp_path: Path) -> Non
         ("fp8_blocks", "qwen3", ()),
         ("packed_int4_zeros", "qwen3_moe", ("k_proj",)),
         ("fp8_channel", "qwen3_moe", ()),
+        ("fp8_channel", "gemma4_text", ("tokens_per_layer",)),
+        ("packed_int4", "gemma4_text", ("o_proj",)),
         ("packed_int4", "qwen3", ("k_proj", "gate_proj", "layers.1.mlp.down_proj")),
     ],
 )

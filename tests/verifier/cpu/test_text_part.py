@@ -59,6 +59,14 @@ def _mapping(name: str) -> Any:
             audio_config=audio,
             **dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), 96),
         )
+    if name == "gemma4_unified":
+        text = {key: GEMMA4[key] for key in GEMMA4 if not key.endswith("per_layer_input")}
+        return TRANSFORMERS.Gemma4UnifiedConfig(
+            text_config={**text, "pad_token_id": 0},
+            vision_config={"mm_embed_dim": 64, "mm_posemb_size": 8, "output_proj_dims": 64},
+            audio_config={"audio_embed_dim": 32},
+            **dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), 96),
+        )
     if name == "mistral3":
         text = {**SMALL, "head_dim": 32, "sliding_window": None, "model_type": "mistral"}
         vision = {**_TILES, "model_type": "pixtral", "head_dim": 16}
@@ -88,7 +96,17 @@ def _mapping(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
+    "name",
+    [
+        "gemma3",
+        "gemma4",
+        "gemma4_unified",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
+    ],
 )
 @pytest.mark.parametrize("has_head", [False, True])
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str, has_head: bool) -> None:
