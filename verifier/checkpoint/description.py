@@ -25,6 +25,13 @@ logger = get_logger(__name__)
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER_SCALAR = "layer_scalar"
+# Of a mixture beside an MLP; norms by fields of `verifier.cpu.weights.BesideMlp`.
+ROUTER_NORM, EXPERT_FACTORS = "router.scale", "router.per_expert_scale"
+BESIDE_MLP_NORMS: Mapping[str, str] = {
+    "input_norm": "pre_feedforward_layernorm_2",
+    "output_norm": "post_feedforward_layernorm_2",
+    "mlp_output_norm": "post_feedforward_layernorm_1",
+}
 PER_LAYER_EMBEDDINGS = "model.embed_tokens_per_layer.weight"
 PER_LAYER_PROJECTION = "model.per_layer_model_projection"
 PER_LAYER_NORM = "model.per_layer_projection_norm"
@@ -311,9 +318,15 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         bias = experts.has_biases
         if experts.shared:
             shared, own = prefix + experts.shared, config.shared_expert_size
-            shapes[f"{prefix}{experts.shared_gate}.weight"] = (1, hidden)
+            if experts.shared_gate:
+                shapes[f"{prefix}{experts.shared_gate}.weight"] = (1, hidden)
             add([f"{shared}.{name}" for name in family.gate_up], [own, own], hidden, False)
             add([shared + ".down_proj"], [hidden], own, False)
+        if experts.is_beside_mlp:
+            for name in BESIDE_MLP_NORMS.values():
+                shapes[f"{prefix}{name}.weight"] = (hidden,)
+            shapes[prefix + ROUTER_NORM] = (hidden,)
+            shapes[prefix + EXPERT_FACTORS] = (config.num_experts,)
         add([prefix + experts.router], [config.num_experts], hidden, bias)
         for expert in range(config.num_experts):
             add([prefix + experts.gate.format(expert=expert)], [size], hidden, bias)

@@ -54,6 +54,9 @@ class ExpertNames:
     shared: str | None = None
     shared_gate: str = ""
     shared_width_key: str = ""
+    # Whether the expert of all tokens is an MLP beside the mixture, each with norms of its own, and
+    # experts have factors (Gemma 4).
+    is_beside_mlp: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from verifier.checkpoint.family import Family, Ropes, Windows
+from verifier.checkpoint.family import ExpertNames, Family, Ropes, Windows
 
 _GEMMA = {
     "num_key_value_heads": 4,
@@ -119,12 +119,25 @@ GEMMAS: Mapping[str, Family] = {
             **_GEMMA4,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262_144,
-            # Of mixtures of experts, which `enable_moe_block` tells.
+            "enable_moe_block": False,
             "num_experts": None,
-            "top_k_experts": None,
+            "num_experts_per_tok": None,
             "moe_intermediate_size": None,
         },
-        constants={**_GEMMA4_CONSTANTS, "enable_moe_block": False},
+        constants=_GEMMA4_CONSTANTS,
+        experts=ExpertNames(
+            router="router.proj",
+            gate="experts.{expert}.gate_proj",
+            up="experts.{expert}.up_proj",
+            down="experts.{expert}.down_proj",
+            count_key="num_experts",
+            width_key="moe_intermediate_size",
+            normalises_key=None,
+            shared="mlp",
+            shared_width_key="intermediate_size",
+            is_beside_mlp=True,
+        ),
+        aliases={"top_k_experts": "num_experts_per_tok"},
         **_GEMMA4_FIELDS,
     ),
     "gemma4_unified_text": Family(

@@ -281,7 +281,9 @@ def _delta(config: ConfigValues) -> DeltaShape:
 
 def _sparse_layers(config: ConfigValues, num_layers: int) -> list[bool]:
     """Which layers are mixtures of experts."""
-    if config.family.experts is None or not config.values[config.family.experts.count_key]:
+    experts = config.family.experts
+    is_sparse = config.values.get("enable_moe_block", True)
+    if experts is None or not is_sparse or not config.values[experts.count_key]:
         return [False] * num_layers
     step = config.values.get("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or ()

@@ -203,6 +203,12 @@ class CpuDecoder(SampledOnHost):
                 record["shared_gate"] = self._address(experts.shared_gate)
                 record["shared_gate_up"] = self._matrix(experts.shared_gate_up)
                 record["shared_down"] = self._matrix(experts.shared_down)
+                if (beside := experts.beside_mlp) is not None:
+                    record["router_norm"] = self._address(beside.router_norm)
+                    record["experts_input_norm"] = self._address(beside.input_norm)
+                    record["experts_output_norm"] = self._address(beside.output_norm)
+                    record["shared_output_norm"] = self._address(beside.mlp_output_norm)
+                    record["expert_factors"] = self._address(beside.factors)
             record["has_kv"] = layer.has_kv
             if layer.has_kv:
                 cache = next(own_caches)
@@ -273,6 +279,8 @@ class CpuDecoder(SampledOnHost):
             model["expert_rows"] = self._buffer(num_choices, weights.hidden_size)
             model["expert_updates"] = self._buffer(num_choices, weights.hidden_size)
             model["shared_factors"] = self._buffer(max_num_tokens, 1)
+            if experts.beside_mlp is not None:
+                model["shared_updates"] = self._buffer(max_num_tokens, weights.hidden_size)
         qkv_size = max(layer.qkv.num_blocks for layer in layers) * LANES
         head_dim = max(layer.head_dim for layer in layers)
         queries_size = weights.num_heads * head_dim

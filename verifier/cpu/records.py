@@ -36,6 +36,11 @@ LAYER = np.dtype(
         ("shared_gate", np.int64),  # [hidden_size], or 0: no expert of all tokens
         ("shared_gate_up", MATRIX),
         ("shared_down", MATRIX),
+        ("router_norm", np.int64),  # [hidden_size], or 0: no mixture beside an MLP
+        ("experts_input_norm", np.int64),
+        ("experts_output_norm", np.int64),
+        ("shared_output_norm", np.int64),
+        ("expert_factors", np.int64),  # [num_experts]
         ("convolution", np.int64),  # [kernel_size, channels], or 0: no gated delta net
         ("decay_rate", np.int64),  # [num_key_heads, heads_per_key / 16 * 16]
         ("decay_bias", np.int64),  # likewise
@@ -117,6 +122,7 @@ MODEL = np.dtype(
         ("expert_starts", np.int64),  # int64 [num_experts + 1]
         ("expert_rows", np.int64),  # [T * num_experts_per_token, hidden_size], by place
         ("expert_updates", np.int64),  # the same: what the experts make of these
+        ("shared_updates", np.int64),  # [T, hidden_size], of an MLP beside the experts
         ("shared_factors", np.int64),  # [T], of the expert of all tokens
         # Of gated delta nets, see `kernels.delta`.
         ("num_key_heads", np.int64),

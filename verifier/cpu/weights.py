@@ -56,6 +56,19 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideMlp:
+    """What a mixture has that is computed of the hidden state beside an MLP (Gemma 4), both of
+    whose outputs are normalised before they are added. Norms are [H].
+    """
+
+    router_norm: FloatArray  # of what the router sees
+    input_norm: FloatArray  # of what the experts see
+    output_norm: FloatArray
+    mlp_output_norm: FloatArray
+    factors: FloatArray  # [E], of the experts' outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of an MLP."""
 
@@ -69,10 +82,12 @@ class Experts:
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool
     # An expert of all tokens: its weights, as a layer's `gate_up` and `down`, and those [H] of the
-    # logit whose sigmoid multiplies its output. None: there is none.
+    # logit whose sigmoid multiplies its output. None: there is none; no logit if the expert is the
+    # MLP that the mixture is beside.
     shared_gate_up: Matrix | None = None
     shared_down: Matrix | None = None
     shared_gate: FloatArray | None = None
+    beside_mlp: BesideMlp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,10 +98,16 @@ def _round_rows(_: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _quantised_modules(model: PreTrainedModel) -> set[torch.nn.Module]:
-    """Linear layers except the output layer, and experts whose weights are in one tensor."""
+    """Linear layers except the output layer and routers, and experts whose weights are in one
+    tensor.
+    """
     return {
         module
-        for module in cast(torch.nn.Module, model).modules()
-        if (isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings())
+        for name, module in cast(torch.nn.Module, model).named_modules()
+        if (
+            isinstance(module, torch.nn.Linear)
+            and module is not model.get_output_embeddings()
+            and not name.endswith(".router.proj")
+        )
         or any(p.dim() == 3 for p in module.parameters(recurse=False))
     }

@@ -28,6 +28,7 @@ from tests.verifier.cpu.state_walk import NUM_SLOTS, Walk
 from tests.volume import cases
 from verifier.checkpoint.weight_types import Rotary
 from verifier.cpu.weights import (
+    BesideMlp,
     DecoderWeights,
     DeltaNet,
     Experts,
@@ -42,7 +43,8 @@ MAX_NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 70, 12, 32
 # Where a model has recurrent states.
 MAX_DRAFTS = 5
 WEIGHTS = (
-    DecoderWeights, DeltaNet, Experts, Layer, LayerInput, Matrix, Part, PerLayerInputs, Rotary,
+    BesideMlp, DecoderWeights, DeltaNet, Experts, Layer, LayerInput, Matrix, Part, PerLayerInputs,
+    Rotary,
 )  # fmt: skip
 PATTERN = 0xA5
 PAGE = mmap.PAGESIZE

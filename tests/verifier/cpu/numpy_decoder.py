@@ -52,7 +52,7 @@ def all_logits(
         hidden = hidden + _normed(output, layer.attention_output_norm, weights.norm_eps)
         rows = _normed(hidden, layer.mlp_norm, weights.norm_eps)
         if layer.experts is not None:
-            output = _mixture(weights, layer.experts, rows)
+            output = _mixture(weights, layer.experts, rows, hidden)
         else:
             assert layer.gate_up is not None
             assert layer.down is not None
@@ -297,8 +297,14 @@ def _gelu(x: Array) -> Array:
     return result
 
 
-def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
-    logits = _product(rows, experts.router, weights.other_type)
+def _mixture(weights: DecoderWeights, experts: Experts, rows: Array, hidden: Array) -> Array:
+    """Args: rows: the normalised hidden state, of which an MLP beside the mixture sees it."""
+    eps, beside, mlp_rows = weights.norm_eps, experts.beside_mlp, rows
+    routed = rows
+    if beside is not None:
+        routed = _normed(hidden, beside.router_norm, eps)
+        rows = _normed(hidden, beside.input_norm, eps)
+    logits = _product(routed, experts.router, weights.other_type)
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     result = np.zeros_like(rows)
@@ -312,7 +318,14 @@ def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
                 _one_of(experts.down, expert),
                 rows[token : token + 1],
             )
-            result[token] += output[0] * share[expert] / total
+            factor = 1.0 if beside is None else beside.factors[expert]
+            result[token] += output[0] * share[expert] / total * factor
+    if beside is not None:
+        assert experts.shared_gate_up is not None
+        assert experts.shared_down is not None
+        mlp = _gated(weights, experts.shared_gate_up, experts.shared_down, mlp_rows)
+        result = _normed(result, beside.output_norm, eps)
+        result += _normed(mlp, beside.mlp_output_norm, eps)
     if experts.shared_gate is not None:
         assert experts.shared_gate_up is not None
         assert experts.shared_down is not None

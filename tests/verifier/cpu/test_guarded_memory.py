@@ -12,6 +12,7 @@ SUBJECTS = [
     "bundled:bfloat16:none:1",
     "gemma3_linear:float16:none:2",
     "gemma4:bfloat16:none:2",
+    "gemma4_mixture:float32:none:3",
     "phi3_partial:bfloat16:none:2",
     "llama_biases:bfloat16:fp8:1",
     "qwen3_moe_step:float32:none:3",

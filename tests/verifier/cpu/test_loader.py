@@ -153,6 +153,14 @@ CONFIGS: dict[str, Any] = {
         attention_k_eq_v=True,
         num_global_key_value_heads=1,
     ),
+    "gemma4_mixture": lambda: TRANSFORMERS.Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+    ),
     "gemma4_unified": lambda: TRANSFORMERS.Gemma4UnifiedTextConfig(
         **{key: GEMMA4[key] for key in GEMMA4 if not key.endswith("per_layer_input")},
         layer_types=["full_attention", "sliding_attention", "full_attention"],
@@ -285,7 +293,7 @@ def save(
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         for key, parameter in model.named_parameters():
-            if "norm" in key or "bias" in key:
+            if "norm" in key or "bias" in key or ("router." in key and "scale" in key):
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
         for key, buffer in model.named_buffers():
             if "layer_scalar" in key:

@@ -106,7 +106,7 @@ def test_what_is_not_known_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block True"),
+        ({"enable_moe_block": True, "num_experts": 4}, "num_experts_per_tok None"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_scaling"),
         ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
         ({"per_layer_config": {"1": {"sliding_window": 3}}}, "has per_layer_config"),

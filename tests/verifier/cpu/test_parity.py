@@ -138,7 +138,7 @@ def test_correct_models_are_far_from_the_limits_of_rounding(
     comparison.check_rounding(logits, exact, rounding, 0.1)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "gemma4_mixture"])
 def test_experts_are_quantised_by_the_rows_of_each(name: str, tmp_path: Path) -> None:
     """They lie in one tensor in transformers, GPT-OSS's by columns."""
     save(tmp_path, name, torch.bfloat16)

@@ -151,6 +151,10 @@ SIZES: list[tuple[float, str, tuple[int, int, int, int, int], dict[str, Any]]] =
     (11.9, "gemma4_unified_text", (3840, 15360, 48, 16, 8), {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "layer_types": 8 * FIVE_SLIDING,
         "use_bidirectional_attention": "vision"}),
+    (25.2, "gemma4_text", (2816, 2112, 30, 16, 8), {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "sliding_window": 1024,
+        "num_global_key_value_heads": 2, "layer_types": 5 * FIVE_SLIDING, "enable_moe_block": True,
+        "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}),
     (30.7, "gemma4_text", (5376, 21504, 60, 32, 16), {
         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True,
         "num_global_key_value_heads": 4, "sliding_window": 1024, "layer_types": 10 * FIVE_SLIDING,

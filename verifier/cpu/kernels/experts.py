@@ -13,7 +13,7 @@ import numpy.typing as npt
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64
 from verifier.cpu.kernels import rows, vectors
-from verifier.cpu.kernels.products import PART_BYTES, finish, multiply, round_rows
+from verifier.cpu.kernels.products import PART_BYTES, accumulate, finish, multiply, round_rows
 from verifier.cpu.kernels.threads import MARK_BYTES, arrive, take
 from verifier.cpu.kernels.tiles import in_groups
 
@@ -98,8 +98,9 @@ def _route(marker: npt.NDArray[Any], model: Any, layer: Any, t: int) -> None:
     """Chooses the token's experts: the likeliest ones, the first of equals."""
     own = model.routing + t * model.routing_row
     matrix = layer.router
-    multiply(marker, model.normed + t * model.hidden_row, model.hidden_row, 0, 1, matrix.weights,
-             matrix.depth, 0, matrix.num_blocks, own, model.routing_row)  # fmt: skip
+    x = (model.update if layer.router_norm else model.normed) + t * model.hidden_row
+    multiply(marker, x, model.hidden_row, 0, 1, matrix.weights, matrix.depth, 0,
+             matrix.num_blocks, own, model.routing_row)  # fmt: skip
     if matrix.bias:
         finish(own, model.routing_row, 1, 0, matrix.num_blocks, 0, matrix.bias)
     num_experts, per_token = model.num_experts, model.num_experts_per_token
@@ -131,6 +132,12 @@ def _route(marker: npt.NDArray[Any], model: Any, layer: Any, t: int) -> None:
         for k in range(per_token):
             place = model.chosen_weights + (t * per_token + k) * 4
             rows.store_f32(place, rows.load_f32(place) / chosen_sum)
+    if layer.expert_factors:
+        for k in range(per_token):
+            place = model.chosen_weights + (t * per_token + k) * 4
+            expert = load_i64(model.chosen + (t * per_token + k) * 16)
+            factor = rows.load_f32(layer.expert_factors + 4 * expert)
+            rows.store_f32(place, rows.load_f32(place) * factor)
 
 
 @kernel
@@ -204,3 +211,9 @@ def _combine(model: Any, layer: Any, t: int) -> None:
         else:
             to = model.hidden + t * model.hidden_row + offset
             vectors.store(to, vectors.add(vectors.load(to), total))
+    if layer.router_norm:
+        own = t * model.hidden_row
+        rows.norm(model.update + own, model.update + own, layer.experts_output_norm,
+                  model.hidden_size, model.norm_eps)  # fmt: skip
+        accumulate(model.update + own, 0, model.shared_updates + own, 0, 1, 0,
+                   model.hidden_size // 16)  # fmt: skip

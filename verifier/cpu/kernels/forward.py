@@ -36,7 +36,7 @@ _ROWS_PER_ITEM = 4
 # Columns of an item are a multiple of the widest tile's.
 _MIN_BLOCKS_PER_ITEM = 8
 _ITEMS_PER_THREAD = 4
-NUM_PHASES_PER_LAYER = 23
+NUM_PHASES_PER_LAYER = 24
 """At most; each has a mark."""
 NUM_OTHER_PHASES = 8
 
@@ -91,9 +91,13 @@ def forward(
                    layer.shared_gate, mark)  # fmt: skip
         mark += MARK_BYTES
         if layer.router.num_blocks:
-            if layer.shared_gate:
+            if layer.shared_gate_up.num_blocks:
                 mark = _run_mlp(linear, model, step, layer.shared_gate_up, layer.shared_down,
-                                model.shared_factors, 0, True, mark)  # fmt: skip
+                                model.shared_factors if layer.shared_gate else 0, 0,
+                                layer.router_norm == 0, mark)  # fmt: skip
+            if layer.router_norm:
+                _begin_mixture(model, step, layer, mark)
+                mark += MARK_BYTES
             mark = mix_experts(linear, other, model, step, layer, mark)
         else:
             mark = _run_mlp(linear, model, step, layer.gate_up, layer.down, 0, 0,
@@ -254,6 +258,26 @@ def _norm_rows(
                 factor = rows.sigmoid_of_product(model.normed + offset, shared_gate,
                                                  model.hidden_size)  # fmt: skip
                 rows.store_f32(model.shared_factors + 4 * t, factor)
+    arrive(mark, model.num_threads)
+
+
+@kernel
+def _begin_mixture(model: Any, step: Any, layer: Any, mark: int) -> None:
+    """Keeps the norm of the MLP's update; then normed = what experts see of hidden, update = what
+    their router sees.
+    """
+    size, eps = model.hidden_size, model.norm_eps
+    num_items = _num_row_items(step)
+    while True:
+        item = take(mark)
+        if item >= num_items:
+            break
+        for t in range(item * _ROWS_PER_ITEM, min(step.num_tokens, (item + 1) * _ROWS_PER_ITEM)):
+            offset = t * model.hidden_row
+            hidden, update = model.hidden + offset, model.update + offset
+            rows.norm(model.shared_updates + offset, update, layer.shared_output_norm, size, eps)
+            rows.norm(model.normed + offset, hidden, layer.experts_input_norm, size, eps)
+            rows.norm(update, hidden, layer.router_norm, size, eps)
     arrive(mark, model.num_threads)
 
 

@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from verifier.checkpoint.description import (
+    BESIDE_MLP_NORMS,
     EMBEDDINGS,
+    EXPERT_FACTORS,
     LAYER_SCALAR,
     PER_LAYER_EMBEDDINGS,
     PER_LAYER_NORM,
     PER_LAYER_PROJECTION,
+    ROUTER_NORM,
     DecoderDescription,
     find_tensor,
     qkv_names,
@@ -33,6 +36,7 @@ from verifier.cpu.group_packing import num_records, pack_groups
 from verifier.cpu.kernels.group_tiles import record_bytes
 from verifier.cpu.packing import converted, pack_rows
 from verifier.cpu.weights import (
+    BesideMlp,
     DecoderWeights,
     DeltaNet,
     Experts,
@@ -285,7 +289,8 @@ class _Loader:
                     self._fill_bias(whole.bias[expert], own, sizes)
         shared_gate_up = shared_down = shared_gate = None
         if names.shared:
-            shared_gate = self.values(f"{prefix}{names.shared_gate}.weight")
+            if names.shared_gate:
+                shared_gate = self.values(f"{prefix}{names.shared_gate}.weight")
             shared_gate_up, shared_down = self._mlp(
                 prefix + names.shared, config.shared_expert_size, has_bias=False
             )
@@ -304,6 +309,16 @@ class _Loader:
             shared_gate_up=shared_gate_up,
             shared_down=shared_down,
             shared_gate=shared_gate,
+            beside_mlp=self._beside_mlp(prefix) if names.is_beside_mlp else None,
+        )
+
+    def _beside_mlp(self, prefix: str) -> BesideMlp:
+        norms = {field: self.norm(prefix + name) for field, name in BESIDE_MLP_NORMS.items()}
+        scale = np.float32(self._config.hidden_size**-0.5)
+        return BesideMlp(
+            router_norm=self.values(prefix + ROUTER_NORM) * scale,
+            factors=self.values(prefix + EXPERT_FACTORS),
+            **norms,
         )
 
     def embeddings(self) -> BitsArray | Matrix:
