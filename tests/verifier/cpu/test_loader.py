@@ -84,6 +84,8 @@ GEMMA4 = {
     "global_head_dim": 48,
     "sliding_window": 20,
     "final_logit_softcapping": 5.0,
+    # Large, so that what is scaled before a norm counts.
+    "rms_norm_eps": 0.01,
     "vocab_size_per_layer_input": 99,
 }
 CONFIGS: dict[str, Any] = {
