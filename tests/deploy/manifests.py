@@ -1,11 +1,9 @@
 """The chart, rendered by Helm's own engine, and look-ups in its manifests."""
 
-import atexit
 import functools
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,16 +83,8 @@ def find_tool(name: str) -> str:
 
 
 @functools.cache
-def packed() -> Path:
-    """A copy without symbolic links, of which Helm tells each time."""
-    folder = Path(tempfile.mkdtemp(prefix="tandem-chart-"))
-    atexit.register(shutil.rmtree, folder)
-    return Path(shutil.copytree(CHART, folder / "tandem"))
-
-
-@functools.cache
 def _load() -> Any:
-    return helm_python.Chart.load(packed())
+    return helm_python.Chart.load(CHART)
 
 
 def render(
