@@ -1,8 +1,6 @@
 """A target model of our own kernels: owns the K/V cache, the buffers and the threads."""
 
 import itertools
-import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
 from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
+from verifier.cpu.forward_threads import ForwardThreads
 from verifier.cpu.kernels.attention import scratch_bytes
 from verifier.cpu.kernels.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
 from verifier.cpu.kernels.group_tiles import (
@@ -23,13 +22,20 @@ from verifier.cpu.kernels.group_tiles import (
     rounded_row_bytes,
 )
 from verifier.cpu.kernels.products import PART_BYTES
-from verifier.cpu.kernels.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
+from verifier.cpu.kernels.threads import MARK_BYTES
 from verifier.cpu.kernels.tiles import FP8_FACTOR
 from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
 from verifier.cpu.states import DEFAULT_MAX_DRAFTS, States, padded_heads, places
-from verifier.cpu.weights import DecoderWeights, DeltaNet, Layer, Matrix, PerLayerInputs
+from verifier.cpu.weights import (
+    DecoderWeights,
+    DeltaNet,
+    Matrix,
+    PerLayerInputs,
+    deepest,
+    gate_ups,
+)
 
 BLOCK_SIZE = 16
 """Tokens of a block as kernels see it."""
@@ -112,7 +118,7 @@ class CpuDecoder(SampledOnHost):
         self._describe_layers(num_blocks * pieces_per_block)
         self._describe_model(max_num_tokens)
         self._is_closed = False
-        self._threads = _Threads(
+        self._threads = ForwardThreads(
             num_threads - 1,
             (self._linear, self._other, self._models, self._layers, self._steps),
         )
@@ -286,7 +292,7 @@ class CpuDecoder(SampledOnHost):
         queries_size = weights.num_heads * head_dim
         attended_size = max(queries_size, *(layer.output.depth for layer in layers))
         inner = max(
-            (m.num_blocks * LANES for layer in layers for m in _gate_ups(layer)), default=LANES
+            (m.num_blocks * LANES for layer in layers for m in gate_ups(layer)), default=LANES
         )
         scratch = scratch_bytes(head_dim)
         if weights.per_layer_inputs is not None:
@@ -304,7 +310,7 @@ class CpuDecoder(SampledOnHost):
             model[name] = self._buffer(num_rows, size)
             model[f"{name}_row"] = _stride(size) * 4
         if weights.linear_type is WeightType.GROUPS:
-            floats = _stride(rounded_row_bytes(_deepest(weights)) // 4)
+            floats = _stride(rounded_row_bytes(deepest(weights)) // 4)
             model["rounded"] = self._address(np.zeros((num_inner_rows, floats), np.float32))
             model["rounded_row"] = 4 * floats
         model["queries"] = self._buffer(max_num_tokens, queries_size)
@@ -380,22 +386,6 @@ _PLAIN = {
 }
 
 
-def _deepest(weights: DecoderWeights) -> int:
-    """Inputs of the deepest product."""
-    depths = [weights.hidden_size]
-    for layer in weights.layers:
-        experts = layer.experts
-        downs = (experts.down, experts.shared_down) if experts else (layer.down,)
-        depths += [matrix.depth for matrix in (layer.output, *downs) if matrix is not None]
-    return max(depths)
-
-
-def _gate_ups(layer: Layer) -> list[Matrix]:
-    experts = layer.experts
-    own = (experts.gate_up, experts.shared_gate_up) if experts else (layer.gate_up,)
-    return [matrix for matrix in own if matrix is not None]
-
-
 def _parts_table(matrix: Matrix) -> npt.NDArray[np.int64]:
     """A table of parts as `kernels.products` reads it, of experts one after another."""
     ends = np.cumsum([part.num_blocks for part in matrix.parts])
@@ -416,46 +406,3 @@ def _stride(size: int) -> int:
     same places of a cache.
     """
     return (-(-size // LANES) | 1) * LANES
-
-
-class _Threads:
-    """The threads beside the caller's; each runs every forward pass."""
-
-    def __init__(self, count: int, arguments: tuple[npt.NDArray[Any], ...]) -> None:
-        self._control = np.zeros(CONTROL_BYTES // 8, dtype=np.int64)
-        self._address = address_of(self._control)
-        self._arguments = arguments
-        self._is_stopping = False
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"model-{i}", daemon=True)
-            for i in range(1, count + 1)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def start(self) -> None:
-        """Lets all threads begin a forward pass."""
-        if self._threads:
-            announce(self._address)
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        announce(self._address)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
-
-    def _run(self, index: int) -> None:
-        try:
-            known = 0
-            while True:
-                # Compiled or loaded at its first call, as all kernels are: it may fail.
-                known = await_round(self._address, known)
-                if self._is_stopping:
-                    return
-                linear, other, models, layers, steps = self._arguments
-                forward(linear, other, models, layers, steps, index)
-        except BaseException:
-            # The other threads wait for this one, in a kernel that nobody can interrupt.
-            logger.exception("decoder_thread_failed", thread=index)
-            os._exit(1)

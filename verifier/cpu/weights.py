@@ -210,3 +210,20 @@ class DecoderWeights:
     # The type of K/V, and unless weights are in groups of the head, the embeddings and the router;
     # never FP8.
     other_type: WeightType
+
+
+def deepest(weights: DecoderWeights) -> int:
+    """Inputs of the deepest product."""
+    depths = [weights.hidden_size]
+    for layer in weights.layers:
+        experts = layer.experts
+        downs = (experts.down, experts.shared_down) if experts else (layer.down,)
+        depths += [matrix.depth for matrix in (layer.output, *downs) if matrix is not None]
+    return max(depths)
+
+
+def gate_ups(layer: Layer) -> list[Matrix]:
+    """Of its MLP, or of its experts and the one that they share."""
+    experts = layer.experts
+    own = (experts.gate_up, experts.shared_gate_up) if experts else (layer.gate_up,)
+    return [matrix for matrix in own if matrix is not None]

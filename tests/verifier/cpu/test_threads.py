@@ -76,14 +76,14 @@ def test_an_interpreter_exits_that_did_not_close_its_decoder() -> None:
 
 
 BROKEN = """
-import verifier.cpu.decoder
+import verifier.cpu.forward_threads
 from tests.verifier.chunks import Chunk
 from tests.verifier.cpu.running_decoder import RunningDecoder, weights_of
 
 def fail(*arguments):
     raise MemoryError("machine code cannot be loaded")
 
-verifier.cpu.decoder.await_round = fail
+verifier.cpu.forward_threads.await_round = fail
 with RunningDecoder(weights_of("bundled"), num_threads=2) as running:
     running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
 """
