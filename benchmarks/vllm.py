@@ -30,7 +30,6 @@ from benchmarks.workloads import BUNDLED_MODEL, rename_tasks
 from tandem.client import DrafterClient, NgramParams
 
 NGRAMS = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-NUM_PROMPTS = 16
 MAX_TOKENS = 256
 VARIANTS = ("plain", "ngram", "tandem")
 
@@ -117,11 +116,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def _compare(arguments: argparse.Namespace) -> None:
     if arguments.kind == "renames":
-        tasks = rename_tasks(arguments.model, NUM_PROMPTS)
+        tasks = rename_tasks(arguments.model, arguments.prompts)
         prompts = [list(task.prompt_token_ids) for task in tasks]
     else:
         read = recordings.read_recordings(recordings.FOLDER / f"{arguments.kind}.npz.xz")
-        prompts = [each.prompt_token_ids.tolist() for each in read[:NUM_PROMPTS]]
+        prompts = [each.prompt_token_ids.tolist() for each in read[: arguments.prompts]]
     with contextlib.ExitStack() as stack:
         drafter = stack.enter_context(running_process("drafter")).address
         client = stack.enter_context(DrafterClient(drafter))
@@ -223,6 +222,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     kinds = ["renames", "edit", "extract", "quote"]
     parser.add_argument("--kind", choices=kinds, default="renames")
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--num-draft-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
