@@ -251,6 +251,17 @@ OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
             "",
             [ToolCall("add", '{"text": "</parameter> x </function> <parameter=y> </tool_call>"}')],
         ),
+        (
+            f"<tool_call><function=add><parameter=text>a</parameter>{' ' * 700}</function>"
+            "<parameter=x>1</parameter></function></tool_call>",
+            "",
+            [
+                ToolCall(
+                    "add",
+                    json.dumps({"text": f"a</parameter>{' ' * 700}</function><parameter=x>1"}),
+                )
+            ],
+        ),
         # Ends that a model left out.
         *[
             (
@@ -388,7 +399,8 @@ OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
                 "[add(x=b'a')]",
                 "[add(x=1, x=2)]",
                 "[add(x=1 2)]",
-                "[%s]" % ("-" * 3000 + "1"),
+                "[%s]" % ("-" * 2000 + "1"),
+                "[add(x=[" + "1," * 3000 + "])]",
             )
         ],
     ],

@@ -203,6 +203,9 @@ class MarkedCallReader:
         own_end = next(iter(self._marks.value_ends))
         behind = text[start + len(end) :].lstrip()
         following = self._marks.value_ends[end]
+        if len(text) - start - len(end) - len(behind) > _MAX_MARK:
+            # So much white space stands within a value.
+            following = ()
         may_follow = any(each.startswith(behind) for each in following)
         if any(behind.startswith(each) for each in following) or (is_all and may_follow):
             self._take_value(text[:start], is_whole=True)

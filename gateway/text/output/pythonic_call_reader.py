@@ -13,6 +13,9 @@ from collections.abc import Collection
 from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallDelta
 
 _OPENERS, _CLOSERS = "([{", ")]}"
+# Characters outside of strings that are no letters, digits or spaces: it is parsed in the event
+# loop's thread.
+_MAX_MARKS = 2048
 # As JSON has them; models write either.
 _NAMES = {"true": True, "false": False, "null": None}
 
@@ -32,6 +35,7 @@ class PythonicCallReader:
         self._read: list[str] = []
         self._num_read = 0
         self._depth = 0
+        self._num_marks = 0
         # Of the string that is open, and whether a backslash came last in it.
         self._quote = ""
         self._is_escaped = False
@@ -46,7 +50,11 @@ class PythonicCallReader:
         """Reads on; returns what was not read, once it is over."""
         for place, character in enumerate(text):
             self._step(character)
-            if self._depth == 0 or self._num_read + place + 1 >= MAX_UNCERTAIN_CHARACTERS:
+            is_too_long = (
+                self._num_read + place + 1 >= MAX_UNCERTAIN_CHARACTERS
+                or self._num_marks > _MAX_MARKS
+            )
+            if self._depth == 0 or is_too_long:
                 self._read.append(text[: place + 1])
                 self._num_read += place + 1
                 self._end()
@@ -77,6 +85,7 @@ class PythonicCallReader:
         elif character in "\"'":
             self._quote = character
         else:
+            self._num_marks += not (character.isalnum() or character.isspace())
             self._depth += (character in _OPENERS) - (character in _CLOSERS)
 
     def _end(self) -> None:

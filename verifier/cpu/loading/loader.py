@@ -24,8 +24,7 @@ from verifier.checkpoint.description import (
     reopened,
 )
 from verifier.checkpoint.family import ExpertNames
-from verifier.checkpoint.model_config import LayerConfig, ModelConfig
-from verifier.checkpoint.tensor_files import TensorFiles
+from verifier.checkpoint.model_config import LayerConfig
 from verifier.checkpoint.weight_types import LANES, BitsArray, WeightType
 from verifier.cpu.loading.packed_tensors import PackedTensors, group_form, one_of, rounded, scaled
 from verifier.cpu.weights import (
@@ -60,11 +59,13 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     with reopened(described) as files:
         files.log_rounding(other_type)
         loader = _Loader(
-            files,
-            config,
-            linear_type=linear_type,
-            other_type=other_type,
-            keeps_codes=described.stored_type is not None and quantization == "none",
+            PackedTensors(
+                files,
+                config,
+                linear_type=linear_type,
+                other_type=other_type,
+                keeps_codes=described.stored_type is not None and quantization == "none",
+            )
         )
         embeddings = None if config.ties_embeddings else loader.embeddings()
         return DecoderWeights(
@@ -101,27 +102,9 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
 class _Loader:
     """Reads parts of one checkpoint."""
 
-    def __init__(
-        self,
-        files: TensorFiles,
-        config: ModelConfig,
-        *,
-        linear_type: WeightType,
-        other_type: WeightType,
-        keeps_codes: bool,
-    ) -> None:
-        """Args: keeps_codes: whether linear weights stay quantised as they are stored."""
-        self._files = files
-        self._config = config
-        self._linear_type = linear_type
-        self._other_type = other_type
-        self.tensors = PackedTensors(
-            files,
-            config,
-            linear_type=linear_type,
-            other_type=other_type,
-            keeps_codes=keeps_codes,
-        )
+    def __init__(self, tensors: PackedTensors) -> None:
+        self.tensors = tensors
+        self._config = tensors.config
 
     def layer(self, index: int, layer: LayerConfig) -> Layer:
         config, family = self._config, self._config.family
@@ -188,8 +171,8 @@ class _Loader:
         size, name = config.per_layer_input_size, PER_LAYER_EMBEDDINGS
         num_outputs = len(config.layers) * size
         embeddings: BitsArray | Matrix
-        if group_form(find_tensor(self._files, name)) is None:
-            embeddings = self.tensors.plain(name, self._other_type)
+        if group_form(find_tensor(self.tensors.files, name)) is None:
+            embeddings = self.tensors.plain(name, self.tensors.other_type)
         else:
             num_rows = [config.per_layer_vocab_size]
             embeddings = self.tensors.matrix(
@@ -276,7 +259,7 @@ class _Loader:
                 [prefix + names.router],
                 [count],
                 has_bias=names.has_biases,
-                weight_type=self._other_type,
+                weight_type=self.tensors.other_type,
             ),
             gate_up=gate_up,
             down=down,
@@ -302,7 +285,7 @@ class _Loader:
 
     def embeddings(self) -> BitsArray | Matrix:
         """Those that are not the head's."""
-        if self._linear_type is WeightType.GROUPS:
+        if self.tensors.linear_type is WeightType.GROUPS:
             name = EMBEDDINGS.removesuffix(".weight")
             return self.tensors.matrix([name], [self._config.vocab_size], has_bias=False)
-        return self.tensors.plain(EMBEDDINGS, self._other_type)
+        return self.tensors.plain(EMBEDDINGS, self.tensors.other_type)

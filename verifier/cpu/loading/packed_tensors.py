@@ -27,7 +27,12 @@ _ALIGNMENT = 64
 
 
 class PackedTensors:
-    """Reads tensors of one checkpoint."""
+    """Reads tensors of one checkpoint.
+
+    Attributes:
+        files, config: of the checkpoint.
+        linear_type, other_type: of the linear layers' weights, and of all others.
+    """
 
     def __init__(
         self,
@@ -39,10 +44,10 @@ class PackedTensors:
         keeps_codes: bool,
     ) -> None:
         """Args: keeps_codes: whether linear weights stay quantised as they are stored."""
-        self._files = files
-        self._config = config
-        self._linear_type = linear_type
-        self._other_type = other_type
+        self.files = files
+        self.config = config
+        self.linear_type = linear_type
+        self.other_type = other_type
         self._keeps_codes = keeps_codes
 
     def matrix(
@@ -63,7 +68,7 @@ class PackedTensors:
             weight_type: as it is stored; None: as linear layers are.
         """
         num_outputs = sizes[0] if len(sizes) == 1 else sum(map(rounded, sizes))
-        depth = depth or find_tensor(self._files, names[0] + ".weight").shape[1]
+        depth = depth or find_tensor(self.files, names[0] + ".weight").shape[1]
         matrix = self.empty(names, sizes, depth, num_outputs=num_outputs, weight_type=weight_type)
         self.fill(matrix, names, sizes)
         bias = None
@@ -85,9 +90,9 @@ class PackedTensors:
         """A matrix of zeros for weights that `_fill` packs, its arguments as in `matrix`."""
         # Of routers, whose kernel takes rows that are not rounded.
         is_plain = weight_type is not None
-        weight_type = weight_type or self._linear_type
+        weight_type = weight_type or self.linear_type
         experts = () if num_experts is None else (num_experts,)
-        if self._linear_type is not WeightType.GROUPS:
+        if self.linear_type is not WeightType.GROUPS:
             num_blocks = rounded(num_outputs) // LANES
             blocks = _zeros((*experts, num_blocks, depth, LANES), weight_type.value)
             scales = None
@@ -97,7 +102,7 @@ class PackedTensors:
             return Matrix(parts=parts, num_outputs=num_outputs, depth=depth, scales=scales)
         parts = []
         for (name, _), size in zip(_places(names, sizes), sizes, strict=True):
-            tensor = find_tensor(self._files, name + ".weight")
+            tensor = find_tensor(self.files, name + ".weight")
             form = None if is_plain else group_form(tensor)
             shape: tuple[int, ...] = (depth, LANES)
             if form is not None:
@@ -111,20 +116,20 @@ class PackedTensors:
         for index, (start, (name, first_row), size) in enumerate(
             zip(_starts(sizes), _places(names, sizes), sizes, strict=True)
         ):
-            tensor = find_tensor(self._files, name + ".weight")
-            if self._linear_type is WeightType.GROUPS:
+            tensor = find_tensor(self.files, name + ".weight")
+            if self.linear_type is WeightType.GROUPS:
                 self._fill_part(matrix.parts[index], tensor, first_row, size)
                 continue
             keeps_codes = self._keeps_codes and tensor.dtype in FORMATS
             pack_rows(
-                self._files,
+                self.files,
                 tensor,
                 first_row,
                 size,
                 weight_type=WeightType(matrix.blocks.dtype.type),
                 blocks=matrix.blocks[start // LANES :],
                 scales=None if matrix.scales is None else matrix.scales[start:],
-                rounded_to=None if keeps_codes else self._other_type,
+                rounded_to=None if keeps_codes else self.other_type,
             )
 
     def fill_bias(self, bias: FloatArray, names: SequenceOf[str], sizes: SequenceOf[int]) -> None:
@@ -142,7 +147,7 @@ class PackedTensors:
             raise CheckpointError(f"{tensor.name} is stored as {tensor.dtype}, others otherwise")
         if part.form is None:
             pack_rows(
-                self._files,
+                self.files,
                 tensor,
                 first_row,
                 num_rows,
@@ -152,26 +157,26 @@ class PackedTensors:
                 rounded_to=tensor.type,
             )
             return
-        for start, rows in grouped_pieces(self._files, tensor, first_row, num_rows):
+        for start, rows in grouped_pieces(self.files, tensor, first_row, num_rows):
             end = start + rounded(len(rows.codes))
             pack_groups(part.form, rows, part.blocks[start // LANES : end // LANES])
 
     def norm(self, name: str) -> FloatArray:
-        offset = np.float32(self._config.family.norm_offset)
+        offset = np.float32(self.config.family.norm_offset)
         return self.values(name + ".weight") + offset
 
     def values(self, name: str) -> FloatArray:
         """A tensor's values [n], rounded to the type of the model unless weights are in groups."""
-        in_groups = self._linear_type is WeightType.GROUPS
-        kind = WeightType.FLOAT32 if in_groups else self._other_type
+        in_groups = self.linear_type is WeightType.GROUPS
+        kind = WeightType.FLOAT32 if in_groups else self.other_type
         return np.array(widened(self.plain(name, kind), kind), dtype=np.float32).reshape(-1)
 
     def plain(self, name: str, kind: WeightType) -> BitsArray:
         """A copy of a tensor [n] or [n, K], not packed, as a type."""
-        tensor = find_tensor(self._files, name)
+        tensor = find_tensor(self.files, name)
         result: BitsArray = np.empty(tensor.shape, dtype=kind.value)
         rows = result.reshape(tensor.shape[0], -1)
-        for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
+        for start, piece in pieces(self.files, tensor, 0, tensor.shape[0]):
             rows[start : start + len(piece)] = converted(piece, tensor.type, kind)
         return result
 
