@@ -26,7 +26,7 @@ from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.group_packing import pack_groups
 from verifier.cpu.kernels.forward import forward
-from verifier.cpu.kernels.group_tiles import record_bytes
+from verifier.cpu.kernels.group_records import record_bytes
 from verifier.cpu.loading.loader import load_weights
 from verifier.cpu.records import LAYER, MODEL, STEP
 from verifier.drafts.depth_policy import DepthPolicy

@@ -14,12 +14,12 @@ from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
 from verifier.cpu.forward_threads import ForwardThreads
 from verifier.cpu.kernels.attention import scratch_bytes
 from verifier.cpu.kernels.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
-from verifier.cpu.kernels.group_tiles import (
+from verifier.cpu.kernels.group_panels import rounded_row_bytes
+from verifier.cpu.kernels.group_records import (
     NUMBERS,
     PLAIN_BFLOAT16,
     PLAIN_FLOAT16,
     PLAIN_FLOAT32,
-    rounded_row_bytes,
 )
 from verifier.cpu.kernels.products import PART_BYTES
 from verifier.cpu.kernels.threads import MARK_BYTES

@@ -1,4 +1,4 @@
-"""Packs weights in groups into blocks as `kernels.group_tiles` reads them."""
+"""Packs weights in groups into blocks as `kernels.group_records` reads them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 from servicekit.kernels.jit import kernel
 from verifier.checkpoint.group_formats import FORMATS, GROUP, SUPER_GROUPS, Bytes, GroupedRows
 from verifier.checkpoint.weight_types import LANES
-from verifier.cpu.kernels.group_tiles import group_bytes, head_bytes, record_bytes
+from verifier.cpu.kernels.group_records import group_bytes, head_bytes, record_bytes
 
 # Of eight codes, of which none has more than 6 bits.
 _LOW_BITS = 0x0F0F0F0F0F0F0F0F

@@ -48,7 +48,7 @@ class Tiles:
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2), 8)
 VNNI = Tiles("avx512vnni", AVX512.blocks, 8, fuses_products=True)
 # 16 registers of 8 floats.
-AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 3, group_outputs=8)
+AVX2 = Tiles("avx2", (4, 2, 1, 1, 1, 1), 4, group_outputs=8)
 # 32 registers of 4 floats. By reading only: it has not run.
 NEON = Tiles("neon", (4, 2, 2, 1, 1, 1), 4)
 

@@ -108,7 +108,7 @@ MODEL = np.dtype(
         ("gate_up_row", np.int64),
         ("gated", np.int64),
         ("gated_row", np.int64),
-        ("rounded", np.int64),  # inputs of products in groups (`group_tiles`), by token or place
+        ("rounded", np.int64),  # inputs of products in groups (`group_panels`), by token or place
         ("rounded_row", np.int64),
         ("cos_sin", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
         ("num_groupings", np.int64),

@@ -2,7 +2,7 @@
 
 A product's weight [N, K] (N outputs, K inputs, as torch's linear layers have it) is packed as
 [ceil(N / 16), K, 16]: a block of 16 outputs lies side by side for each input. Outputs past N have
-weights of zero. Weights in groups are packed as `kernels.group_tiles` says.
+weights of zero. Weights in groups are packed as `kernels.group_records` says.
 
 Shape legend: H hidden size, D head_dim of a layer, I intermediate size, E experts, V vocabulary,
 P input of a layer.

@@ -23,13 +23,9 @@ from tests.verifier.cpu.running_decoder import load, logits_of
 from verifier.checkpoint.group_formats import FORMATS, GROUP, GroupedRows, take_apart, values_of
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.cpu.group_packing import num_records, pack_groups
-from verifier.cpu.kernels.group_tiles import (
-    NUMBERS,
-    group_tile,
-    group_values,
-    record_bytes,
-    rounded_row_bytes,
-)
+from verifier.cpu.kernels.group_panels import rounded_row_bytes
+from verifier.cpu.kernels.group_records import NUMBERS, record_bytes
+from verifier.cpu.kernels.group_tiles import group_tile, group_values
 from verifier.cpu.kernels.products import round_rows
 from verifier.cpu.processor import TILES
 from verifier.parity.reference import reference

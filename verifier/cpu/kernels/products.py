@@ -12,13 +12,9 @@ from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64
 from verifier.checkpoint.group_formats import GROUP
 from verifier.cpu.kernels import vectors
-from verifier.cpu.kernels.group_tiles import (
-    PLAIN_BFLOAT16,
-    PLAIN_FLOAT32,
-    group_tile,
-    group_values,
-    round_row,
-)
+from verifier.cpu.kernels.group_panels import round_row
+from verifier.cpu.kernels.group_records import PLAIN_BFLOAT16, PLAIN_FLOAT32
+from verifier.cpu.kernels.group_tiles import group_tile, group_values
 from verifier.cpu.kernels.rows import embed
 from verifier.cpu.kernels.tiles import in_groups, narrow_tile, wide_tile
 from verifier.cpu.processor import TILES
@@ -33,8 +29,8 @@ _MAX_GROUP_ROWS = TILES.max_group_rows
 _FLOATS, _BFLOATS, _HALVES = (np.empty(0, dtype=each) for each in (np.float32, np.uint16, np.int16))
 PART_BYTES = 32
 """Of an entry of a table of parts, int64: the block after the part's last one; its number of
-`group_tiles.NUMBERS`, or one of its `PLAIN_`s, 0 or less; the address of its first block; bytes of
-a block.
+`group_records.NUMBERS`, or one of its `PLAIN_`s, 0 or less; the address of its first block; bytes
+of a block.
 """
 
 
@@ -164,7 +160,7 @@ def round_rows(
 
     Args:
         x: address of row 0.
-        panel: address of the panel of all these rows (`group_tiles`).
+        panel: address of the panel of all these rows (`group_panels`).
     """
     if depth < GROUP:
         return

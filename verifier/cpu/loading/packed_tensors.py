@@ -18,7 +18,7 @@ from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import LANES, BitsArray, FloatArray, WeightType, widened
 from verifier.cpu.group_packing import num_records, pack_groups
-from verifier.cpu.kernels.group_tiles import record_bytes
+from verifier.cpu.kernels.group_records import record_bytes
 from verifier.cpu.packing import converted, pack_rows
 from verifier.cpu.weights import Matrix, Part
 
