@@ -1,12 +1,20 @@
 """A GGUF file's metadata as the config.json that transformers' models of its family have."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from servicekit.gguf.families import (
+    ARCHITECTURE,
+    SIZES,
+    UNUSED_LAYERS,
+    Family,
+    family_of,
+    unused_layers,
+)
 from servicekit.gguf.header import GgufError, GgufHeader
+from servicekit.gguf.layers import told_by_layer
 
 _LLAMA3_FACTORS = "rope_freqs.weight"
 # longrope's, by their names in config.json.
@@ -16,152 +24,6 @@ _LONGROPE_FACTORS = {
 }
 ROPE_FACTORS = (_LLAMA3_FACTORS, *_LONGROPE_FACTORS.values())
 """Names of tensors that are no weights."""
-_ARCHITECTURE = "general.architecture"
-# Metadata key, after the architecture → key of config.json.
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
-_EXPERTS_USED = {"expert_used_count": "num_experts_per_tok"}
-_GEMMA_KEYS = {
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-_EXPERT_SIZES = {
-    **_EXPERTS_USED,
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-_SHARED_EXPERT_SIZES = {
-    **_EXPERT_SIZES,
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-_DELTA_SIZES = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    # All value heads together, until `_delta_net` divides it.
-    "ssm.inner_size": "linear_value_head_dim",
-    "full_attention_interval": "full_attention_interval",
-}
-# Layers at the end that predict several tokens, and are left out.
-_UNUSED_LAYERS = "nextn_predict_layers"
-_SILU = {"hidden_act": "silu", "dtype": "float16"}
-# Numbers of these models are beyond float16.
-_SILU_BFLOAT16 = {"hidden_act": "silu", "dtype": "bfloat16"}
-_GELU = {"hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """A model type of transformers.
-
-    Attributes:
-        constants: of its config.json, which the format does not tell.
-        keys: as `_SIZES`, of this family alone.
-        num_layers_of_narrow_queries: of the one size whose attention scores are divided by the root
-            of the hidden size over the heads, not of head_dim.
-    """
-
-    model_type: str
-    architecture: str
-    constants: Mapping[str, Any] = field(default_factory=lambda: _SILU)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    num_layers_of_narrow_queries: int = 0
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family(model_type="llama", architecture="LlamaForCausalLM"),
-    "qwen2": _Family(model_type="qwen2", architecture="Qwen2ForCausalLM"),
-    "qwen3": _Family(model_type="qwen3", architecture="Qwen3ForCausalLM"),
-    "smollm3": _Family(
-        model_type="smollm3", architecture="SmolLM3ForCausalLM", constants=_SILU_BFLOAT16
-    ),
-    "olmo2": _Family(model_type="olmo2", architecture="Olmo2ForCausalLM", constants=_SILU_BFLOAT16),
-    "granite": _Family(
-        model_type="granite",
-        architecture="GraniteForCausalLM",
-        constants=_SILU_BFLOAT16,
-        keys={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-    ),
-    "qwen3moe": _Family(
-        model_type="qwen3_moe",
-        architecture="Qwen3MoeForCausalLM",
-        constants={**_SILU, "norm_topk_prob": True},
-        keys=_EXPERT_SIZES,
-    ),
-    "qwen3next": _Family(
-        model_type="qwen3_next",
-        architecture="Qwen3NextForCausalLM",
-        constants=_SILU_BFLOAT16,
-        keys={**_SHARED_EXPERT_SIZES, **_DELTA_SIZES},
-    ),
-    "qwen35": _Family(
-        model_type="qwen3_5_text",
-        architecture="Qwen3_5ForCausalLM",
-        constants=_SILU_BFLOAT16,
-        keys=_DELTA_SIZES,
-    ),
-    "qwen35moe": _Family(
-        model_type="qwen3_5_moe_text",
-        architecture="Qwen3_5MoeForCausalLM",
-        constants=_SILU_BFLOAT16,
-        keys={**_SHARED_EXPERT_SIZES, **_DELTA_SIZES},
-    ),
-    "gemma2": _Family(
-        model_type="gemma2",
-        architecture="Gemma2ForCausalLM",
-        constants=_GELU,
-        keys=_GEMMA_KEYS,
-        num_layers_of_narrow_queries=46,
-    ),
-    "gemma3": _Family(
-        model_type="gemma3_text",
-        architecture="Gemma3ForCausalLM",
-        constants=_GELU,
-        keys={**_GEMMA_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
-        num_layers_of_narrow_queries=62,
-    ),
-    "phi3": _Family(
-        model_type="phi3",
-        architecture="Phi3ForCausalLM",
-        keys={
-            "attention.sliding_window": "sliding_window",
-            "rope.scaling.original_context_length": "original_max_position_embeddings",
-        },
-    ),
-    "gpt-oss": _Family(
-        model_type="gpt_oss",
-        architecture="GptOssForCausalLM",
-        constants=_SILU_BFLOAT16,
-        keys={
-            **_EXPERTS_USED,
-            "attention.sliding_window": "sliding_window",
-            "expert_count": "num_local_experts",
-            "expert_feed_forward_length": "intermediate_size",
-        },
-    ),
-}
-_MIXTRAL = _Family(
-    model_type="mixtral",
-    architecture="MixtralForCausalLM",
-    keys={**_EXPERTS_USED, "expert_count": "num_local_experts"},
-)
 # Whose values say nothing that the model computes with.
 _PREFIXES_OF_INERT = ("general.", "tokenizer.", "quantize.", "split.")
 # Llama 3's long context is told by its factors alone.
@@ -189,7 +51,7 @@ def config_of(
         GgufError: it is of another family, or says what is not known here, by its key.
     """
     metadata, path = header.metadata, header.path
-    family, architecture = _family(header), str(metadata[_ARCHITECTURE])
+    family, architecture = family_of(header), str(metadata[ARCHITECTURE])
     told = {
         key.removeprefix(f"{architecture}."): value
         for key, value in metadata.items()
@@ -198,15 +60,17 @@ def config_of(
     if "ssm.inner_size" in family.keys:
         # Where only text goes in, the positions of all sections agree.
         told.pop("rope.dimension_sections", None)
-        told.pop(_UNUSED_LAYERS, None)
+        told.pop(UNUSED_LAYERS, None)
+    of_layers = told_by_layer(header, family, told, rope_factors) if family.tells_layers else {}
     for key, value in told.items():
         if not isinstance(value, str | int | float):
             raise GgufError(f"{path}: {architecture}.{key}: a list is not served")
-    names = {**_SIZES, **family.keys}
+    names = {**SIZES, **family.keys}
     config: dict[str, Any] = {
         "model_type": family.model_type,
         "architectures": [family.architecture],
         **family.constants,
+        **of_layers,
     }
     config |= {names[key]: told.pop(key) for key in list(told) if key in names}
     config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
@@ -225,19 +89,11 @@ def config_of(
         config |= _delta_net(header, config, told)
     if config.get("sliding_window") == 0:
         config["sliding_window"] = None
-    if rope := _scaled_rope(told):
-        config["rope_scaling"] = rope
-        if family.model_type == "gpt_oss":
-            # What the format has no place for.
-            rope["truncate"] = False
-    elif family.model_type == "gpt_oss":
-        config["rope_scaling"] = {"rope_type": "default"}
-    if _LLAMA3_FACTORS in rope_factors:
-        config["rope_scaling"] = _llama3_rope(path, config, rope_factors[_LLAMA3_FACTORS])
-    elif family.model_type == "phi3":
-        config |= _phi3_rope(config, told, rope_factors)
-    elif rope_factors:
-        raise GgufError(f"{path}: {min(rope_factors)}: is not served with {architecture}")
+    rope = _scaled_rope(told)
+    if family.tells_layers:
+        config["rope_parameters"]["full_attention"] |= rope or {}
+    else:
+        config |= _rope(path, family, config, told, rope, rope_factors)
     _check_rest(path, architecture, told, config)
     ends = set()
     for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
@@ -251,35 +107,29 @@ def config_of(
     return config
 
 
-def unused_layers(header: GgufHeader) -> range:
-    """Layers that the model is computed without."""
-    architecture = header.metadata.get(_ARCHITECTURE)
-    count, num_layers = (
-        header.metadata.get(f"{architecture}.{key}", 0) for key in (_UNUSED_LAYERS, "block_count")
-    )
-    if type(count) is not int or type(num_layers) is not int or not 0 <= count <= num_layers:
-        raise GgufError(f"{header.path}: {architecture}.{_UNUSED_LAYERS}: {count} of {num_layers}")
-    return range(num_layers - count, num_layers)
+def _rope(
+    path: Any,
+    family: Family,
+    config: Mapping[str, Any],
+    told: dict[str, Any],
+    scaled: dict[str, Any] | None,
+    factors: Mapping[str, np.ndarray[Any, Any]],
+) -> dict[str, Any]:
+    """The rotary embeddings of a family that has one kind, with what says so taken out of `told`.
 
-
-def model_type_of(header: GgufHeader) -> str:
-    """The model's type in transformers.
-
-    Raises:
-        GgufError: it is not served.
+    Args:
+        scaled: what `_scaled_rope` found.
     """
-    return _family(header).model_type
-
-
-def _family(header: GgufHeader) -> _Family:
-    architecture = str(header.metadata.get(_ARCHITECTURE))
-    if architecture == "llama" and header.metadata.get("llama.expert_count"):
-        return _MIXTRAL
-    if architecture not in _FAMILIES:
-        raise GgufError(
-            f"{header.path}: {_ARCHITECTURE}: {architecture} is not served from this format"
-        )
-    return _FAMILIES[architecture]
+    if family.model_type == "phi3" and _LLAMA3_FACTORS not in factors:
+        return ({"rope_scaling": scaled} if scaled else {}) | _phi3_rope(config, told, factors)
+    if family.model_type == "gpt_oss":
+        # What the format has no place for.
+        scaled = {**scaled, "truncate": False} if scaled else {"rope_type": "default"}
+    if _LLAMA3_FACTORS in factors:
+        scaled = _llama3_rope(path, config, factors[_LLAMA3_FACTORS])
+    elif factors:
+        raise GgufError(f"{path}: {min(factors)}: is not served with {family.model_type}")
+    return {"rope_scaling": scaled} if scaled else {}
 
 
 def _scaled_rope(told: dict[str, Any]) -> dict[str, Any] | None:
@@ -293,6 +143,7 @@ def _scaled_rope(told: dict[str, Any]) -> dict[str, Any] | None:
             "original_context_length": "original_max_position_embeddings",
             "yarn_beta_fast": "beta_fast",
             "yarn_beta_slow": "beta_slow",
+            "yarn_attn_factor": "attention_factor",
         }
     keys = {key: f"rope.scaling.{key}" for key in names}
     rope = {names[key]: told.pop(full) for key, full in keys.items() if full in told}

@@ -2,7 +2,7 @@
 
 Of a byte-level vocabulary ("gpt2"), what splits a text into words is told by a name alone,
 `tokenizer.ggml.pre`: its rules are those of the models that the name is of. One of SentencePiece
-("llama") has no words; the order of its merges is that of its tokens' scores.
+has no words; the order of its merges is that of its tokens' scores ("llama"), or told ("gemma4").
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ def tokenizer_of(header: GgufHeader) -> dict[str, Any]:
         raise GgufError(f"{path}: tokenizer.ggml.tokens: a token is there twice")
     if kind == "gpt2":
         parts, model = _byte_level_model(header)
-    elif kind == "llama":
+    elif kind in ("llama", "gemma4"):
         parts, model = _sentencepiece_model(header, tokens, kinds)
     else:
         raise GgufError(f"{path}: tokenizer.ggml.model: {kind} is not served")
@@ -150,7 +150,11 @@ def _sentencepiece_model(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """As `_byte_level_model`."""
     metadata = header.metadata
-    scores = _numbers(header, "tokenizer.ggml.scores", len(tokens))
+    if metadata["tokenizer.ggml.model"] == "gemma4":
+        merges: list[Any] = _strings(header, "tokenizer.ggml.merges")
+    else:
+        scores = _numbers(header, "tokenizer.ggml.scores", len(tokens)).astype(np.float64)
+        merges = _merges_by_score(header.path, tokens, scores, kinds)
     unknown = _token(header, "unknown", tokens)
     has_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -171,7 +175,7 @@ def _sentencepiece_model(
         "fuse_unk": True,
         "byte_fallback": True,
         "ignore_merges": False,
-        "merges": _merges_by_score(header.path, tokens, scores.astype(np.float64), kinds),
+        "merges": merges,
     }
 
 

@@ -152,14 +152,14 @@ _PIECES = ["▁", *"abc", "▁a", "ab", "bc", "abc", "▁ab", "▁▁", "ca", "a
 _PIECE_KINDS = [2, 3, 3, *[6] * 256, *[1] * len(_PIECES), 4]
 
 
-def _sentencepiece(path: Path, **metadata: bool) -> tuple[tokenizers.Tokenizer, list[str]]:
+def _sentencepiece(path: Path, **metadata: Any) -> tuple[tokenizers.Tokenizer, list[str]]:
     written = _sentencepiece_metadata(**metadata)
     folder = model_folder(write_model(path / "a.gguf", "Q8_0", metadata=written))
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     return tokenizer, written["tokenizer.ggml.tokens"]
 
 
-def _sentencepiece_metadata(**metadata: bool) -> dict[str, Any]:
+def _sentencepiece_metadata(**metadata: Any) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*_SENTENCEPIECE, *_PIECES, "  "],
@@ -209,6 +209,17 @@ def test_sentencepiece_has_a_space_before_text_unless_the_file_says_not(tmp_path
     ids = tokenizer.encode("ab</s>ab  ab", add_special_tokens=False).ids
     assert [tokens[token] for token in ids] == ["▁ab", "</s>", "▁ab", "  ", "▁ab"]
     assert tokenizer.decode([tokens.index("▁ab")]) == "ab"
+
+
+def test_merges_are_in_the_order_that_a_file_tells(tmp_path: Path) -> None:
+    tokenizer, tokens = _sentencepiece(
+        tmp_path, model="gemma4", add_space_prefix=False, merges=["b c", "a b", "▁ a"]
+    )
+    ids = tokenizer.encode("abc ab\né", add_special_tokens=False).ids
+    # By the scores, it would begin with "abc", and then have "▁ab".
+    expected = ["a", "bc", "▁", "ab", "<0x0A>", "<0xC3>", "<0xA9>"]
+    assert [tokens[token] for token in ids] == expected
+    assert tokenizer.decode(ids) == "abc ab\né"
 
 
 def test_the_unknown_token_is_a_special_one(tmp_path: Path) -> None:

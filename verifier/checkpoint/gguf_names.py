@@ -4,7 +4,8 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from servicekit.gguf.config import ROPE_FACTORS, model_type_of, unused_layers
+from servicekit.gguf.config import ROPE_FACTORS
+from servicekit.gguf.families import model_type_of, unused_layers
 from servicekit.gguf.header import GgufError, GgufHeader, GgufTensor
 from verifier.checkpoint.stored_tensor import StoredTensor
 
@@ -12,6 +13,10 @@ _NAMES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    # Of Gemma 4.
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _OF_LAYERS: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -32,6 +37,29 @@ _OF_GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OF_GEMMA4 = {
+    **_OF_GEMMA,
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale": "layer_scalar",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+}
+_OF_OLMO = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Factors, of no module of their own.
+_OF_SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
+_OF_GEMMA4S_EXPERTS = {
+    "ffn_gate_exps": "experts.{}.gate_proj",
+    "ffn_up_exps": "experts.{}.up_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
 }
 _OF_DELTA_NETS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -55,11 +83,10 @@ _OF_NO_MODULE = re.compile(r"blk\.(\d{1,5})\.(ssm_a|ssm_dt\.bias)")
 _OF_MODEL_TYPES: Mapping[str, Mapping[str, str]] = {
     "gemma2": _OF_GEMMA,
     "gemma3_text": _OF_GEMMA,
+    "gemma4_text": _OF_GEMMA4,
     **dict.fromkeys(_DELTA_NETS, _OF_DELTA_NETS),
-    "olmo2": {
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    "olmo2": _OF_OLMO,
+    "olmo3": _OF_OLMO,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "gpt_oss": {
@@ -79,9 +106,15 @@ _OF_MIXTRALS_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_EXPERTS_OF: Mapping[str, Mapping[str, str]] = {
+    "mixtral": _OF_MIXTRALS_EXPERTS,
+    "gemma4_text": _OF_GEMMA4S_EXPERTS,
+}
 # What the weights of norms are more than those of transformers' checkpoints.
 _NORM_OFFSETS = dict.fromkeys(("gemma2", "gemma3_text", *_DELTA_NETS), 1.0)
-_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias|scale)")
+# Parts of a layer that are no module's.
+_OF_NO_MODULES_WEIGHT = ("attn_sinks", "layer_output_scale", "ffn_gate_up_exps")
 # Whose head counts tell how rows of queries and keys are paired.
 _PAIRED_ARCHITECTURES = ("llama", "granite", "smollm3")
 _PAIRED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
@@ -122,23 +155,34 @@ def _stored(header: GgufHeader, model_type: str, tensor: GgufTensor) -> Iterator
     prefix = f"model.layers.{match[1]}." if match else ""
     part = match[2] if match else ""
     of_layers = {**_OF_LAYERS, **_OF_MODEL_TYPES.get(model_type, {})}
-    of_experts = _OF_MIXTRALS_EXPERTS if model_type == "mixtral" else _OF_EXPERTS
-    if part in of_layers:
+    of_experts = _EXPERTS_OF.get(model_type, _OF_EXPERTS)
+    if suffix == "scale":
+        if model_type != "gemma4_text" or part not in _OF_SCALES:
+            raise GgufError(f"{header.path}: {tensor.name}: has no known use")
+        yield dataclasses.replace(whole, name=f"{prefix}{_OF_SCALES[part]}")
+    elif part in of_layers:
         heads = _paired_heads(header, part, tensor)
         name = f"{prefix}{of_layers[part]}.{suffix}"
-        # No module's.
-        name = name.removesuffix(".weight") if part == "attn_sinks" else name
+        name = name.removesuffix(".weight") if part in _OF_NO_MODULES_WEIGHT else name
         yield dataclasses.replace(whole, name=name, num_paired_heads=heads)
     elif part in of_experts and len(tensor.shape) == (2 if suffix == "bias" else 3):
-        size = (tensor.end - tensor.start) // tensor.shape[0]
-        for expert in range(tensor.shape[0]):
-            start = tensor.start + expert * size
-            name = f"{prefix}{of_experts[part].format(expert)}.{suffix}"
-            yield dataclasses.replace(
-                whole, name=name, shape=tensor.shape[1:], start=start, end=start + size
-            )
+        yield from _of_experts(whole, f"{prefix}{of_experts[part]}.{suffix}")
     else:
         raise GgufError(f"{header.path}: {tensor.name}: has no known use")
+
+
+def _of_experts(tensor: StoredTensor, name: str) -> Iterator[StoredTensor]:
+    """Each expert's part of a tensor of all of them; its name has its number in place of {}."""
+    size = (tensor.end - tensor.start) // tensor.shape[0]
+    for expert in range(tensor.shape[0]):
+        start = tensor.start + expert * size
+        yield dataclasses.replace(
+            tensor,
+            name=name.format(expert),
+            shape=tensor.shape[1:],
+            start=start,
+            end=start + size,
+        )
 
 
 def _is_offset_norm(base: str) -> bool:

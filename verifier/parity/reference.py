@@ -35,7 +35,9 @@ from verifier.transformers_model.config import read_config
 from verifier.transformers_model.dtypes import DTYPES
 
 _CPU = torch.device("cpu")
-_GPT_OSS_EXPERT = re.compile(r"(.*\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)")
+_EXPERT = re.compile(
+    r"(model\.layers\.\d+\.(mlp\.)?experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -204,21 +206,28 @@ def _loaded(
 
 
 def fused_experts(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, with GPT-OSS's experts as its class has them: all in one, by columns."""
+    """The tensors, with experts as transformers' classes have them where it does not join them
+    itself: GPT-OSS's all in one, by columns; Gemma 4's stacked.
+    """
     result = {}
     by_layer: dict[str, dict[tuple[str, str], list[torch.Tensor]]] = {}
     for name, tensor in state.items():
-        match = _GPT_OSS_EXPERT.fullmatch(name)
-        if match is None or f"{match[1]}0.gate_proj.bias" not in state:
+        match = _EXPERT.fullmatch(name)
+        if match is None or (match[2] and f"{match[1]}0.gate_proj.bias" not in state):
             result[name] = tensor
             continue
-        by_layer.setdefault(match[1], {}).setdefault((match[2], match[3]), []).append(tensor)
+        by_layer.setdefault(match[1], {}).setdefault((match[3], match[4]), []).append(tensor)
     for prefix, parts in by_layer.items():
         for suffix, end in (("weight", ""), ("bias", "_bias")):
+            if ("gate", suffix) not in parts:
+                continue
             gate, up, down = (torch.stack(parts[part, suffix]) for part in ("gate", "up", "down"))
-            gate_up = torch.stack((gate, up), dim=2).flatten(1, 2)
-            for own, whole in (("gate_up", gate_up), ("down", down)):
-                by_columns = whole.mT if suffix == "weight" else whole
+            is_stacked = ("gate", "bias") not in parts
+            both = (
+                torch.cat((gate, up), 1) if is_stacked else torch.stack((gate, up), 2).flatten(1, 2)
+            )
+            for own, whole in (("gate_up", both), ("down", down)):
+                by_columns = whole.mT if suffix == "weight" and not is_stacked else whole
                 result[f"{prefix}{own}_proj{end}"] = by_columns.contiguous()
     return result
 
