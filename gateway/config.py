@@ -85,6 +85,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         "glm45",
         "mistral",
         "deepseek_v3",
+        "gemma4",
         "kimi_k2",
     ] = "auto"
     """The form in which models write tool calls, of those in docs/openai.md; `auto`, as each

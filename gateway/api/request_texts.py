@@ -22,7 +22,7 @@ from gateway.text.model_text import ModelText
 from gateway.text.output.argument_values import parameters_of
 from gateway.text.output.output_text import OutputText
 from gateway.text.output.parts import Reading
-from gateway.text.reasoning import TAGS, Reasoning, reasoning_after
+from gateway.text.reasoning import THINK, Reasoning, reasoning_after
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from tandem.values import ReasoningTags, SamplingParams
@@ -90,12 +90,13 @@ class RequestTexts:
             return Prompt(await self._encode(request.text, model, text), request.sampling)
         prompt = await self._render(conversation, model, text)
         reading = Reading(
-            reasoning=reasoning_after(prompt) if text.has_reasoning else Reasoning.NONE,
+            reasoning=reasoning_after(prompt, text.reasoning) if text.reasoning else Reasoning.NONE,
+            tags=text.reasoning or THINK,
             form=text.tool_call_form,
             tools={each["function"]["name"]: parameters_of(each) for each in conversation.tools},
             has_channels=text.has_channels,
         )
-        sampling = _behind_reasoning(request.sampling, reading.reasoning)
+        sampling = _behind_reasoning(request.sampling, reading)
         return Prompt(await self._encode(prompt, model, text), sampling, reading)
 
     async def encode_text(self, given: str, text: ModelText) -> Sequence[int]:
@@ -194,12 +195,12 @@ class RequestTexts:
             ) from None
 
 
-def _behind_reasoning(sampling: SamplingParams, reasoning: Reasoning) -> SamplingParams:
+def _behind_reasoning(sampling: SamplingParams, reading: Reading) -> SamplingParams:
     """The sampling of an output whose grammar, if it has one, begins behind its reasoning."""
     grammar = sampling.structured_output
-    if grammar is None or reasoning in (Reasoning.NONE, Reasoning.IS_OVER):
+    if grammar is None or reading.reasoning in (Reasoning.NONE, Reasoning.IS_OVER):
         return sampling
-    begin, end = TAGS
-    tags = ReasoningTags(begin="" if reasoning is Reasoning.HAS_BEGUN else begin, end=end)
+    begin = "" if reading.reasoning is Reasoning.HAS_BEGUN else reading.tags.begin
+    tags = ReasoningTags(begin=begin, end=reading.tags.end)
     grammar = dataclasses.replace(grammar, reasoning=tags)
     return dataclasses.replace(sampling, structured_output=grammar)

@@ -12,8 +12,7 @@ from gateway.text import sampling_defaults
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.output import channel_reader
 from gateway.text.output.tool_call_form import ToolCallForm, form_of_template
-from gateway.text.reasoning import TAGS as REASONING_TAGS
-from gateway.text.reasoning import is_taught
+from gateway.text.reasoning import THINK, Tags, tags_of_template
 from gateway.text.sampling_defaults import NO_DEFAULTS
 from gateway.text.tokenizer import Tokenizer
 from tandem.values import SamplingDefaults
@@ -26,7 +25,7 @@ class ModelText:
     Attributes:
         chat_template: None: it has none, and conversations are refused.
         tool_call_form: how the model writes its calls; None: unknown, and they stay text.
-        has_reasoning: whether reasoning in tags is told from the answer.
+        reasoning: the tags of reasoning that is told from the answer; None: none is.
         has_channels: whether messages in channels are told apart (`channel_reader.py`).
         sampling_defaults: what requests over HTTP get that name no value.
     """
@@ -34,7 +33,7 @@ class ModelText:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
     tool_call_form: ToolCallForm | None = None
-    has_reasoning: bool = False
+    reasoning: Tags | None = None
     has_channels: bool = False
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
@@ -68,9 +67,9 @@ class ModelText:
             form = form_of_template(template.source_with_tools)
         elif tool_calls not in ("auto", "none"):
             form = ToolCallForm(tool_calls)
-        has_reasoning = reasoning == "think"
+        tags = THINK if reasoning == "think" else None
         if reasoning == "auto" and template is not None:
-            has_reasoning = is_taught(template.source_with_tools)
+            tags = tags_of_template(template.source_with_tools)
         has_channels = (
             template is not None
             and tool_calls == reasoning == "auto"
@@ -78,7 +77,7 @@ class ModelText:
         )
         shown = [
             *(form.tags if form is not None else ()),
-            *(REASONING_TAGS if has_reasoning else ()),
+            *(tags.tokens if tags is not None else ()),
         ]
         if has_channels:
             shown += channel_reader.TAGS
@@ -89,7 +88,7 @@ class ModelText:
             tokenizer=Tokenizer.load(folder, shown=shown),
             chat_template=template,
             tool_call_form=form,
-            has_reasoning=has_reasoning,
+            reasoning=tags,
             has_channels=has_channels,
             sampling_defaults=defaults,
         )

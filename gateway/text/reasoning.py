@@ -1,14 +1,28 @@
 """The tags around a model's reasoning, and where a prompt leaves it.
 
-Owns the tags, and whether a chat template teaches them. `output_reader.py` reads them in outputs.
+Owns the tags, and which of them a chat template teaches. `output_reader.py` reads them in outputs.
 """
 
 import enum
+from dataclasses import dataclass
 
-BEGIN, END = "<think>", "</think>"
 
-#: The tags, which must be shown where a tokenizer says that they are special.
-TAGS = (BEGIN, END)
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands around reasoning.
+
+    Attributes:
+        tokens: which must be shown where a tokenizer says that they are special.
+    """
+
+    begin: str
+    end: str
+    tokens: tuple[str, ...]
+
+
+THINK = Tags("<think>", "</think>", ("<think>", "</think>"))
+# Gemma 4's.
+_THOUGHT = Tags("<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>"))
 
 
 class Reasoning(enum.Enum):
@@ -23,14 +37,14 @@ class Reasoning(enum.Enum):
     IS_OVER = enum.auto()
 
 
-def is_taught(source: str) -> bool:
-    """Whether a chat template knows reasoning in tags."""
-    return END in source
+def tags_of_template(source: str) -> Tags | None:
+    """The tags that a chat template knows; None: none."""
+    return next((tags for tags in (THINK, _THOUGHT) if tags.end in source), None)
 
 
-def reasoning_after(prompt: str) -> Reasoning:
+def reasoning_after(prompt: str, tags: Tags) -> Reasoning:
     """Where a prompt leaves it: templates may begin the reasoning, or end it at once."""
     end = prompt.rstrip()
-    if end.endswith(BEGIN):
+    if end.endswith(tags.begin.rstrip()):
         return Reasoning.HAS_BEGUN
-    return Reasoning.IS_OVER if end.endswith(END) else Reasoning.MAY_BEGIN
+    return Reasoning.IS_OVER if end.endswith(tags.end) else Reasoning.MAY_BEGIN

@@ -24,6 +24,7 @@ _LONGROPE_FACTORS = {
 }
 ROPE_FACTORS = (_LLAMA3_FACTORS, *_LONGROPE_FACTORS.values())
 """Names of tensors that are no weights."""
+_TOOL_RESPONSE = "<|tool_response>"
 # Whose values say nothing that the model computes with.
 _PREFIXES_OF_INERT = ("general.", "tokenizer.", "quantize.", "split.")
 # Llama 3's long context is told by its factors alone.
@@ -101,6 +102,10 @@ def config_of(
         if token is not None and type(token) is not int:
             raise GgufError(f"{path}: {key}: {str(token)[:40]} is no token")
         ends |= {token} - {None}
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    if family.model_type == "gemma4_text" and _TOOL_RESPONSE in tokens:
+        # It ends calls: an end token of the published models, of which the format keeps but one.
+        ends.add(tokens.index(_TOOL_RESPONSE))
     config["eos_token_id"] = sorted(ends)
     # Some families' code has a default that smaller vocabularies lack.
     config["pad_token_id"] = None

@@ -13,7 +13,7 @@ import json
 from gateway.text.output.argument_values import Parameters, is_text, value_of
 from gateway.text.output.json_mender import JsonMender
 from gateway.text.output.tool_call_form import Marks
-from gateway.text.output.tool_call_reader import CallDelta, CallReader, joined
+from gateway.text.output.tool_call_reader import CallDelta, CallReader, joined, num_begun
 
 _MAX_MARK = 640
 
@@ -46,6 +46,7 @@ class MarkedCallReader:
         # Calls in JSON, or a call's arguments.
         self._json: CallReader | None = None
         self._mender: JsonMender | None = None
+        self._is_quoted = False
         # Of the call that is open: its tool, whether it is a given one, how many arguments it has;
         # of the argument: its name, and what is known of its value.
         self._name = ""
@@ -90,6 +91,8 @@ class MarkedCallReader:
         elif self._place in (_Place.VALUE, _Place.KEY):
             self._finish_arguments()
         elif self._mender is not None:
+            if self._is_quoted:
+                self._read_quoted(self._mender, is_all=True)
             self._mender.flush()
             self._show(self._mender.take())
         if self.has_begun and self._marks.end.startswith(self._text.strip()):
@@ -256,7 +259,13 @@ class MarkedCallReader:
                 self._place = _Place.NAME
                 return True
             self._mender = JsonMender()
-        text, mender = self._text, self._mender
+        text, mender, quote = self._text, self._mender, self._marks.quote
+        if self._is_quoted:
+            return self._read_quoted(mender)
+        if quote and text.startswith(quote):
+            self._is_quoted, self._text = True, text.removeprefix(quote)
+            mender.feed('"')
+            return True
         if text[0] == "<" and not mender.is_in_string:
             ends = self._marks.end, self._marks.call_end
             assert ends[0], "it begins like them"
@@ -272,6 +281,27 @@ class MarkedCallReader:
         if mender.is_complete:
             self._mender, self._place = None, _Place.NAME
         return not is_stuck
+
+    def _read_quoted(self, mender: JsonMender, *, is_all: bool = False) -> bool:
+        """Reads a string up to the form's own quote, whatever is in it.
+
+        Args:
+            is_all: whether nothing follows.
+        """
+        quote = self._marks.quote
+        end = self._text.find(quote)
+        is_whole = end >= 0
+        if not is_whole:
+            end = len(self._text) - (0 if is_all else num_begun(self._text, quote))
+        text = json.dumps(self._text[:end], ensure_ascii=False)[1:-1]
+        self._text = self._text[end:].removeprefix(quote)
+        while text:
+            text = mender.feed(text, is_plain=text[0] == "<")
+        if is_whole:
+            self._is_quoted = False
+            mender.feed('"')
+        self._show(mender.take())
+        return is_whole
 
     def _show(self, text: str) -> None:
         if text and self._is_given:

@@ -34,8 +34,8 @@ from gateway.text.output.call_readers import AnyCallReader, call_reader
 from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
 from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_form import ToolCallForm
-from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS
-from gateway.text.reasoning import BEGIN, END, Reasoning
+from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, num_begun
+from gateway.text.reasoning import Reasoning
 
 # White space before a tag belongs to it, as far as it is not longer, in characters.
 _MAX_SPACE = 256
@@ -70,6 +70,8 @@ class OutputReader:
         self.stopped = False
         self._stops = stops
         self._counts_stops = True
+        # The tags of reasoning.
+        self._begin, self._end = reading.tags.begin, reading.tags.end
         self._tools = reading.tools
         self._form = reading.form if reading.tools else None
         marks = self._form.marks if self._form is not None else None
@@ -169,7 +171,7 @@ class OutputReader:
         if self.place in (Place.START, Place.POSSIBLE_CALL):
             return 0
         if self.place in (Place.BEGINNING, Place.REASONING):
-            if _num_begun(self._held, self._mark):
+            if num_begun(self._held, self._mark):
                 return 0
         else:
             self._is_counted = True
@@ -189,10 +191,10 @@ class OutputReader:
     def _read_start(self, text: str) -> str:
         begun = text.lstrip()
         if len(text) - len(begun) <= _MAX_SPACE:
-            if begun.startswith(BEGIN):
+            if begun.startswith(self._begin):
                 self.place = Place.BEGINNING
-                return begun.removeprefix(BEGIN)
-            if BEGIN.startswith(begun):
+                return begun.removeprefix(self._begin)
+            if self._begin.startswith(begun):
                 self._held = text
                 return ""
         self.place = Place.OPENING
@@ -205,12 +207,12 @@ class OutputReader:
         return text
 
     def _read_reasoning(self, text: str) -> str:
-        end = text.find(END)
+        end = text.find(self._end)
         begin = text.find(self._mark, self._num_plain) if self._mark else -1
         if end >= 0 and not 0 <= begin < end:
             self._show_reasoning(text[: _before_space(text, end)])
             self._close_reasoning()
-            return text[end + len(END) :]
+            return text[end + len(self._end) :]
         if begin >= 0:
             first, behind = _before_space(text, begin), begin + len(self._mark)
             self._show_reasoning(text[:first])
@@ -218,8 +220,8 @@ class OutputReader:
             self._call = call_reader(self._form, self._tools, text[first:behind])
             self._possible, self._num_possible = [text[first:behind]], behind - first
             return text[behind:]
-        num_begun = max(_num_begun(text, END), _num_begun(text[self._num_plain :], self._mark))
-        first = _before_space(text, len(text) - num_begun)
+        of_end, of_mark = num_begun(text, self._end), num_begun(text[self._num_plain :], self._mark)
+        first = _before_space(text, len(text) - max(of_end, of_mark))
         self._show_reasoning(text[:first])
         self._hold(text, first)
         return ""
@@ -232,12 +234,12 @@ class OutputReader:
         )
         self._possible.append(text)
         self._num_possible += len(text)
-        if END in "".join(self._possible[-len(END) :]):
+        if self._end in "".join(self._possible[-len(self._end) :]):
             held = self._end_possible_call(Place.REASONING)
-            end = held.index(END)
+            end = held.index(self._end)
             self._show_reasoning(held[: _before_space(held, end)])
             self._close_reasoning()
-            return held[end + len(END) :] + rest
+            return held[end + len(self._end) :] + rest
         unread = "" if self._call.is_over else self._call.feed(text)
         if self._call.is_over and not self._call.has_begun:
             # The tag was only mentioned.
@@ -282,8 +284,8 @@ class OutputReader:
             return text[behind:]
         first = len(text) - self._stops.num_begun(text)
         if self._mark:
-            num_begun = _num_begun(text[self._num_plain :], self._mark)
-            first = min(first, _before_space(text, len(text) - num_begun))
+            of_mark = num_begun(text[self._num_plain :], self._mark)
+            first = min(first, _before_space(text, len(text) - of_mark))
         self._show_answer(text[:first])
         self._hold(text, first)
         self._num_searched = len(text) - first
@@ -372,11 +374,3 @@ _READERS: dict[Place, Callable[[OutputReader, str], str]] = {
 def _before_space(text: str, end: int) -> int:
     """Where the white space before a place begins, as far as it belongs to what comes there."""
     return max(len(text[:end].rstrip()), end - _MAX_SPACE)
-
-
-def _num_begun(text: str, tag: str) -> int:
-    """How many of the text's last characters may begin a tag."""
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
-        if tag.startswith(text[-length:]):
-            return length
-    return 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gateway.text.output.argument_values import Parameters
 from gateway.text.output.tool_call_form import ToolCallForm
 from gateway.text.output.tool_call_reader import CallDelta
-from gateway.text.reasoning import Reasoning
+from gateway.text.reasoning import THINK, Reasoning, Tags
 
 
 class ReasoningText(NamedTuple):
@@ -41,6 +41,7 @@ class Reading:
 
     Attributes:
         reasoning: where the prompt leaves the model's reasoning.
+        tags: around it.
         form: in which calls are written; None: they stay text.
         tools: those that may be called, with their parameters; empty: calls stay text.
         has_channels: whether the model writes in channels; neither `reasoning` nor `form` count
@@ -48,6 +49,7 @@ class Reading:
     """
 
     reasoning: Reasoning = Reasoning.NONE
+    tags: Tags = THINK
     form: ToolCallForm | None = None
     tools: Parameters = dataclasses.field(default_factory=dict)
     has_channels: bool = False

@@ -9,6 +9,7 @@
     MISTRAL      [TOOL_CALLS]f[ARGS]{"x": 1}, or [TOOL_CALLS] before a list of HERMES_LIST
     DEEPSEEK_V3  <｜tool▁calls▁begin｜>, and of each call
                  <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>
+    GEMMA4       <|tool_call>call:f{x:1,y:<|"|>a<|"|>}<tool_call|>
     KIMI_K2      <|tool_calls_section_begin|>, and of each call <|tool_call_begin|>functions.f:0
                  <|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>
 
@@ -39,6 +40,7 @@ class Marks:
         value_ends: what ends an argument, if one of these follows; its own end is the first one.
         has_lines: whether an argument stands on lines of its own.
         call_end: behind a call that has arguments, if anything does.
+        quote: of arguments in JSON, where strings have it in place of their quotes.
     """
 
     begin: str
@@ -49,6 +51,7 @@ class Marks:
     value_ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     has_lines: bool = False
     call_end: Pattern[str] | None = None
+    quote: str = ""
 
 
 _HERMES = Marks(begin="<tool_call>", end="</tool_call>")
@@ -67,6 +70,7 @@ class ToolCallForm(enum.Enum):
     GLM45 = "glm45"
     MISTRAL = "mistral"
     DEEPSEEK_V3 = "deepseek_v3"
+    GEMMA4 = "gemma4"
     KIMI_K2 = "kimi_k2"
 
     @property
@@ -123,6 +127,12 @@ _MARKS: Mapping[ToolCallForm, Marks] = {
         ),
         call_end=re.compile(rf"{_S}(?:```)?{_S}<｜tool▁call▁end｜>"),
     ),
+    ToolCallForm.GEMMA4: Marks(
+        begin="<|tool_call>",
+        end="<tool_call|>",
+        name=re.compile(rf"{_S}call:{_S}{_NAME}{_S}(?=\{{)"),
+        quote='<|"|>',
+    ),
     ToolCallForm.KIMI_K2: Marks(
         begin="<|tool_calls_section_begin|>",
         end="<|tool_calls_section_end|>",
@@ -135,6 +145,7 @@ _MARKS: Mapping[ToolCallForm, Marks] = {
 }
 _TAGS: Mapping[ToolCallForm, tuple[str, ...]] = {
     **{form: (marks.begin, marks.end) for form, marks in _MARKS.items()},
+    ToolCallForm.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ToolCallForm.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ToolCallForm.DEEPSEEK_V3: tuple(
         f"<｜tool▁{each}｜>"
@@ -168,7 +179,12 @@ _TAUGHT_BY = {
 }
 # Between Hermes' tags: of forms that are not known.
 _OTHER_FORMS = ("<parameter=", "<invoke ")
-_TAUGHT_BY_BEGIN = (ToolCallForm.MISTRAL, ToolCallForm.DEEPSEEK_V3, ToolCallForm.KIMI_K2)
+_TAUGHT_BY_BEGIN = (
+    ToolCallForm.MISTRAL,
+    ToolCallForm.DEEPSEEK_V3,
+    ToolCallForm.GEMMA4,
+    ToolCallForm.KIMI_K2,
+)
 
 
 def form_of_template(source: str) -> ToolCallForm | None:

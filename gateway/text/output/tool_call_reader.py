@@ -69,6 +69,14 @@ def joined(deltas: Sequence[CallDelta]) -> list[CallDelta]:
     return taken
 
 
+def num_begun(text: str, tag: str) -> int:
+    """How many of the text's last characters may begin a tag."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
 class CallReader:
     """Reads one call, or several in a list: up to the end, or to the first character that cannot
     belong to a call while it is not certain that it is one.

@@ -5,6 +5,7 @@ slide is a list; what differs between layers is one, too; Gemma 4's full layers 
 their rotary embeddings.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ from safetensors.torch import load_file
 
 from servicekit.gguf.folder import model_folder
 from servicekit.gguf.header import GgufError
-from tests.servicekit.gguf_files import VOCABULARY, add_byte_level_vocabulary
+from tests.servicekit.gguf_files import (
+    END,
+    TOKENS,
+    TOOL,
+    VOCABULARY,
+    add_byte_level_vocabulary,
+)
 from tests.verifier.cpu.numpy_decoder import all_logits
 from tests.verifier.cpu.running_decoder import load, logits_of
 from tests.verifier.cpu.test_loader import CONFIGS, GEMMA4, TEXT, reference, save
@@ -167,6 +174,14 @@ def test_logits_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits_of(weights, TEXT), expected, atol=1e-4 * largest)
     exact, _ = parity_reference(folder, dtype=torch.float32, quantization="none", rounds_kv=True)
     assert torch.isfinite(exact).all()
+
+
+def test_what_ends_calls_of_gemma4_is_an_end_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servicekit.gguf.config._TOOL_RESPONSE", TOKENS[TOOL])
+    folder = model_folder(write(tmp_path, "gemma4_dense"))
+    assert json.loads((folder / "config.json").read_bytes())["eos_token_id"] == [END, TOOL]
 
 
 @pytest.mark.parametrize(
