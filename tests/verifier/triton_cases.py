@@ -166,7 +166,12 @@ class World:
         return step.attend(1, queries, keys, values, scaling=scaling, sliding_window=sliding_window)
 
     def exact(
-        self, *, sliding_window: int | None = None, scaling: float = 0.3, softcap: float = 0.0
+        self,
+        *,
+        sliding_window: int | None = None,
+        scaling: float = 0.3,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The definition, in float64: [T, num_heads, head_dim]."""
         rows = []
@@ -180,7 +185,10 @@ class World:
                     scores = keys[kv_head, first : at + 1] @ queries[head, at] * scaling
                     if softcap:
                         scores = softcap * torch.tanh(scores / softcap)
-                    of_heads.append(scores.softmax(0) @ values[kv_head, first : at + 1])
+                    if sinks is not None:
+                        scores = torch.cat((scores, sinks[head : head + 1].double()))
+                    weights = scores.softmax(0)[: at + 1 - first]
+                    of_heads.append(weights @ values[kv_head, first : at + 1])
                 rows.append(torch.stack(of_heads))
         return torch.stack(rows)
 
@@ -280,6 +288,22 @@ def a_softcap_is_that_of_the_definition(dtype: torch.dtype, device: str = "cpu")
             torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
             for blocks, old in zip(world.cache.blocks(1), before, strict=True):
                 assert torch.equal(blocks.nan_to_num(), old.nan_to_num())
+
+
+def sinks_are_those_of_the_definition(dtype: torch.dtype, device: str = "cpu") -> None:
+    """That hardly count, and that take nearly all; by one program and by several."""
+    sizes = Sizes(num_kv_heads=2, group=3, head_dim=40, dtype=dtype, device=device)
+    sinks = torch.tensor([-30.0, 0.0, 1.5, 4.0, 0.5, 9.0], device=device)
+    entries = [Entry(num_queries=3, length=90), Entry(num_queries=9, length=61)]
+    for splitting, window in ((TOGETHER, 25), (APART, None)):
+        world = World(sizes, entries)
+        step = TritonBackend(device=world.device, splitting=splitting).prepare(
+            world.layout, world.cache
+        )
+        attended = step.attend(1, *world.rows(), scaling=0.3, sliding_window=window, sinks=sinks)
+        expected = world.exact(sliding_window=window, sinks=sinks)
+        tolerance = TOLERANCES[dtype]
+        torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> None:

@@ -46,7 +46,12 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Makes a `StepAttention` per step."""
+    """Makes a `StepAttention` per step.
+
+    One with an attribute `caps_scores` takes a `softcap` in `attend`: scores s become
+    softcap * tanh(s / softcap) before they are masked. One with `adds_sinks` takes `sinks`
+    [num_heads] float32: logits of a token without a value, which every token sees.
+    """
 
     name: str
 

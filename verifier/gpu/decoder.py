@@ -33,8 +33,8 @@ from verifier.checkpoint.model_config import ModelConfig
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
-from verifier.gpu.experts import mix_experts
 from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool, buckets_within
+from verifier.gpu.layers.experts import mix_experts
 from verifier.gpu.weights import Experts, GpuWeights, Layer
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
@@ -115,9 +115,6 @@ class GpuDecoder(DeviceModel):
         # Layers are queued by `launch` wherever the device samples.
         self.computes_at_launch |= sampler is not None
         self._batch = DeviceBatch(limits, device=weights.device)
-        # Attention of a family without a softcap never gets the argument.
-        softcap = weights.config.attention_softcap
-        self._attention_arguments: dict[str, Any] = {"softcap": softcap} if softcap else {}
         self._graphs: GraphPool[_Hidden] | None = None
         if graphs is not None and isinstance(backend, AttendsToTables):
             buckets = buckets_within(graphs.limits.buckets, limits.max_num_tokens)
@@ -283,12 +280,18 @@ class GpuDecoder(DeviceModel):
             is_bad=step.is_bad,
         )
         heads = rotated.transpose(0, 1).split([num_heads, num_kv_heads, num_kv_heads])
+        # What a family does not have, its attention backend needs not know.
+        others: dict[str, Any] = {}
+        if config.attention_softcap:
+            others["softcap"] = config.attention_softcap
+        if layer.sinks is not None:
+            others["sinks"] = layer.sinks
         attended = step.attention.attend(
             index,
             *heads,
             scaling=config.attention_scaling,
             sliding_window=layer.sliding_window,
-            **self._attention_arguments,
+            **others,
         )
         return self._update(layer.output(attended.reshape(num_tokens, num_heads * head_dim)))
 

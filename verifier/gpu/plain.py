@@ -76,6 +76,9 @@ class PlainOperations:
         gate, up = gate_up.float().chunk(2, dim=-1)
         if activation is Activation.SILU:
             gated = torch.nn.functional.silu(gate)
+        elif activation is Activation.CLAMPED:
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
+            gated = gate * torch.sigmoid(1.702 * gate)
         else:
             gated = torch.nn.functional.gelu(gate, approximate="tanh")
         return (gated * up).to(gate_up.dtype)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from verifier.checkpoint.model_config import ModelConfig
-from verifier.gpu.groups import GroupedWeight
+from verifier.gpu.groups import GroupedWeight, MxWeight
 from verifier.gpu.operations import Operations
 
 
@@ -55,12 +55,22 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """Of all experts of a mixture, each an MLP; I is an expert's."""
+
+    gate_up: torch.Tensor | MxWeight  # [E, 2 * I, H]: gate, then up; of the model's dtype
+    down: torch.Tensor | MxWeight  # [E, H, I]
+    # [E, 2 * I] and [E, H], of the model's dtype.
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of an MLP."""
 
     router: Linear  # E outputs
-    gate_up: torch.Tensor  # [E, 2 * I, H]: gate, then up; I an expert's
-    down: torch.Tensor  # [E, H, I]
+    weights: ExpertWeights
     num_per_token: int
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool
@@ -75,6 +85,8 @@ class Layer:
     input_norm: torch.Tensor  # [H]
     qkv: Linear  # query heads, key heads, value heads, D outputs each
     head_norms: torch.Tensor | None  # [2, D]: of queries, of keys
+    # [heads] float32: logits of a token without a value, which attention sees beside the others.
+    sinks: torch.Tensor | None
     output: Linear
     # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
     attention_output_norm: torch.Tensor | None
@@ -102,6 +114,13 @@ class GpuWeights:
     layers: list[Layer]
     # [1, P] float32 of each of `config.rotaries`, or [2, P]: of short sequences, of long ones.
     inv_freqs: list[torch.Tensor]
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether weights of layers are codes, as the checkpoint has them."""
+        mlps = [layer.mlp for layer in self.layers]
+        mixtures = [mlp.weights for mlp in mlps if isinstance(mlp, Experts)]
+        return bool(self.grouped) or any(isinstance(each.down, MxWeight) for each in mixtures)
 
     @property
     def grouped(self) -> list[GroupedWeight]:

@@ -22,7 +22,8 @@ from verifier.gpu.attention.selection import (
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits
-from verifier.gpu.loading import TORCH_DTYPES, load_weights
+from verifier.gpu.loading.device_tensors import TORCH_DTYPES
+from verifier.gpu.loading.loader import load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
 from verifier.model.gpu_memory import check_largest_steps
@@ -175,7 +176,7 @@ def load_on_gpu(
         architecture=shape.architecture,
         dtype=dtype_name(
             str(dtype).removeprefix("torch."),
-            described.quantization if weights.grouped else config.quantization,
+            described.quantization if weights.keeps_codes else config.quantization,
             multiplies_in_fp8=is_fp8,
         ),
         device=device.type,
@@ -219,24 +220,17 @@ def _lacks(
         return f"--quantization {config.quantization} of a mixture of experts"
     if described.config.family.norms_projections:
         return "norms of the queries and keys of all heads together"
-    if described.config.family.has_sinks:
-        return "attention with sinks"
     if described.config.family.gates_attention:
         return "gated delta nets, and gates of attention"
     if described.config.family.has_full_heads:
         return "layers with heads of different sizes"
-    if described.config.attention_softcap and not serves_softcap(backend):
+    if described.config.attention_softcap and not getattr(backend, "caps_scores", False):
         return f"attention backend {backend.name} serves no softcap"
+    if described.config.family.has_sinks and not getattr(backend, "adds_sinks", False):
+        return f"attention backend {backend.name} serves no sinks"
     if config.numerics == "strict" and backend.name != STRICT_ATTENTION:
         return f"attention backend {backend.name}, whose bits depend on the batch"
     return None
-
-
-def serves_softcap(backend: AttentionBackend) -> bool:
-    """Whether `StepAttention.attend` of a backend takes `softcap`: scores s become
-    softcap * tanh(s / softcap) before they are masked.
-    """
-    return bool(getattr(backend, "caps_scores", False))
 
 
 def sampler_for(

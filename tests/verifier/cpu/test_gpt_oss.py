@@ -23,7 +23,6 @@ from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.checkpoint.weight_types import Activation, WeightType
 from verifier.config import VerifierConfig
-from verifier.model.gpu_model import find_on_gpu
 from verifier.parity.reference import fused_experts, reference
 
 # Its type information lacks some classes.
@@ -251,9 +250,3 @@ def test_odd_tensors_are_named(name: str, change: Any, reason: str, tmp_path: Pa
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{EXPERTS}\w+: .*{reason}"):
         describe_decoder(tmp_path)
-
-
-def test_a_gpu_does_not_compute_it(tmp_path: Path) -> None:
-    write_mxfp4(tmp_path)
-    config = VerifierConfig(model=tmp_path, device="cpu")
-    assert find_on_gpu(config, torch.device("cpu")) is None

@@ -1,4 +1,4 @@
-"""Attention with a softcap, written out: one sequence after the other, over gathered K/V."""
+"""Attention with a softcap and sinks, written out: sequence by sequence, over gathered K/V."""
 
 import itertools
 
@@ -10,10 +10,10 @@ from verifier.batch.batch_layout import BatchLayout
 
 
 class CappedBackend:
-    """An attention backend that serves softcaps; in float32."""
+    """An attention backend that serves softcaps and sinks; in float32."""
 
     name = "capped"
-    caps_scores = True
+    caps_scores = adds_sinks = True
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "_CappedStep":
         return _CappedStep(layout, cache)
@@ -34,6 +34,7 @@ class _CappedStep:
         scaling: float,
         sliding_window: int | None,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         layout, device = self._layout, queries.device
         self._cache.write(layer, keys, values, torch.from_numpy(layout.slot_mapping).to(device))
@@ -55,6 +56,10 @@ class _CappedStep:
             own = np.arange(length - (end - start), length)[:, None]
             apart = torch.from_numpy(own - np.arange(length)).to(device)
             hidden = (apart < 0) | (apart >= (sliding_window or length))
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                of_queries = sinks[:, None, None].expand(-1, end - start, 1)
+                scores = torch.cat((scores, of_queries), dim=-1)
+            weights = scores.softmax(dim=-1)[..., :length]
             rows.append(torch.einsum("hqk,khd->qhd", weights, v))
         return torch.cat(rows).to(queries.dtype)

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
+from verifier.checkpoint.group_formats import GroupedRows
 from verifier.checkpoint.weight_types import Activation
-from verifier.gpu.experts import plain_mixture
 from verifier.gpu.fp8 import FP8, quantised, rescaled
+from verifier.gpu.groups import MxWeight
 from verifier.gpu.kernels.experts import find_tiles_kernel
 from verifier.gpu.kernels.mixture import TILE, max_num_tiles, mix
 from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
+from verifier.gpu.layers.experts import plain_mixture
+from verifier.gpu.weights import ExpertWeights
 
 ON_GPU = DEVICE.type == "cuda"
 # The interpreter's bfloat16 is not a GPU's.
@@ -42,15 +45,38 @@ def problem(
     num_experts: int = 6,
     per_token: int = 2,
     dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ExpertWeights]:
     """What `Mixture` takes, but for the activation."""
     return (
         numbers(num_tokens, HIDDEN, seed=1, dtype=dtype),
         routing(kind, num_tokens, num_experts, per_token),
         numbers(num_tokens, per_token, seed=2).softmax(dim=-1),
-        (numbers(num_experts, 2 * SIZE, HIDDEN, seed=3) / HIDDEN**0.5).to(dtype),
-        (numbers(num_experts, HIDDEN, SIZE, seed=4) / SIZE**0.5).to(dtype),
+        ExpertWeights(
+            gate_up=(numbers(num_experts, 2 * SIZE, HIDDEN, seed=3) / HIDDEN**0.5).to(dtype),
+            down=(numbers(num_experts, HIDDEN, SIZE, seed=4) / SIZE**0.5).to(dtype),
+        ),
     )
+
+
+def expected_mixture(
+    rows: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    experts: ExpertWeights,
+    activation: Activation,
+) -> torch.Tensor:
+    """By plain torch in float32, rounded once."""
+
+    def wide(each: Any) -> Any:
+        return each.float() if isinstance(each, torch.Tensor) else each
+
+    own = ExpertWeights(
+        gate_up=wide(experts.gate_up),
+        down=wide(experts.down),
+        gate_up_bias=wide(experts.gate_up_bias),
+        down_bias=wide(experts.down_bias),
+    )
+    return plain_mixture(rows.float(), chosen, weights, own, activation).to(rows.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,20 +102,73 @@ def test_mixture(
     given = problem(kind, num_tokens, num_experts=num_experts, per_token=per_token, dtype=dtype)
     got = mix(*given, Activation.SILU)
     assert got.dtype is dtype
-    rows, chosen, weights, gate_up, down = given
-    floats = (rows.float(), chosen, weights, gate_up.float(), down.float())
-    expected = plain_mixture(*floats, Activation.SILU).to(dtype)
+    expected = expected_mixture(*given, Activation.SILU)
     torch.testing.assert_close(got, expected, **TOLERANCES[dtype])
+
+
+def mx_weight(shape: tuple[int, int, int], seed: int) -> MxWeight:
+    """Any codes, of weights up to 1.5; one group of each expert has the smallest scales."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = MxWeight.empty(shape, device=DEVICE)
+    for expert in range(shape[0]):
+        codes, exponents = (
+            torch.randint(low, high, size, generator=generator, dtype=torch.uint8)
+            for low, high, size in ((0, 16, shape[1:]), (121, 126, (shape[1], shape[2] // 32)))
+        )
+        exponents[0, 0] = expert % 3
+        weight.fill(expert, 0, GroupedRows(codes=codes.numpy(), factors=exponents.numpy()))
+    return weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_mx", [False, True])
+def test_experts_with_biases_and_clamped_gates(is_mx: bool, dtype: torch.dtype) -> None:
+    """Inputs of a block of codes and a part of another; of a part of one."""
+    hidden, size, num_experts, num_tokens = 160, 96, 3, 70
+
+    def weight(*shape: int, seed: int) -> Any:
+        # Of codes, the root of the mean square is some 0.4.
+        if is_mx:
+            return mx_weight((num_experts, *shape), seed)  # type: ignore[arg-type]
+        return (0.4 * numbers(num_experts, *shape, seed=seed)).to(dtype)
+
+    given = (
+        (0.3 * numbers(num_tokens, hidden, seed=1)).to(dtype),
+        routing("random", num_tokens, num_experts, 2),
+        numbers(num_tokens, 2, seed=2).softmax(dim=-1),
+        ExpertWeights(
+            gate_up=weight(2 * size, hidden, seed=3),
+            down=weight(hidden, size, seed=4),
+            gate_up_bias=6 * numbers(num_experts, 2 * size, seed=5, dtype=dtype),
+            down_bias=4 * numbers(num_experts, hidden, seed=6, dtype=dtype),
+        ),
+    )
+    got = mix(*given, Activation.CLAMPED)
+    expected = expected_mixture(*given, Activation.CLAMPED)
+    # Clamped products are some tens.
+    tolerance = TOLERANCES[dtype]["rtol"] * expected.abs().max().item()
+    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+    rows, chosen, weights, experts = given
+    some = mix(rows[:3], chosen[:3], weights[:3], experts, Activation.CLAMPED)
+    assert torch.equal(some, got[:3])
+
+
+def test_gates_that_are_not_finite_are_not_clamped() -> None:
+    rows, chosen, weights, experts = problem("one", 2)
+    rows[1] = float("nan")
+    mixed = mix(rows, chosen, weights, experts, Activation.CLAMPED)
+    assert mixed[0].isfinite().all()
+    assert mixed[1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tokens_bits_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     """Alone; with others at its experts, before and behind it, in other tiles; in another order."""
     given = problem("random", 100, num_experts=3, dtype=dtype)
-    rows, chosen, weights, gate_up, down = given
+    rows, chosen, weights, experts = given
     all_of_them = mix(*given, Activation.SILU)
     for tokens in ([17], [99, 17], list(range(99, -1, -1)), [17] * 65):
-        some = mix(rows[tokens], chosen[tokens], weights[tokens], gate_up, down, Activation.SILU)
+        some = mix(rows[tokens], chosen[tokens], weights[tokens], experts, Activation.SILU)
         assert torch.equal(some, all_of_them[tokens])
 
 

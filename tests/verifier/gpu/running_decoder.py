@@ -14,7 +14,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.checkpoint.description import describe_decoder
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
-from verifier.gpu.loading import load_weights
+from verifier.gpu.loading.loader import load_weights
 from verifier.gpu.operations import Operations
 from verifier.gpu.weights import GpuWeights
 
@@ -37,6 +37,12 @@ def load(
     )
 
 
+def backend_for(weights: GpuWeights) -> AttentionBackend:
+    """One in plain torch that serves the model."""
+    is_plain = not weights.config.attention_softcap and not weights.config.family.has_sinks
+    return SdpaBackend(device=weights.device) if is_plain else CappedBackend()
+
+
 class RunningGpuDecoder:
     """A decoder and its cache; `run` is one step."""
 
@@ -52,10 +58,7 @@ class RunningGpuDecoder:
         max_num_tokens: int = 512,
         max_table_blocks: int = 64,
     ) -> None:
-        if backend is None:
-            capped = weights.config.attention_softcap
-            backend = CappedBackend() if capped else SdpaBackend(device=weights.device)
-        self.backend = backend
+        self.backend = backend = backend or backend_for(weights)
         self.cache = WrittenCache(
             kv_shape_of(weights.config, weights.dtype),
             num_blocks=num_blocks,

@@ -19,12 +19,12 @@ from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.quantized_files import METHODS, write_quantized
 from tests.verifier.triton_interpreter import interpreted_cases
-from verifier.gpu import experts
 from verifier.gpu.attention.tiles import Splitting
 from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.kernels.mixture import mix
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.overlapping_kernels import can_overlap
+from verifier.gpu.layers import experts
 from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()
@@ -34,10 +34,11 @@ if not HAS_GPU:
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SUBJECTS = [(name, torch.float32) for name in ("gemma2", "qwen3_moe")]
+SUBJECTS = [(name, torch.float32) for name in ("gemma2", "qwen3_moe", "gpt_oss")]
 SUBJECTS.append(("awq", torch.float16))
 if HAS_GPU:
-    names = ("llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe")
+    names = ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"]
+    names += ["gpt_oss"]
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
     SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "packed_int4_zeros")]
 NUM_TOKENS = 90 if HAS_GPU else 22

@@ -11,10 +11,10 @@ from tests.verifier.chunks import Chunk
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import TEXT, folder_of
 from verifier.checkpoint.weight_types import Activation
-from verifier.gpu import experts
-from verifier.gpu.experts import mix_experts
+from verifier.gpu.layers import experts
+from verifier.gpu.layers.experts import mix_experts
 from verifier.gpu.plain import PlainOperations
-from verifier.gpu.weights import Experts
+from verifier.gpu.weights import Experts, ExpertWeights
 
 META = torch.device("meta")
 
@@ -73,8 +73,7 @@ def test_of_equally_likely_experts_the_first_ones_are_chosen(
     nothing = torch.empty(0)
     some = Experts(
         router=lambda rows: logits,
-        gate_up=nothing,
-        down=nothing,
+        weights=ExpertWeights(gate_up=nothing, down=nothing),
         num_per_token=3,
         normalises=normalises,
     )
@@ -89,7 +88,7 @@ def test_of_equally_likely_experts_the_first_ones_are_chosen(
     torch.testing.assert_close(weights, expected)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 def test_no_layer_waits_for_the_device(name: str, launches: dict[str, Launches]) -> None:
     """Tensors of torch's `meta` device have no values: whatever would be read of one fails."""
     weights = load(folder_of(name), device=META)
@@ -114,8 +113,10 @@ def test_grids_depend_on_the_number_of_tokens_only(launches: dict[str, Launches]
             empty(num_tokens, 64, device=META),
             empty(num_tokens, 8, dtype=torch.int64, device=META),
             empty(num_tokens, 8, device=META),
-            empty(128, 2 * 96, 64, device=META),
-            empty(128, 64, 96, device=META),
+            ExpertWeights(
+                gate_up=empty(128, 2 * 96, 64, device=META),
+                down=empty(128, 64, 96, device=META),
+            ),
             Activation.SILU,
         )
     # 8 pairs in as many tiles; 512 and 16,384 pairs, each of the 128 experts with a ragged tile.

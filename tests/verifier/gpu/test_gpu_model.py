@@ -14,7 +14,7 @@ from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.capped_attention import CappedBackend
 from tests.verifier.gpu.graph_stand_in import RecordingCapture
-from tests.verifier.gpu.running_decoder import CPU, load
+from tests.verifier.gpu.running_decoder import CPU, backend_for, load
 from tests.verifier.gpu.tables_attention import TablesBackend
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
 from tests.verifier.paged_model import some_tokens
@@ -46,8 +46,9 @@ def config_for(folder: Path = MODEL_FOLDER, **options: Any) -> VerifierConfig:
 
 def check(weights: GpuWeights, folder: Path) -> None:
     exact, rounding = reference(folder, dtype=weights.dtype, quantization="none")
-    backend = CappedBackend() if weights.config.attention_softcap else SdpaBackend(device=CPU)
-    check_decoder(weights, backend, block_size=16, exact=exact.numpy(), rounding=rounding)
+    check_decoder(
+        weights, backend_for(weights), block_size=16, exact=exact.numpy(), rounding=rounding
+    )
 
 
 @pytest.mark.parametrize("name", cases(SOME, list(CONFIGS)))
@@ -97,6 +98,7 @@ def test_a_decoder_that_computes_another_model_is_refused(
     [
         ("llama", {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ("gemma2", {"attention_backend": "sdpa"}, "attention backend sdpa serves no softcap"),
+        ("gpt_oss", {"attention_backend": "sdpa"}, "attention backend sdpa serves no sinks"),
         ("gemma4", {}, "layers with heads of different sizes"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.verifier.chunks import Chunk
+from tests.verifier.cpu.test_gpt_oss import write_mxfp4
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.paged_model import some_tokens
@@ -24,7 +25,8 @@ from tests.verifier.test_triton_compilation import (
     compile_for,
     compiled,
 )
-from verifier.gpu import experts, fp8
+from verifier.gpu import fp8
+from verifier.gpu.layers import experts
 from verifier.sampling import Sampling
 
 pytest.importorskip("triton")
@@ -83,6 +85,9 @@ def check_that_programs_wait(launched: Compiled) -> None:
                 ("phi3_partial", 90, False, "none", {"gate_kernel"}),
                 ("llama_biases", 89, False, "fp8", {"gate_kernel", *OF_FP8}),
                 ("mixtral", 90, False, "none", OF_EXPERTS),
+                ("gpt_oss", 100, False, "none", OF_EXPERTS),
+                ("mxfp4", 80, False, "none", OF_EXPERTS),
+                ("mxfp4", 90, True, "none", OF_EXPERTS),
                 ("awq", 90, True, "none", {"gate_kernel"}),
             ]
         ),
@@ -100,7 +105,9 @@ def test_a_decoders_steps_compile(
     from verifier.gpu.attention.triton_backend import TritonBackend
     from verifier.gpu.kernels.operations import TritonOperations
 
-    if name in METHODS:
+    if name == "mxfp4":
+        write_mxfp4(tmp_path)
+    elif name in METHODS:
         write_quantized(tmp_path, name)
     else:
         save(tmp_path, name, torch.bfloat16)

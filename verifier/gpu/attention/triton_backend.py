@@ -26,8 +26,9 @@ class TritonBackend:
     """Owned by the engine thread."""
 
     name = "triton"
-    # `TritonStep.attend` takes `softcap`.
+    # `TritonStep.attend` takes `softcap` and `sinks`.
     caps_scores = True
+    adds_sinks = True
 
     def __init__(
         self,
@@ -45,8 +46,9 @@ class TritonBackend:
         self._overlaps = overlaps
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
-        # For which layers all kernels are compiled: by window, and with a softcap or without.
-        self._compiled: set[tuple[int | None, bool]] = set()
+        # For which layers all kernels are compiled: by window, and whether they have a softcap and
+        # sinks.
+        self._compiled: set[tuple[int | None, bool, bool]] = set()
 
     @functools.cached_property
     def overlaps(self) -> bool:
@@ -69,12 +71,14 @@ class TritonBackend:
         *,
         sliding_window: int | None,
         has_softcap: bool,
+        has_sinks: bool = False,
     ) -> None:
         """At the first step, which is the check of the model when it is loaded, runs the kernels of
         one program per sequence and those of several, for one token, in tiles of each shape, as
         steps of few rows launch them and of many. So no request waits for the compiler.
         """
-        if (sliding_window, has_softcap) in self._compiled:
+        kind = sliding_window, has_softcap, has_sinks
+        if kind in self._compiled:
             return
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
@@ -102,10 +106,11 @@ class TritonBackend:
                 scaling=1.0,
                 sliding_window=sliding_window,
                 softcap=1.0 if has_softcap else 0.0,
+                sinks=queries.new_zeros(len(queries), dtype=torch.float32) if has_sinks else None,
                 splitting=dataclasses.replace(self.splitting, enough_programs=enough_programs),
                 overlaps=overlaps,
             )
-        self._compiled.add((sliding_window, has_softcap))
+        self._compiled.add(kind)
 
 
 class TritonStep:
@@ -126,8 +131,12 @@ class TritonStep:
         scaling: float,
         sliding_window: int | None,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`softcap`: scores s become softcap * tanh(s / softcap); 0: they stay as they are."""
+        """Args:
+        softcap: scores s become softcap * tanh(s / softcap); 0: they stay as they are.
+        sinks: as in `paged_attention`.
+        """
         cached_keys, cached_values = self._cache.blocks(layer)
         # Triton launches on the thread's current device.
         with torch.cuda.device(queries.device) if queries.is_cuda else contextlib.nullcontext():
@@ -141,6 +150,7 @@ class TritonStep:
                 cached_values,
                 sliding_window=sliding_window,
                 has_softcap=softcap > 0.0,
+                has_sinks=sinks is not None,
             )
             return paged_attention(
                 queries,
@@ -151,6 +161,7 @@ class TritonStep:
                 scaling=scaling,
                 sliding_window=sliding_window,
                 softcap=softcap,
+                sinks=sinks,
                 splitting=self._backend.splitting,
                 overlaps=self._backend.overlaps,
             )

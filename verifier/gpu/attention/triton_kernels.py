@@ -79,6 +79,7 @@ def attend(
     counts,  # [3] int32: sequences, rows, the longest length; what is behind them is padding
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
+    sinks,  # [H] float32, if HAS_SINKS: logits of a token without a value, which all rows see
     output,  # [T, H, D], out unless IS_SPLIT
     partial_tops,  # [T, H, num_splits] float32, out if IS_SPLIT
     partial_totals,  # [T, H, num_splits] float32, out if IS_SPLIT
@@ -103,6 +104,7 @@ def attend(
     IS_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """One tile of queries of one sequence, for one key head; of some splits only, if IS_SPLIT."""
@@ -225,6 +227,8 @@ def attend(
             )
 
     if not IS_SPLIT:
+        if HAS_SINKS:
+            top, total, weighted = _fold_sinks(top, total, weighted, sinks + heads, is_row)
         attended = (weighted / total[:, None]).to(output.dtype.element_ty)
         tl.store(output + out_rows[:, None] * DIM + dims[None, :], attended, mask=is_value)
 
@@ -237,6 +241,7 @@ def combine(
     counts,  # as in `attend`
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
+    sinks,  # as in `attend`
     output,  # [T, H, D], out
     window,  # as in `attend`
     num_splits,
@@ -248,6 +253,7 @@ def combine(
     NUM_EQUAL: tl.constexpr,
     UNROLLED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Folds the splits of HEADS heads of one token."""
@@ -288,6 +294,8 @@ def combine(
             top, total, weighted = _fold(
                 top, total, weighted, split_top, split_total, split_weighted
             )
+    if HAS_SINKS:
+        top, total, weighted = _fold_sinks(top, total, weighted, sinks + heads, is_head)
     attended = (weighted / total[:, None]).to(output.dtype.element_ty)
     tl.store(output + rows[:, None] * DIM + dims[None, :], attended, mask=is_value)
 
@@ -304,6 +312,15 @@ def _fold(top, total, weighted, other_top, other_total, other_weighted):
         total * kept + other_total * added,
         weighted * kept[:, None] + other_weighted * added[:, None],
     )
+
+
+@triton.jit
+def _fold_sinks(top, total, weighted, sinks, is_row):
+    """Softmax with each row's sink, too. `sinks` are pointers."""
+    # 1.44... is log2(e).
+    sink = tl.load(sinks, mask=is_row, other=0.0) * 1.4426950408889634
+    one = tl.zeros_like(total) + 1.0
+    return _fold(top, total, weighted, sink, one, tl.zeros_like(weighted))
 
 
 @triton.jit

@@ -69,6 +69,7 @@ def paged_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     splitting: Splitting,
     overlaps: bool = False,
 ) -> torch.Tensor:
@@ -77,6 +78,7 @@ def paged_attention(
     Args:
         cached_keys, cached_values: [num_blocks, block_size, num_kv_heads, head_dim], contiguous.
         tables: `longest_k` bounds the lengths; all else is read on the device.
+        sinks: [num_heads] float32, logits of a token without a value, which every token sees.
         overlaps: kernels begin as `overlapping_kernels.py` says.
 
     Returns:
@@ -133,6 +135,7 @@ def paged_attention(
         tables.counts,
         tables.cu_seqlens_q,
         tables.seq_lens,
+        sinks,
         output,
         tops,
         totals,
@@ -158,6 +161,7 @@ def paged_attention(
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0.0,
+        HAS_SINKS=sinks is not None,
         num_stages=tiles.num_stages,
         **options,
     )
@@ -169,6 +173,7 @@ def paged_attention(
             tables.counts,
             tables.cu_seqlens_q,
             tables.seq_lens,
+            sinks,
             output,
             window,
             splits.most_read,
@@ -180,6 +185,7 @@ def paged_attention(
             NUM_EQUAL=splits.num_equal,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
+            HAS_SINKS=sinks is not None,
             **options,
         )
     return output

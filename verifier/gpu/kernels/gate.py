@@ -3,18 +3,26 @@
 import triton
 import triton.language as tl
 
+from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.kernels.overlapping_kernels import wait_for_kernel_before
+
+_GELU_TANH = tl.constexpr(int(Activation.GELU_TANH))
+_CLAMPED = tl.constexpr(int(Activation.CLAMPED))
 
 
 @triton.jit
-def activated(gate, IS_SILU: tl.constexpr):
-    """SiLU, or GELU approximated by tanh, of float32 numbers."""
-    if IS_SILU:
-        inner = gate
-    else:
+def gated_by(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up of float32 numbers; ACTIVATION is the number of an `Activation`."""
+    inner = gate
+    if ACTIVATION == _GELU_TANH:
         # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate * tl.sigmoid(inner)
+    elif ACTIVATION == _CLAMPED:
+        # A minimum may leave NaN out.
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        inner = 1.702 * gate
+    return gate * tl.sigmoid(inner) * up
 
 
 @triton.jit
@@ -22,7 +30,7 @@ def gate_kernel(
     gate_up,  # [T, 2 * size]: gate, then up
     gated,  # [T, size], written
     size,
-    IS_SILU: tl.constexpr,  # else GELU, approximated by tanh
+    ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -32,5 +40,5 @@ def gate_kernel(
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
-    result = activated(gate, IS_SILU) * up
+    result = gated_by(gate, up, ACTIVATION)
     tl.store(gated + row * size + at, result.to(gated.dtype.element_ty), mask=inside)

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from verifier.checkpoint.weight_types import Activation
+from verifier.gpu.groups import MxWeight
 from verifier.gpu.kernels.experts import (
     add_experts_kernel,
     down_kernel,
@@ -16,6 +17,7 @@ from verifier.gpu.kernels.experts import (
     gate_up_kernel,
 )
 from verifier.gpu.kernels.fusion import FUSED
+from verifier.gpu.weights import ExpertWeights
 
 # Hopper's matrix units take 64 rows. Few tokens fill such a tile with nothing, which costs little
 # where reading the weights bounds the product. (Not tuned.)
@@ -37,13 +39,12 @@ def mix(
     rows: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    experts: ExpertWeights,
     activation: Activation,
 ) -> torch.Tensor:
-    """As `verifier.gpu.experts.Mixture`. Kernels run on the thread's current GPU."""
+    """As `verifier.gpu.layers.experts.Mixture`. Kernels run on the thread's current GPU."""
     num_tokens, hidden_size = rows.shape
-    num_experts, _, size = down.shape
+    num_experts, _, size = experts.down.shape
     per_token = chosen.shape[1]
     mixed = torch.empty_like(rows)
     num_pairs = num_tokens * per_token
@@ -51,10 +52,10 @@ def mix(
     if not num_pairs:
         return mixed
     num_tiles = max_num_tiles(num_pairs, num_experts)
-    experts, order = chosen.flatten().sort(stable=True)
+    of_pairs, order = chosen.flatten().sort(stable=True)
     tiles = rows.new_empty((num_tiles, 3), dtype=torch.int32)
     find_tiles_kernel[(1,)](
-        experts,
+        of_pairs,
         tiles,
         num_pairs,
         num_tiles,
@@ -68,14 +69,17 @@ def mix(
     gated = rows.new_empty(num_pairs, size)
     gate_up_kernel[(num_tiles, triton.cdiv(size, _BLOCK_N))](
         rows,
-        gate_up,
+        *_parts(experts.gate_up),
+        experts.gate_up_bias,
         gated,
         order,
         tiles,
         hidden_size,
         size,
         per_token,
-        IS_SILU=activation is Activation.SILU,
+        ACTIVATION=int(activation),
+        IS_MX=isinstance(experts.gate_up, MxWeight),
+        HAS_BIAS=experts.gate_up_bias is not None,
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
@@ -84,12 +88,15 @@ def mix(
     outputs = rows.new_empty(num_pairs, hidden_size)
     down_kernel[(num_tiles, triton.cdiv(hidden_size, _BLOCK_N))](
         gated,
-        down,
+        *_parts(experts.down),
+        experts.down_bias,
         outputs,
         order,
         tiles,
         hidden_size,
         size,
+        IS_MX=isinstance(experts.down, MxWeight),
+        HAS_BIAS=experts.down_bias is not None,
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
         BLOCK_K=block_k,
@@ -99,3 +106,8 @@ def mix(
         outputs, weights, mixed, hidden_size, per_token, BLOCK=_SUM_BLOCK, **FUSED
     )
     return mixed
+
+
+def _parts(weight: torch.Tensor | MxWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weights and exponents, or codes and theirs."""
+    return (weight.codes, weight.exponents) if isinstance(weight, MxWeight) else (weight, None)

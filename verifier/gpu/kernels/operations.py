@@ -178,7 +178,7 @@ class TritonOperations:
                 gate_up,
                 gated,
                 size,
-                IS_SILU=activation is Activation.SILU,
+                ACTIVATION=int(activation),
                 BLOCK=_GATE_BLOCK,
                 **FUSED,
                 **overlap_options(self._overlaps, num_rows),

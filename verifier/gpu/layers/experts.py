@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 
 from verifier.checkpoint.weight_types import Activation
+from verifier.gpu.groups import MxWeight
 from verifier.gpu.plain import PlainOperations
-from verifier.gpu.weights import Experts
+from verifier.gpu.weights import Experts, ExpertWeights
 
 
 class Mixture(Protocol):
@@ -20,8 +21,7 @@ class Mixture(Protocol):
         rows: torch.Tensor,
         chosen: torch.Tensor,
         weights: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        experts: ExpertWeights,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sums [T, H], added in float32 and rounded once.
@@ -30,8 +30,7 @@ class Mixture(Protocol):
             rows: [T, H]. Contiguous, as are all others, and on one device.
             chosen: [T, J] int64, the tokens' experts; different ones of a token.
             weights: [T, J] float32.
-            gate_up: [E, 2 * I, H] of the dtype of rows: gate, then up.
-            down: [E, H, I], the same.
+            experts: of the dtype of rows, or codes.
         """
         ...
 
@@ -46,7 +45,7 @@ def mix_experts(experts: Experts, rows: torch.Tensor, activation: Activation) ->
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)
     mixture = mixture_for(rows.device)
-    return mixture(rows, chosen, weights, experts.gate_up, experts.down, activation)
+    return mixture(rows, chosen, weights, experts.weights, activation)
 
 
 def mixture_for(device: torch.device) -> Mixture:
@@ -62,15 +61,25 @@ def plain_mixture(
     rows: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    experts: ExpertWeights,
     activation: Activation,
 ) -> torch.Tensor:
     """Expert by expert, for CPUs; the oracle of the kernels. Reads how many tokens each has."""
     linear, operations = torch.nn.functional.linear, PlainOperations()
     by_token = rows.new_zeros(*chosen.shape, rows.shape[1])
+
+    def multiply(
+        rows: torch.Tensor, weight: torch.Tensor | MxWeight, bias: torch.Tensor | None, expert: int
+    ) -> torch.Tensor:
+        if isinstance(weight, MxWeight):
+            own = weight.widened(expert, rows.dtype)
+        else:
+            own = weight[expert]
+        return linear(rows, own, None if bias is None else bias[expert])
+
     for expert in chosen.unique().tolist():
         places = (chosen == expert).nonzero(as_tuple=True)
-        gated = operations.gate(linear(rows[places[0]], gate_up[expert]), activation)
-        by_token[places] = linear(gated, down[expert])
+        gate_up = multiply(rows[places[0]], experts.gate_up, experts.gate_up_bias, expert)
+        gated = operations.gate(gate_up, activation)
+        by_token[places] = multiply(gated, experts.down, experts.down_bias, expert)
     return (by_token.float() * weights[:, :, None]).sum(dim=1).to(rows.dtype)

@@ -1,0 +1,178 @@
+"""Loads the weights of a checkpoint's decoder to a device.
+
+weights = load_weights(describe_decoder(folder), dtype="auto", device=device)
+"""
+
+import torch
+
+from verifier.checkpoint.description import (
+    EMBEDDINGS,
+    HEAD,
+    DecoderDescription,
+    qkv_names,
+    qkv_sizes,
+    reopened,
+)
+from verifier.checkpoint.family import ExpertNames
+from verifier.checkpoint.model_config import LayerConfig, ModelConfig
+from verifier.checkpoint.weight_types import Rotary
+from verifier.gpu.groups import MxWeight
+from verifier.gpu.loading.device_tensors import TORCH_DTYPES, DeviceTensors, Modules
+from verifier.gpu.operations import Operations, operations_for
+from verifier.gpu.weights import Experts, ExpertWeights, GpuWeights, Layer, Mlp
+
+
+def load_weights(
+    described: DecoderDescription,
+    *,
+    dtype: str,
+    device: torch.device,
+    operations: Operations | None = None,
+    quantization: str = "none",
+) -> GpuWeights:
+    """Reads all weights.
+
+    Args:
+        dtype: "auto", the checkpoint's own, or "float32", "bfloat16", "float16".
+        operations: that will compute with the weights; None: the device's, not strict.
+        quantization: "none" or, of a model without experts, "fp8": of the layers' linear weights.
+
+    Raises:
+        CheckpointError: the files are not what they were when they were described.
+    """
+    config = described.config
+    torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
+    operations = operations or operations_for(device)
+    with reopened(described) as files:
+        files.log_rounding(described.other_type(dtype))
+        tensors = DeviceTensors(
+            files,
+            dtype=torch_dtype,
+            device=device,
+            operations=operations,
+            is_fp8=quantization == "fp8",
+            norm_offset=config.family.norm_offset,
+        )
+        loader = _Loader(tensors, config)
+        shape = config.vocab_size, config.hidden_size
+        embeddings = tensors.matrix([EMBEDDINGS.removesuffix(".weight")], shape)
+        head = embeddings
+        if not config.ties_embeddings:
+            head = tensors.matrix([HEAD.removesuffix(".weight")], shape)
+        return GpuWeights(
+            config=config,
+            operations=operations,
+            dtype=torch_dtype,
+            device=device,
+            embeddings=embeddings,
+            head=head,
+            final_norm=tensors.norm("model.norm"),
+            layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
+            inv_freqs=[_inv_freq(rotary).to(device) for rotary in config.rotaries],
+        )
+
+
+class _Loader:
+    """Reads layers of one checkpoint."""
+
+    def __init__(self, tensors: DeviceTensors, config: ModelConfig) -> None:
+        self._tensors = tensors
+        self._config = config
+
+    def layer(self, index: int, layer: LayerConfig) -> Layer:
+        config, family, tensors = self._config, self._config.family, self._tensors
+        prefix = f"model.layers.{index}."
+        attention = prefix + "self_attn."
+        hidden = config.hidden_size
+        norms = {field: tensors.norm(prefix + name) for field, name in family.norms.items()}
+        head_norms = None
+        if family.has_query_key_norms:
+            both = [tensors.norm(attention + name) for name in ("q_norm", "k_norm")]
+            head_norms = torch.stack(both)
+        return Layer(
+            input_norm=norms["input_norm"],
+            qkv=tensors.linear(
+                [attention + name for name in qkv_names(config, layer)],
+                (sum(qkv_sizes(config, layer)), hidden),
+                has_bias=config.has_qkv_bias,
+            ),
+            head_norms=head_norms,
+            sinks=tensors.values(attention + "sinks") if family.has_sinks else None,
+            output=tensors.linear(
+                [attention + "o_proj"],
+                (hidden, config.num_heads * layer.head_dim),
+                has_bias=config.has_output_bias,
+            ),
+            attention_output_norm=norms.get("attention_output_norm"),
+            mlp_output_norm=norms.get("mlp_output_norm"),
+            mlp_norm=norms["mlp_norm"],
+            mlp=(
+                self._experts(prefix)
+                if layer.has_experts
+                else self._mlp(prefix + "mlp", layer.intermediate_size, config.has_mlp_bias)
+            ),
+            sliding_window=layer.sliding_window or None,
+            rotary=layer.rotary,
+        )
+
+    def _mlp(self, prefix: str, size: int, has_bias: bool) -> Mlp:
+        config = self._config
+        hidden = config.hidden_size
+        return Mlp(
+            gate_up=self._tensors.linear(
+                [f"{prefix}.{name}" for name in config.family.gate_up],
+                (2 * size, hidden),
+                has_bias=has_bias,
+            ),
+            down=self._tensors.linear([prefix + ".down_proj"], (hidden, size), has_bias=has_bias),
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        config, names = self._config, self._config.family.experts
+        assert names is not None
+        return Experts(
+            router=self._tensors.linear(
+                [prefix + names.router],
+                (config.num_experts, config.hidden_size),
+                has_bias=names.has_biases,
+            ),
+            weights=self._expert_weights(prefix, names),
+            num_per_token=config.num_experts_per_token,
+            normalises=config.normalises_experts,
+        )
+
+    def _expert_weights(self, prefix: str, names: ExpertNames) -> ExpertWeights:
+        hidden, size = self._config.hidden_size, self._config.expert_size
+        count, tensors = self._config.num_experts, self._tensors
+        of_each = [
+            [prefix + name.format(expert=expert) for name in (names.gate, names.up, names.down)]
+            for expert in range(count)
+        ]
+
+        def stacked(of_experts: list[Modules], shape: tuple[int, int]) -> torch.Tensor | MxWeight:
+            if (kept := tensors.mx_weight(of_experts, shape)) is not None:
+                return kept
+            weight = tensors.empty(count, *shape)
+            for own, modules in zip(weight, of_experts, strict=True):
+                tensors.fill(own, modules)
+            return weight
+
+        def biases(of_experts: list[Modules], num_outputs: int) -> torch.Tensor | None:
+            if not names.has_biases:
+                return None
+            return torch.stack([tensors.bias(modules, num_outputs) for modules in of_experts])
+
+        gate_ups: list[Modules] = [own[:2] for own in of_each]
+        downs: list[Modules] = [own[2:] for own in of_each]
+        return ExpertWeights(
+            gate_up=stacked(gate_ups, (2 * size, hidden)),
+            down=stacked(downs, (hidden, size)),
+            gate_up_bias=biases(gate_ups, 2 * size),
+            down_bias=biases(downs, hidden),
+        )
+
+
+def _inv_freq(rotary: Rotary) -> torch.Tensor:
+    """As in `GpuWeights`."""
+    kinds = [each for each in (rotary.inv_freq, rotary.long_inv_freq) if each is not None]
+    return torch.stack([torch.from_numpy(each) for each in kinds])
