@@ -10,7 +10,7 @@ from benchmarks.report import Goal, Measure
 from benchmarks.shapes import first_layers
 from benchmarks.turns import Variant, blocking
 from verifier.attention.backend import AttendsToTables
-from verifier.attention.kv_cache import KVCache, KVShape
+from verifier.attention.kv_cache import KVCache, KVShape, block_bytes
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import TargetModel
 from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
@@ -39,7 +39,7 @@ async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
     )
     kv = _kv_shape(config, config.num_hidden_layers, bench.size.dtype)
     weights_bytes = shape.step_weights_bytes(bench.size.dtype.itemsize)
-    read_bytes = weights_bytes + kv.block_bytes(1) * bench.size.context
+    read_bytes = weights_bytes + block_bytes(kv, 1) * bench.size.context
     step = _step(bench, f"step, {shape.name}", layout, loaded.model)
     copy = bench.copying()
     await bench.compare(step, copy)
@@ -133,7 +133,7 @@ async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
     attend = _attending(bench, kv, int(config.num_attention_heads), choice, sequences)
     copy = bench.copying()
     await bench.compare(attend, copy)
-    read_bytes = kv.block_bytes(1) * sum(length for length, _ in sequences)
+    read_bytes = block_bytes(kv, 1) * sum(length for length, _ in sequences)
     yield bench.measure(
         "kernel",
         f"attention to {length} tokens, {choice.name}: K/V per second / copy",

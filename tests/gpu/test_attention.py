@@ -34,6 +34,7 @@ def test_attention_is_that_of_the_definition(seed: int, dtype: torch.dtype) -> N
         "bits_do_not_depend_on_the_batch",
         "a_softcap_is_that_of_the_definition",
         "sinks_are_those_of_the_definition",
+        "wide_heads_are_those_of_the_definition",
         "large_scores_do_not_overflow",
         "padding_changes_no_bit",
         "the_default_splits_are_right",

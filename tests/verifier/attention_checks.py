@@ -48,6 +48,7 @@ def test_of_every_type(case: str, dtype: torch.dtype) -> None:
     [
         "a_softcap_is_that_of_the_definition",
         "sinks_are_those_of_the_definition",
+        "wide_heads_are_those_of_the_definition",
         "padding_changes_no_bit",
         "bits_do_not_depend_on_the_batch",
     ],

@@ -64,7 +64,8 @@ def choose(
         ("auto", {}, ("triton", 16)),
         ("auto", {"dtype": torch.float32}, ("triton", 16)),
         ("auto", {"dtype": torch.float64}, ("sdpa", 16)),
-        ("auto", {"head_dim": 320}, ("sdpa", 16)),
+        ("auto", {"head_dim": 512}, ("triton", 16)),
+        ("auto", {"head_dim": 520}, ("sdpa", 16)),
         ("sdpa", {}, ("sdpa", 16)),
         ("triton", {"head_dim": 80}, ("triton", 16)),
         ("flash_attn", {}, ("flash_attn", 256)),
@@ -92,7 +93,7 @@ def test_auto_takes_the_next_one_that_is_installed(machine: Machine) -> None:
     [
         ({"device": CPU}, "--attention-backend: {name}: runs on a GPU only"),
         ({"dtype": torch.float64}, "--attention-backend: {name}: .* --dtype is float64"),
-        ({"head_dim": 264}, "--attention-backend: {name}: cannot serve heads of 264"),
+        ({"head_dim": 520}, "--attention-backend: {name}: cannot serve heads of 520"),
         ({"head_dim": 60}, "--attention-backend: {name}: cannot serve heads of 60"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 
 from servicekit.config import ConfigError
 from tests.verifier.paged_model import make_small_model
+from verifier.attention.kv_cache import block_bytes as bytes_of_block
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import BoolArray, FloatArray
@@ -350,15 +351,15 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
         tensor_parallel_size=2 if has_ranks else 1,
     )
     blocks = room_for_part(config, part)
-    block_bytes = checkpoint.kv_shape.block_bytes(16)
+    num_bytes = bytes_of_block(checkpoint.kv_shape, 16)
     if num_kv_blocks is not None:
         assert (blocks, made) == (7, [])
     elif has_ranks:
-        assert (blocks, made) == (600_000 // 4 // block_bytes, [])
+        assert (blocks, made) == (600_000 // 4 // num_bytes, [])
     else:
         left_bytes = 600_000 - 300 - 200_000
         assert (blocks, made) == (
-            int(left_bytes * MEASURED_FRACTION // block_bytes),
+            int(left_bytes * MEASURED_FRACTION // num_bytes),
             [PROFILE_BLOCKS],
         )
 

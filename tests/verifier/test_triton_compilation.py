@@ -157,6 +157,8 @@ def attend(
         (90, torch.bfloat16, 128, None, 9000),
         (90, torch.bfloat16, 256, None, 100),
         (100, torch.bfloat16, 128, None, 100),
+        (80, torch.float32, 512, None, 9000),
+        *((capability, torch.bfloat16, 512, None, 9000) for capability in (80, 90, 100)),
     ],
 )
 def test_kernels_compile_and_fit(
@@ -180,11 +182,13 @@ def test_kernels_compile_and_fit(
     kernels = compiled.kernels
     assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
     assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
-    # Block ids are loaded ahead, too.
-    assert re.search(r"local_alloc.*memdesc<\dx\d+xi32", kernels["attend"].asm["ttgir"])
+    # Block ids are loaded ahead, too, unless that takes too much of shared memory.
+    is_wide = dtype is torch.float32 and head_dim > 256
+    assert is_wide or re.search(r"local_alloc.*memdesc<\dx\d+xi32", kernels["attend"].asm["ttgir"])
     code = kernels["attend"].asm["ptx"]
     if dtype is not torch.float32:
-        assert UNITS[capability] in code
+        # Tiles of wide heads have fewer rows than newer instructions take.
+        assert UNITS[80 if head_dim > 256 else capability] in code
         # Folding rounds each product and sum, in every kernel.
         assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
 

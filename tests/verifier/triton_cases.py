@@ -306,6 +306,21 @@ def sinks_are_those_of_the_definition(dtype: torch.dtype, device: str = "cpu") -
         torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def wide_heads_are_those_of_the_definition(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Of more dimensions than other tiles have registers for; many rows, and few."""
+    sizes = Sizes(num_kv_heads=1, group=2, head_dim=272, dtype=dtype, device=device)
+    for entries in (
+        [Entry(num_queries=21, length=40), Entry(num_queries=1, length=70)],
+        [Entry(num_queries=2, length=40)],
+    ):
+        world = World(sizes, entries)
+        # Small: with so many dimensions, scores are large.
+        attended = world.attend(APART, scaling=0.05)
+        expected = world.exact(scaling=0.05)
+        tolerance = TOLERANCES[dtype]
+        torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> None:
     world = World(Sizes(dtype=dtype, device=device), [Entry(num_queries=4, length=100)])
     for splitting in (TOGETHER, APART):

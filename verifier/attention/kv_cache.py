@@ -5,24 +5,56 @@ values by zero, and 0 * NaN would spread one sequence's failure to another. Valu
 finite are stored as zero, and `finite_rows` reports their tokens: their sequences must not go on.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
 
+class KVHeads(NamedTuple):
+    """Of one layer; zeros: it keeps no K/V."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+class CacheShape(Protocol):
+    """The dimensions of a model's K/V, layer by layer."""
+
+    @property
+    def heads(self) -> SequenceOf[KVHeads]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """The dimensions of a model's K/V."""
+    """Implements `CacheShape`, of layers that are alike."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
 
-    def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block over all layers, K and V."""
-        values = 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size
-        return values * self.dtype.itemsize
+    @property
+    def heads(self) -> SequenceOf[KVHeads]:
+        return [KVHeads(self.num_kv_heads, self.head_dim)] * self.num_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedKVShape:
+    """Implements `CacheShape`, of any layers."""
+
+    heads: SequenceOf[KVHeads]
+    dtype: torch.dtype
+
+
+def block_bytes(shape: CacheShape, block_size: int) -> int:
+    """Bytes of one block over all layers, K and V."""
+    values = sum(2 * each.num_kv_heads * each.head_dim * block_size for each in shape.heads)
+    return values * shape.dtype.itemsize
 
 
 class KVCache:
@@ -32,14 +64,16 @@ class KVCache:
     is_written_by_attention = True
 
     def __init__(
-        self, shape: KVShape, *, num_blocks: int, block_size: int, device: torch.device
+        self, shape: CacheShape, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:
         self.block_size = block_size
-        self._heads = (shape.num_kv_heads, shape.head_dim)
-        size = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
+        self._heads = shape.heads
         # Each layer's keys and values side by side, contiguous: one call writes both, and torch
         # would copy a layer whole to gather from it if it were not.
-        self._slots = torch.zeros((shape.num_layers, 2, *size), dtype=shape.dtype, device=device)
+        self._slots = [
+            torch.zeros((2, num_blocks * block_size, *own), dtype=shape.dtype, device=device)
+            for own in shape.heads
+        ]
         # Per write since `begin_step`: the sum of each row's values, [T] float32.
         self._row_sums: list[torch.Tensor] = []
 
@@ -55,11 +89,12 @@ class KVCache:
         Raises:
             ValueError: they have other heads than the cache.
         """
+        heads = self._heads[layer]
         for states in (keys, values):
-            if (states.shape[0], states.shape[2]) != self._heads:
+            if (states.shape[0], states.shape[2]) != heads:
                 raise ValueError(
                     f"layer {layer} has keys {_shown(keys)} and values {_shown(values)}, where the "
-                    f"configuration tells {self._heads[0]} heads of {self._heads[1]}"
+                    f"configuration tells {heads.num_kv_heads} heads of {heads.head_dim}"
                 )
         new = torch.stack((keys.transpose(0, 1), values.transpose(0, 1)))
         # Finite where every value is. (Finite values that add up to infinity, of 1e36 and more,

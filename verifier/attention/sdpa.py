@@ -78,7 +78,7 @@ class _SdpaStep:
                     cached_values.transpose(0, 1)[None],
                     attn_mask=mask,
                     scale=scaling,
-                    enable_gqa=len(queries) != len(keys),
+                    enable_gqa=len(queries) != cached_keys.shape[1],
                 )[0]
             )
         return attended.transpose(0, 1)

@@ -26,7 +26,7 @@ from verifier.attention.backend import (
     StepAttention,
     to_device,
 )
-from verifier.attention.kv_cache import KVCache, KVShape
+from verifier.attention.kv_cache import KVCache, KVHeads, MixedKVShape
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import StepHandle
 from verifier.checkpoint.model_config import ModelConfig
@@ -34,7 +34,8 @@ from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
 from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool, buckets_within
-from verifier.gpu.layers.experts import mix_experts
+from verifier.gpu.layers.experts import mix_beside_mlp, mix_experts, run_mlp
+from verifier.gpu.layers.layer_inputs import make_inputs, take_input
 from verifier.gpu.weights import Experts, GpuWeights, Layer
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
@@ -241,15 +242,32 @@ class GpuDecoder(DeviceModel):
         residual = weights.embeddings[arrays.token_ids].float()
         if config.embedding_scale != 1.0:
             residual.mul_(config.embedding_scale)
+        inputs = None
+        if weights.per_layer_inputs is not None:
+            inputs = make_inputs(
+                weights.per_layer_inputs,
+                arrays.token_ids,
+                residual,
+                self._operations,
+                eps=config.norm_eps,
+                dtype=weights.dtype,
+            )
         update = update_norm = None
+        scale = 1.0
         for index, layer in enumerate(weights.layers):
-            normed = self._add_norm(residual, update, update_norm, layer.input_norm)
+            normed = self._add_norm(residual, update, update_norm, layer.input_norm, scale)
             update = self._attend(index, layer, normed, step)
             normed = self._add_norm(residual, update, layer.attention_output_norm, layer.mlp_norm)
-            update, update_norm = self._mlp(layer, normed), layer.mlp_output_norm
+            update, update_norm = self._mlp(layer, normed, residual), layer.mlp_output_norm
+            if inputs is not None and layer.layer_input is not None:
+                hidden = self._add_norm(residual, update, update_norm, None)
+                own, activation = inputs[:, index], config.activation
+                update = take_input(layer.layer_input, hidden, own, activation, self._operations)
+                update_norm = layer.layer_input.norm
+            scale = layer.scale
         assert update is not None, "a model has layers"
         rows = arrays.logits_indices
-        last = self._add_norm(residual[rows], update[rows], update_norm, weights.final_norm)
+        last = self._add_norm(residual[rows], update[rows], update_norm, weights.final_norm, scale)
         return _Hidden(last, step.is_bad, step.is_bad[rows])
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -267,8 +285,13 @@ class GpuDecoder(DeviceModel):
         """Writes K/V of [T, H] and attends; the attention's output [T, H]."""
         config = self._weights.config
         num_tokens, num_heads = len(normed), config.num_heads
-        num_kv_heads, head_dim = config.layers[index].num_kv_heads, config.layers[index].head_dim
-        keys, values = self._cache.blocks(index)
+        source, head_dim = config.layers[index].kv_layer, config.layers[index].head_dim
+        if source is None:
+            source, num_kv_heads = index, config.layers[index].num_kv_heads
+            keys, values = self._cache.blocks(source)
+        else:
+            num_kv_heads = 0
+            keys = values = normed.new_empty(0, 1, 0, head_dim)
         rotated = self._operations.rotate_and_store(
             layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim),
             step.cos_sin[layer.rotary],
@@ -287,7 +310,7 @@ class GpuDecoder(DeviceModel):
         if layer.sinks is not None:
             others["sinks"] = layer.sinks
         attended = step.attention.attend(
-            index,
+            source,
             *heads,
             scaling=config.attention_scaling,
             sliding_window=layer.sliding_window,
@@ -295,11 +318,15 @@ class GpuDecoder(DeviceModel):
         )
         return self._update(layer.output(attended.reshape(num_tokens, num_heads * head_dim)))
 
-    def _mlp(self, layer: Layer, normed: torch.Tensor) -> torch.Tensor:
-        mlp, activation = layer.mlp, self._weights.config.activation
-        if isinstance(mlp, Experts):
-            return self._update(mix_experts(mlp, normed, activation))
-        return self._update(mlp.down(self._operations.gate(mlp.gate_up(normed), activation)))
+    def _mlp(self, layer: Layer, normed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        mlp, config, operations = layer.mlp, self._weights.config, self._operations
+        if not isinstance(mlp, Experts):
+            return self._update(run_mlp(mlp, normed, config.activation, operations))
+        if mlp.beside_mlp is None:
+            return self._update(mix_experts(mlp, normed, config.activation))
+        return mix_beside_mlp(
+            mlp, normed, hidden, config.activation, operations, eps=config.norm_eps
+        )
 
     def _update(self, output: torch.Tensor) -> torch.Tensor:
         """What is added to the residual stream."""
@@ -311,7 +338,8 @@ class GpuDecoder(DeviceModel):
         residual: torch.Tensor,
         update: torch.Tensor | None,
         update_norm: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         return self._operations.add_norm(
             residual,
@@ -320,6 +348,7 @@ class GpuDecoder(DeviceModel):
             weight,
             eps=self._weights.config.norm_eps,
             dtype=self._weights.dtype,
+            scale=scale,
         )
 
     def _cos_sin(self, arrays: DeviceArrays) -> list[torch.Tensor]:
@@ -346,11 +375,10 @@ class _Step:
     is_bad: torch.Tensor
 
 
-def kv_shape_of(config: ModelConfig, dtype: torch.dtype) -> KVShape:
-    """The dimensions of a model's K/V, which are those of every layer."""
-    return KVShape(
-        num_layers=len(config.layers),
-        num_kv_heads=config.layers[0].num_kv_heads,
-        head_dim=config.layers[0].head_dim,
-        dtype=dtype,
-    )
+def kv_shape_of(config: ModelConfig, dtype: torch.dtype) -> MixedKVShape:
+    """The dimensions of a model's K/V."""
+    heads = [
+        KVHeads(layer.num_kv_heads, layer.head_dim) if layer.has_kv else KVHeads(0, 0)
+        for layer in config.layers
+    ]
+    return MixedKVShape(heads=heads, dtype=dtype)

@@ -18,12 +18,12 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional
 
-from verifier.gpu.weights import GpuWeights, Linear, Mlp
+from verifier.gpu.weights import GpuWeights, Layer, LayerInput, Mlp, PerLayerInputs
 
 FP8 = torch.float8_e4m3fn
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -81,20 +81,21 @@ class ScaledLinear:
 def widening(weights: GpuWeights) -> GpuWeights:
     """The weights of a model that widens its FP8 weights before products."""
 
-    def widened_layer(linear: Linear) -> Linear:
-        if not isinstance(linear, ScaledLinear):
-            return linear
-        return WidenedLinear(weight=linear.weight, scale=linear.scale, bias=linear.bias)
+    def widened_part(part: Any) -> Any:
+        if isinstance(part, ScaledLinear):
+            return WidenedLinear(weight=part.weight, scale=part.scale, bias=part.bias)
+        if not isinstance(part, Layer | Mlp | LayerInput | PerLayerInputs):
+            return part
+        names = [field.name for field in dataclasses.fields(part)]
+        return dataclasses.replace(
+            part, **{name: widened_part(getattr(part, name)) for name in names}
+        )
 
-    layers = []
-    for layer in weights.layers:
-        mlp = layer.mlp
-        if isinstance(mlp, Mlp):
-            gate_up, down = widened_layer(mlp.gate_up), widened_layer(mlp.down)
-            mlp = Mlp(gate_up=gate_up, down=down)
-        qkv, output = widened_layer(layer.qkv), widened_layer(layer.output)
-        layers.append(dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp))
-    return dataclasses.replace(weights, layers=layers)
+    return dataclasses.replace(
+        weights,
+        layers=[widened_part(layer) for layer in weights.layers],
+        per_layer_inputs=widened_part(weights.per_layer_inputs),
+    )
 
 
 def quantised(rows: torch.Tensor) -> Quantised:

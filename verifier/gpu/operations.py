@@ -47,18 +47,20 @@ class Operations(Protocol):
         residual: torch.Tensor,
         update: torch.Tensor | None,
         update_norm: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         *,
         eps: float,
         dtype: torch.dtype,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         """Adds an update to the residual stream, in place; returns the RMS norm of the sum.
 
         Args:
             residual: [T, H] float32.
-            update: [T, H], `dtype`; None: nothing is added.
+            update: [T, H], `dtype`; None: nothing is added, and nothing written.
             update_norm: [H] float32: the update's own RMS norm is added instead; None: itself.
-            weight: [H] float32, of the norm.
+            weight: [H] float32, of the norm; None: the sum is returned as it is.
+            scale: of the sum.
 
         Returns:
             [T, H] of `dtype`.
@@ -82,10 +84,12 @@ class Operations(Protocol):
         Numbers in K/V that are not finite become zero, and their tokens are marked.
 
         Args:
-            qkv: [T, heads, D]: query heads, then as many key heads and value heads as the cache.
+            qkv: [T, heads, D]: query heads, then as many key heads and value heads as the cache,
+                which may be none.
             cos_sin: [T, 2, P] float32: cosines, sines. A head's dimension i < P rotates with P + i;
                 those from 2 P on do not rotate.
-            head_norms: [2, D] float32: weights of the RMS norms of queries and of keys; or None.
+            head_norms: [1 to 3, D] float32: weights of RMS norms, of queries, keys and values; or
+                None.
             keys, values: [num_slots, num_kv_heads, D], of qkv's dtype; written.
             slot_mapping: [T] int64; K/V of rows with a slot under zero is not stored.
             is_bad: [T] int32; set to 1 where K or V is not finite, else left as it is.
@@ -95,8 +99,12 @@ class Operations(Protocol):
         """
         ...
 
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up, [T, I], of [T, 2 * I]: gate, then up."""
+    def gate(
+        self, gate_up: torch.Tensor, activation: Activation, ups: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """activation(gate) * up, [T, I], of [T, 2 * I]: gate, then up; with `ups` [T, I], of [T, I]
+        and of them. Rows of both may lie apart.
+        """
         ...
 
 

@@ -29,15 +29,20 @@ class PlainOperations:
         residual: torch.Tensor,
         update: torch.Tensor | None,
         update_norm: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         *,
         eps: float,
         dtype: torch.dtype,
+        scale: float = 1.0,
     ) -> torch.Tensor:
+        total = residual
         if update is not None:
             added = update.float()
             residual.add_(added if update_norm is None else _rms_norm(added, update_norm, eps))
-        return _rms_norm(residual, weight, eps).to(dtype)
+            residual.mul_(scale)
+        elif scale != 1.0:
+            total = residual * scale
+        return (total if weight is None else _rms_norm(total, weight, eps)).to(dtype)
 
     def rotate_and_store(
         self,
@@ -57,8 +62,10 @@ class PlainOperations:
             [num_heads, num_kv_heads, num_kv_heads], 1
         )
         if head_norms is not None:
-            queries = _rms_norm(queries, head_norms[0], eps)
-            new_keys = _rms_norm(new_keys, head_norms[1], eps)
+            queries, new_keys, new_values = (
+                _rms_norm(heads, head_norms[i], eps) if i < len(head_norms) else heads
+                for i, heads in enumerate((queries, new_keys, new_values))
+            )
         all_heads = torch.cat(
             (_rotated(queries, cos_sin), _rotated(new_keys, cos_sin), new_values), dim=1
         )
@@ -67,13 +74,19 @@ class PlainOperations:
         is_finite = stored.isfinite()
         is_bad.masked_fill_(~is_finite.flatten(1).all(dim=1), 1)
         stored.masked_fill_(~is_finite, 0.0)
+        if not num_kv_heads:
+            return rotated
         is_stored = slot_mapping >= 0
         slots, stored = slot_mapping[is_stored], stored[is_stored]
         keys[slots], values[slots] = stored.split(num_kv_heads, dim=1)
         return rotated
 
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
+    def gate(
+        self, gate_up: torch.Tensor, activation: Activation, ups: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        gate, up = (
+            gate_up.float().chunk(2, dim=-1) if ups is None else (gate_up.float(), ups.float())
+        )
         if activation is Activation.SILU:
             gated = torch.nn.functional.silu(gate)
         elif activation is Activation.CLAMPED:

@@ -1,11 +1,13 @@
 """A decoder's weights on their device.
 
-Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary, P pairs of a
-rotary embedding.
+Shape legend: H hidden size, D head_dim of a layer, I intermediate size, E experts, V vocabulary, P
+pairs of a rotary embedding, S a token's input of a layer.
 """
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -66,6 +68,20 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BesideMlp:
+    """What a mixture has that is computed of the hidden state beside an MLP (Gemma 4), both of
+    whose outputs are normalised before they are added. Norms are [H] float32.
+    """
+
+    mlp: Mlp
+    router_norm: torch.Tensor  # of what the router sees
+    input_norm: torch.Tensor  # of what the experts see
+    output_norm: torch.Tensor
+    mlp_output_norm: torch.Tensor
+    factors: torch.Tensor  # [E] float32, of the experts' outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of experts in place of an MLP."""
 
@@ -74,6 +90,30 @@ class Experts:
     num_per_token: int
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool
+    beside_mlp: BesideMlp | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInput:
+    """What a layer does with its own input of a token (Gemma 4): a gated MLP of the hidden state
+    that has that input in place of the up projection.
+    """
+
+    gate: Linear  # S outputs
+    down: Linear  # H outputs
+    norm: torch.Tensor  # [H] float32, of the output, before it is added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputs:
+    """Inputs [S] of every layer: the sum of a norm of the embedding's projection, and of an
+    embedding of their own; divided by the root of 2.
+    """
+
+    size: int  # S
+    embeddings: torch.Tensor  # [at least V, layers * S], to be multiplied by the root of S
+    projection: Linear  # layers * S outputs, to be divided by the root of H
+    norm: torch.Tensor  # [S] float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +123,9 @@ class Layer:
     """
 
     input_norm: torch.Tensor  # [H]
-    qkv: Linear  # query heads, key heads, value heads, D outputs each
-    head_norms: torch.Tensor | None  # [2, D]: of queries, of keys
+    # Query heads, key heads, value heads, D outputs each; query heads alone with another layer's.
+    qkv: Linear
+    head_norms: torch.Tensor | None  # as in `Operations.rotate_and_store`
     # [heads] float32: logits of a token without a value, which attention sees beside the others.
     sinks: torch.Tensor | None
     output: Linear
@@ -93,6 +134,9 @@ class Layer:
     mlp_output_norm: torch.Tensor | None
     mlp_norm: torch.Tensor  # [H], before the MLP
     mlp: Mlp | Experts
+    layer_input: LayerInput | None  # after the MLP
+    # Factor of the hidden state after the layer; with one, there is a norm of its last update.
+    scale: float
     # How many tokens a token sees, itself included; None: all before it.
     sliding_window: int | None
     rotary: int  # index in `GpuWeights.inv_freqs`
@@ -111,6 +155,7 @@ class GpuWeights:
     embeddings: torch.Tensor  # [V, H]
     head: torch.Tensor  # [V, H]; the embeddings themselves if they are tied
     final_norm: torch.Tensor  # [H] float32
+    per_layer_inputs: PerLayerInputs | None
     layers: list[Layer]
     # [1, P] float32 of each of `config.rotaries`, or [2, P]: of short sequences, of long ones.
     inv_freqs: list[torch.Tensor]
@@ -118,16 +163,21 @@ class GpuWeights:
     @property
     def keeps_codes(self) -> bool:
         """Whether weights of layers are codes, as the checkpoint has them."""
-        mlps = [layer.mlp for layer in self.layers]
-        mixtures = [mlp.weights for mlp in mlps if isinstance(mlp, Experts)]
-        return bool(self.grouped) or any(isinstance(each.down, MxWeight) for each in mixtures)
+        return any(isinstance(part, GroupedWeight | MxWeight) for part in _parts_of(self))
 
     @property
     def grouped(self) -> list[GroupedWeight]:
         """The layers' weights that are in groups."""
-        linears: list[Linear] = []
-        for layer in self.layers:
-            mlp = layer.mlp
-            of_mlp = [mlp.gate_up, mlp.down] if isinstance(mlp, Mlp) else [mlp.router]
-            linears += [layer.qkv, layer.output, *of_mlp]
-        return [linear.weight for linear in linears if isinstance(linear, GroupedLinear)]
+        return [part.weight for part in _parts_of(self) if isinstance(part, GroupedLinear)]
+
+
+def _parts_of(weights: Any) -> Iterator[Any]:
+    """All that weights consist of, themselves included."""
+    yield weights
+    inner: list[Any] = []
+    if isinstance(weights, list):
+        inner = weights
+    elif dataclasses.is_dataclass(weights):
+        inner = [getattr(weights, field.name) for field in dataclasses.fields(weights)]
+    for each in inner:
+        yield from _parts_of(each)

@@ -9,6 +9,7 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttendsToTables, AttentionBackend
+from verifier.attention.kv_cache import block_bytes
 from verifier.checkpoint.description import DecoderDescription, describe_decoder
 from verifier.checkpoint.digests import begin_digest
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
@@ -140,7 +141,7 @@ def load_on_gpu(
         lambda num_blocks: assembled(num_blocks, longest),
         model_limit=shape.max_position_embeddings,
         block_size=attention.block_size,
-        block_bytes=kv_shape.block_bytes(attention.block_size),
+        block_bytes=block_bytes(kv_shape, attention.block_size),
         vocab_size=shape.vocab_size,
         graph_bytes=0 if graphs is None else graphs.limits.max_bytes,
     )
@@ -222,8 +223,6 @@ def _lacks(
         return "norms of the queries and keys of all heads together"
     if described.config.family.gates_attention:
         return "gated delta nets, and gates of attention"
-    if described.config.family.has_full_heads:
-        return "layers with heads of different sizes"
     if described.config.attention_softcap and not getattr(backend, "caps_scores", False):
         return f"attention backend {backend.name} serves no softcap"
     if described.config.family.has_sinks and not getattr(backend, "adds_sinks", False):
@@ -271,6 +270,6 @@ def _attention(
         config.attention_backend,
         device=device,
         dtype=TORCH_DTYPES[described.other_type(config.dtype)],
-        head_dim=described.config.layers[0].head_dim,
+        head_dim=max(layer.head_dim for layer in described.config.layers),
     )
     return choice, make_backend(choice, device=device, is_strict=config.numerics == "strict")

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
-from verifier.attention.kv_cache import KVCache
+from verifier.attention.kv_cache import KVCache, block_bytes
 from verifier.checkpoint.digests import identity_on_this_machine
 from verifier.config import VerifierConfig
 from verifier.gpu.attention.selection import AttentionChoice, choose_attention, make_backend
@@ -170,7 +170,7 @@ def room_for_part(config: VerifierConfig, part: ModelPart) -> int:
         lambda num_blocks: assemble(part, num_kv_blocks=num_blocks),
         model_limit=part.checkpoint.max_position_embeddings,
         block_size=part.block_size,
-        block_bytes=part.checkpoint.kv_shape.block_bytes(part.block_size),
+        block_bytes=block_bytes(part.checkpoint.kv_shape, part.block_size),
         vocab_size=part.checkpoint.vocab_size,
     )
 

@@ -39,7 +39,7 @@ class _CappedStep:
         layout, device = self._layout, queries.device
         self._cache.write(layer, keys, values, torch.from_numpy(layout.slot_mapping).to(device))
         block_keys, block_values = self._cache.blocks(layer)
-        group = len(queries) // len(keys)
+        group = len(queries) // block_keys.shape[2]
         rows = []
         for (start, end), length, blocks in zip(
             itertools.pairwise(layout.cu_seqlens_q.tolist()),

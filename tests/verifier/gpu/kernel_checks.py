@@ -54,8 +54,24 @@ def test_add_norm(
     torch.testing.assert_close(residual, theirs, **TOLERANCES[torch.float32])
 
 
+def test_a_sum_is_scaled_and_needs_no_norm() -> None:
+    residual, update, weight = numbers(3, 80, seed=1), numbers(3, 80, seed=2), numbers(80, seed=3)
+    for own_update, own_weight in ((update, weight), (update, None), (None, weight), (None, None)):
+        ours, theirs = residual.clone(), residual.clone()
+        got, expected = (
+            operations.add_norm(
+                each, own_update, weight, own_weight, eps=EPS, dtype=torch.float32, scale=0.3
+            )
+            for operations, each in ((TRITON, ours), (PLAIN, theirs))
+        )
+        torch.testing.assert_close(got, expected, **TOLERANCES[torch.float32])
+        torch.testing.assert_close(ours, theirs, **TOLERANCES[torch.float32])
+        # What is only read stays.
+        assert torch.equal(ours, residual) == (own_update is None)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("num_norms", [0, 2, 3])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "num_pairs"),
     [(4, 2, 16, 8), (3, 1, 48, 24), (2, 2, 80, 20), (1, 1, 128, 64), (6, 2, 32, 12)],
@@ -65,7 +81,7 @@ def test_rotate_and_store(
     num_kv_heads: int,
     head_dim: int,
     num_pairs: int,
-    has_norms: bool,
+    num_norms: int,
     dtype: torch.dtype,
 ) -> None:
     """Slots that are not written keep what they held; rows of padding are not stored."""
@@ -73,7 +89,7 @@ def test_rotate_and_store(
     qkv = numbers(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=1, dtype=dtype)
     angles = numbers(num_tokens, num_pairs, seed=2) * 3
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1) * 1.25
-    head_norms = 1 + numbers(2, head_dim, seed=3) if has_norms else None
+    head_norms = 1 + numbers(num_norms, head_dim, seed=3) if num_norms else None
     slots = torch.tensor([11, 0, 7, -1, 8], device=DEVICE)
     caches, marks, rotated = [], [], []
     for operations in (TRITON, PLAIN):
@@ -100,6 +116,25 @@ def test_rotate_and_store(
     assert torch.equal(caches[0][:, others], untouched[:, others])
     assert not marks[0].any()
     assert not marks[1].any()
+
+
+def test_queries_alone_are_rotated() -> None:
+    """Of a layer that attends to another one's K/V: nothing is written, no token is marked."""
+    qkv, cos_sin = numbers(5, 4, 48, seed=1), numbers(5, 2, 24, seed=2)
+    qkv[2, 1, 3] = math.inf
+    nothing = qkv.new_empty(0, 0, 48)
+    is_bad = torch.zeros(5, dtype=torch.int32, device=DEVICE)
+    slots = torch.arange(5, device=DEVICE)
+    norm = 1 + numbers(1, 48, seed=3)
+    got, expected = (
+        operations.rotate_and_store(
+            qkv, cos_sin, norm, eps=EPS, keys=nothing, values=nothing, slot_mapping=slots,
+            is_bad=is_bad,
+        )
+        for operations in (TRITON, PLAIN)
+    )  # fmt: skip
+    torch.testing.assert_close(got, expected, equal_nan=True, **TOLERANCES[torch.float32])
+    assert not is_bad.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -187,3 +222,13 @@ def test_gate(activation: Activation, shape: tuple[int, int], dtype: torch.dtype
     got = TRITON.gate(gate_up, activation)
     expected = PLAIN.gate(gate_up, activation)
     torch.testing.assert_close(got, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_gate_of_ups_that_lie_elsewhere(activation: Activation, dtype: torch.dtype) -> None:
+    gates, ups = (4 * numbers(3, 3, 40, seed=seed, dtype=dtype) for seed in (1, 2))
+    got = TRITON.gate(gates[:, 0], activation, ups[:, 2])
+    both = torch.cat((gates[:, 0], ups[:, 2]), dim=1)
+    assert torch.equal(got, TRITON.gate(both, activation))
+    assert torch.equal(PLAIN.gate(gates[:, 0], activation, ups[:, 2]), PLAIN.gate(both, activation))

@@ -38,7 +38,7 @@ SUBJECTS = [(name, torch.float32) for name in ("gemma2", "qwen3_moe", "gpt_oss")
 SUBJECTS.append(("awq", torch.float16))
 if HAS_GPU:
     names = ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"]
-    names += ["gpt_oss"]
+    names += ["gpt_oss", "gemma4", "gemma4_mixture"]
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
     SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "packed_int4_zeros")]
 NUM_TOKENS = 90 if HAS_GPU else 22
@@ -83,6 +83,18 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     # What could not differ would show nothing.
     assert len(logits.unique(dim=0)) > NUM_TOKENS // 2
     return Subject(weights, logits)
+
+
+@pytest.mark.parametrize("name", ["gemma4"])
+def test_logits_are_transformers_ones(name: str, tmp_path: Path) -> None:
+    """Of families whose layers differ; in chunks."""
+    save(tmp_path, name)
+    weights = load(tmp_path, "float32", DEVICE, TritonOperations(is_strict=True))
+    text = TEXT[:14]
+    logits = running(weights).run_in_chunks(text, [9, 1, 4], BLOCKS)
+    exact = transformers_logits(tmp_path, text)
+    largest = max(1.0, exact.abs().max().item())
+    torch.testing.assert_close(logits, exact, rtol=0, atol=1e-4 * largest)
 
 
 def chunk(start: int, end: int, blocks: list[int], num_rows: int | None = None) -> Chunk:

@@ -88,7 +88,7 @@ def test_of_equally_likely_experts_the_first_ones_are_chosen(
     torch.testing.assert_close(weights, expected)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "gemma4_mixture"])
 def test_no_layer_waits_for_the_device(name: str, launches: dict[str, Launches]) -> None:
     """Tensors of torch's `meta` device have no values: whatever would be read of one fails."""
     weights = load(folder_of(name), device=META)

@@ -85,6 +85,8 @@ def check_that_programs_wait(launched: Compiled) -> None:
                 ("phi3_partial", 90, False, "none", {"gate_kernel"}),
                 ("llama_biases", 89, False, "fp8", {"gate_kernel", *OF_FP8}),
                 ("mixtral", 90, False, "none", OF_EXPERTS),
+                ("gemma4", 90, False, "none", {"gate_kernel"}),
+                ("gemma4_mixture", 100, True, "none", {"gate_kernel", *OF_EXPERTS}),
                 ("gpt_oss", 100, False, "none", OF_EXPERTS),
                 ("mxfp4", 80, False, "none", OF_EXPERTS),
                 ("mxfp4", 90, True, "none", OF_EXPERTS),

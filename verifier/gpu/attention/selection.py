@@ -15,7 +15,7 @@ from verifier.attention.sdpa import SdpaBackend
 
 FLAG = "--attention-backend"
 TRITON_DTYPES = (*DTYPES, torch.float32)
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIMS = {"triton": 512, "flash_attn": 256}
 HEAD_DIM_MULTIPLE = 8
 GPU_BACKENDS = ("triton", "flash_attn")
 """In the order in which "auto" tries them."""
@@ -40,6 +40,7 @@ def choose_attention(
 
     Args:
         name: as configured, "auto" included.
+        head_dim: of the layers with the largest heads.
 
     Raises:
         ConfigError: the backend cannot run here, or not with this model.
@@ -99,7 +100,7 @@ def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: 
     if dtype not in dtypes:
         types = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
         return f"computes in {types}, and --dtype is {str(dtype).removeprefix('torch.')}"
-    if head_dim > LARGEST_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
+    if head_dim > LARGEST_HEAD_DIMS[name] or head_dim % HEAD_DIM_MULTIPLE:
         return f"cannot serve heads of {head_dim} dimensions"
     return None
 

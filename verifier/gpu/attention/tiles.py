@@ -57,6 +57,14 @@ so more reads of K/V are under way."""
 FLOAT32_TILES = Tiles(rows=16, keys=64, split_tokens=512, num_stages=3)
 """No tensor core multiplies float32 exactly."""
 
+WIDE_TILES = Tiles(rows=16, keys=32, split_tokens=512, num_stages=3)
+"""For heads of more than `WIDE_HEAD_DIM`: of more rows, sums would not fit into registers."""
+
+WIDE_FLOAT32_TILES = Tiles(rows=16, keys=16, split_tokens=512, num_stages=2)
+"""Likewise; shared memory has no room for more stages."""
+
+WIDE_HEAD_DIM = 256
+
 SMALL_STEP_TOKENS = 8
 """A step that has no more tokens is computed in small tiles. More may be drafts of one sequence,
 whose K/V each small tile reads again: docs/decisions/triton-attention.md.
@@ -110,12 +118,14 @@ class Splits(NamedTuple):
 
 def tiles_of_step(queries: torch.Tensor, *, is_strict: bool) -> Tiles:
     """The tiles of a step with these queries [num_heads, T, head_dim], padding included."""
-    tiles = tiles_of_all_steps(queries.dtype, is_strict=is_strict)
+    tiles = tiles_of_all_steps(queries.dtype, queries.shape[2], is_strict=is_strict)
     return tiles[-1] if queries.shape[1] <= SMALL_STEP_TOKENS else tiles[0]
 
 
-def tiles_of_all_steps(dtype: torch.dtype, *, is_strict: bool) -> tuple[Tiles, ...]:
+def tiles_of_all_steps(dtype: torch.dtype, head_dim: int, *, is_strict: bool) -> tuple[Tiles, ...]:
     """The tiles that `tiles_of_step` may choose, the largest first."""
+    if head_dim > WIDE_HEAD_DIM:
+        return (WIDE_FLOAT32_TILES if dtype is torch.float32 else WIDE_TILES,)
     if dtype is torch.float32:
         return (FLOAT32_TILES,)
     return (LARGE_TILES,) if is_strict else (LARGE_TILES, SMALL_TILES)

@@ -46,9 +46,9 @@ class TritonBackend:
         self._overlaps = overlaps
         self.splitting = splitting or Splitting()
         self.is_strict = is_strict
-        # For which layers all kernels are compiled: by window, and whether they have a softcap and
-        # sinks.
-        self._compiled: set[tuple[int | None, bool, bool]] = set()
+        # For which layers all kernels are compiled: by heads, window, and whether they have a
+        # softcap and sinks.
+        self._compiled: set[tuple[object, ...]] = set()
 
     @functools.cached_property
     def overlaps(self) -> bool:
@@ -77,7 +77,8 @@ class TritonBackend:
         one program per sequence and those of several, for one token, in tiles of each shape, as
         steps of few rows launch them and of many. So no request waits for the compiler.
         """
-        kind = sliding_window, has_softcap, has_sinks
+        heads = len(queries), *cached_keys.shape[2:]
+        kind = *heads, sliding_window, has_softcap, has_sinks
         if kind in self._compiled:
             return
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
@@ -91,7 +92,7 @@ class TritonBackend:
             slot_mapping=torch.zeros_like(one),
             longest_k=max(tiles.split_tokens for tiles in (LARGE_TILES, SMALL_TILES)) + 1,
         )
-        all_tiles = tiles_of_all_steps(queries.dtype, is_strict=self.is_strict)
+        all_tiles = tiles_of_all_steps(queries.dtype, queries.shape[2], is_strict=self.is_strict)
         for tiles, overlaps, enough_programs in itertools.product(
             all_tiles, {False, self.overlaps}, (0, sys.maxsize)
         ):

@@ -27,9 +27,12 @@ def gated_by(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def gate_kernel(
-    gate_up,  # [T, 2 * size]: gate, then up
-    gated,  # [T, size], written
+    gates,  # [T, size]
+    ups,  # [T, size]
+    gated,  # [T, size], contiguous, written
     size,
+    gate_stride,  # from row to row
+    up_stride,
     ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -38,7 +41,7 @@ def gate_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gates + row * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(ups + row * up_stride + at, mask=inside, other=0.0).to(tl.float32)
     result = gated_by(gate, up, ACTIVATION)
     tl.store(gated + row * size + at, result.to(gated.dtype.element_ty), mask=inside)

@@ -11,12 +11,14 @@ def add_norm_kernel(
     residual,  # [T, size] float32, read and written
     update,  # [T, size], if HAS_UPDATE
     update_norm,  # [size] float32, if HAS_UPDATE_NORM
-    weight,  # [size] float32
+    weight,  # [size] float32, if HAS_WEIGHT
     normed,  # [T, size], written
     size,
     eps,
+    scale,  # of the sum
     HAS_UPDATE: tl.constexpr,
     HAS_UPDATE_NORM: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,  # else the sum itself is written
     OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least size
 ):
@@ -24,7 +26,8 @@ def add_norm_kernel(
     at = tl.arange(0, BLOCK)
     inside = at < size
     # All loads come before the sums, for which threads wait: so they are under way at once.
-    factors = tl.load(weight + at, mask=inside, other=0.0)
+    if HAS_WEIGHT:
+        factors = tl.load(weight + at, mask=inside, other=0.0)
     wait_for_kernel_before(OVERLAPS)
     total = tl.load(residual + start + at, mask=inside, other=0.0)
     if HAS_UPDATE:
@@ -33,8 +36,11 @@ def add_norm_kernel(
             update_factors = tl.load(update_norm + at, mask=inside, other=0.0)
             factor = tl.rsqrt(tl.sum(added * added, axis=0) / size + eps)
             added = added * factor * update_factors
-        total += added
+        total = (total + added) * scale
         tl.store(residual + start + at, total, mask=inside)
-    factor = tl.rsqrt(tl.sum(total * total, axis=0) / size + eps)
-    result = total * factor * factors
-    tl.store(normed + start + at, result.to(normed.dtype.element_ty), mask=inside)
+    else:
+        total *= scale
+    if HAS_WEIGHT:
+        factor = tl.rsqrt(tl.sum(total * total, axis=0) / size + eps)
+        total = total * factor * factors
+    tl.store(normed + start + at, total.to(normed.dtype.element_ty), mask=inside)

@@ -105,10 +105,11 @@ class TritonOperations:
         residual: torch.Tensor,
         update: torch.Tensor | None,
         update_norm: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         *,
         eps: float,
         dtype: torch.dtype,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         num_rows, size = residual.shape
         normed = torch.empty_like(residual, dtype=dtype)
@@ -123,8 +124,10 @@ class TritonOperations:
                 normed,
                 size,
                 eps,
+                scale,
                 HAS_UPDATE=update is not None,
                 HAS_UPDATE_NORM=update_norm is not None,
+                HAS_WEIGHT=weight is not None,
                 BLOCK=block,
                 num_warps=min(max(block // 256, 1), 16),
                 **FUSED,
@@ -162,7 +165,7 @@ class TritonOperations:
                 num_kv_heads,
                 head_dim,
                 cos_sin.shape[2],
-                HAS_NORMS=head_norms is not None,
+                NUM_NORMS=0 if head_norms is None else len(head_norms),
                 BLOCK=triton.next_power_of_2(head_dim),
                 num_warps=1,
                 **FUSED,
@@ -170,14 +173,21 @@ class TritonOperations:
             )
         return rotated
 
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        gated = gate_up.new_empty(num_rows, size)
+    def gate(
+        self, gate_up: torch.Tensor, activation: Activation, ups: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        gates, ups = gate_up.chunk(2, dim=1) if ups is None else (gate_up, ups)
+        num_rows, size = gates.shape
+        assert gates.stride(1) == ups.stride(1) == 1
+        gated = gates.new_empty(num_rows, size)
         if num_rows:
             gate_kernel[(num_rows, triton.cdiv(size, _GATE_BLOCK))](
-                gate_up,
+                gates,
+                ups,
                 gated,
                 size,
+                gates.stride(0),
+                ups.stride(0),
                 ACTIVATION=int(activation),
                 BLOCK=_GATE_BLOCK,
                 **FUSED,

@@ -11,7 +11,7 @@ def rotate_and_store_kernel(
     qkv,  # [T, heads, head_dim]: query heads, key heads, value heads
     rotated,  # as qkv, written; another memory, since programs read what they rotate twice
     cos_sin,  # [T, 2, num_pairs] float32: cosines, sines
-    head_norms,  # [2, head_dim] float32, if HAS_NORMS
+    head_norms,  # [NUM_NORMS, head_dim] float32, if there are any
     slot_mapping,  # [T] int64; rows with a slot under zero are not stored
     keys,  # [num_slots, num_kv_heads, head_dim], written
     values,  # the same
@@ -21,7 +21,7 @@ def rotate_and_store_kernel(
     num_kv_heads,
     head_dim,
     num_pairs,
-    HAS_NORMS: tl.constexpr,
+    NUM_NORMS: tl.constexpr,  # of queries, keys, values
     OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least head_dim
 ):
@@ -37,7 +37,7 @@ def rotate_and_store_kernel(
         is_first = at < num_pairs
         partner_at = tl.where(is_first, at + num_pairs, at - num_pairs)
         partner = tl.load(qkv + start + partner_at, mask=is_rotated, other=0.0).to(tl.float32)
-        if HAS_NORMS:
+        if NUM_NORMS > 0:
             weight = head_norms + (head >= num_heads).to(tl.int32) * head_dim
             factor = tl.rsqrt(tl.sum(own * own, axis=0) / head_dim + eps)
             own = own * factor * tl.load(weight + at, mask=inside, other=0.0)
@@ -46,6 +46,9 @@ def rotate_and_store_kernel(
         cos = tl.load(pair, mask=is_rotated, other=1.0)
         sin = tl.load(pair + num_pairs, mask=is_rotated, other=0.0)
         own = own * cos + tl.where(is_first, -partner, partner) * sin
+    elif NUM_NORMS > 2:
+        factor = tl.rsqrt(tl.sum(own * own, axis=0) / head_dim + eps)
+        own = own * factor * tl.load(head_norms + 2 * head_dim + at, mask=inside, other=0.0)
     result = own.to(rotated.dtype.element_ty)
     if head >= num_heads:
         # False for NaN, too. Of the rounded value: a finite one may have overflowed.

@@ -9,8 +9,9 @@ import torch
 
 from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.groups import MxWeight
+from verifier.gpu.operations import Operations
 from verifier.gpu.plain import PlainOperations
-from verifier.gpu.weights import Experts, ExpertWeights
+from verifier.gpu.weights import Experts, ExpertWeights, Mlp
 
 
 class Mixture(Protocol):
@@ -35,17 +36,66 @@ class Mixture(Protocol):
         ...
 
 
-def mix_experts(experts: Experts, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+def mix_experts(
+    experts: Experts,
+    rows: torch.Tensor,
+    activation: Activation,
+    router_rows: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The weighted sums [T, H] of rows [T, H]; both of the model's dtype. A token's experts are the
     likeliest ones, of equals the first: 16-bit logits are often equal, and `topk` promises nothing.
+
+    Args:
+        router_rows: [T, H], what the router sees; None: the rows.
     """
-    logits = experts.router(rows).float()
+    logits = experts.router(rows if router_rows is None else router_rows).float()
     ordered = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     weights, chosen = (each[:, : experts.num_per_token].contiguous() for each in ordered)
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)
+    if experts.beside_mlp is not None:
+        weights *= experts.beside_mlp.factors[chosen]
     mixture = mixture_for(rows.device)
     return mixture(rows, chosen, weights, experts.weights, activation)
+
+
+def run_mlp(
+    mlp: Mlp, rows: torch.Tensor, activation: Activation, operations: Operations
+) -> torch.Tensor:
+    """[T, H] of rows [T, H]."""
+    return mlp.down(operations.gate(mlp.gate_up(rows), activation))
+
+
+def mix_beside_mlp(
+    experts: Experts,
+    rows: torch.Tensor,
+    hidden: torch.Tensor,
+    activation: Activation,
+    operations: Operations,
+    *,
+    eps: float,
+) -> torch.Tensor:
+    """The sum [T, H] of an MLP's output and a mixture's, both normalised.
+
+    Args:
+        rows: [T, H], what the MLP sees.
+        hidden: [T, H] float32, the residual stream.
+    """
+    beside = experts.beside_mlp
+    assert beside is not None
+
+    def norm(of: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return operations.add_norm(of.float(), None, None, weight, eps=eps, dtype=dtype)
+
+    mixed = mix_experts(
+        experts,
+        norm(hidden, beside.input_norm, rows.dtype),
+        activation,
+        norm(hidden, beside.router_norm, rows.dtype),
+    )
+    output = run_mlp(beside.mlp, rows, activation, operations)
+    both = norm(output, beside.mlp_output_norm, torch.float32)
+    return both.add_(norm(mixed, beside.output_norm, torch.float32)).to(rows.dtype)
 
 
 def mixture_for(device: torch.device) -> Mixture:

@@ -82,13 +82,21 @@ class DeviceTensors:
         """A tensor of any shape in float32, rounded to the model's dtype."""
         return self.exact_values(name).to(self.dtype).float()
 
+    def number(self, name: str) -> float:
+        """The only number of a tensor, rounded to the model's dtype."""
+        return float(self._on_host(name).to(self.dtype))
+
     def exact_values(self, name: str) -> torch.Tensor:
+        """A tensor of any shape in float32."""
+        return self._on_host(name).to(self._device)
+
+    def _on_host(self, name: str) -> torch.Tensor:
         """A tensor of any shape in float32."""
         tensor = find_tensor(self._files, name)
         rows = torch.cat([
             piece for _, piece in _float_pieces(self._files, tensor, 0, tensor.shape[0])
         ])  # fmt: skip
-        return rows.view(tensor.shape).to(self._device, torch.float32)
+        return rows.view(tensor.shape).float()
 
     def linear(self, modules: Modules, shape: tuple[int, int], *, has_bias: bool = False) -> Linear:
         """One layer whose outputs are those of the modules, one after the other."""

@@ -6,8 +6,15 @@ weights = load_weights(describe_decoder(folder), dtype="auto", device=device)
 import torch
 
 from verifier.checkpoint.description import (
+    BESIDE_MLP_NORMS,
     EMBEDDINGS,
+    EXPERT_FACTORS,
     HEAD,
+    LAYER_SCALAR,
+    PER_LAYER_EMBEDDINGS,
+    PER_LAYER_NORM,
+    PER_LAYER_PROJECTION,
+    ROUTER_NORM,
     DecoderDescription,
     qkv_names,
     qkv_sizes,
@@ -19,7 +26,16 @@ from verifier.checkpoint.weight_types import Rotary
 from verifier.gpu.groups import MxWeight
 from verifier.gpu.loading.device_tensors import TORCH_DTYPES, DeviceTensors, Modules
 from verifier.gpu.operations import Operations, operations_for
-from verifier.gpu.weights import Experts, ExpertWeights, GpuWeights, Layer, Mlp
+from verifier.gpu.weights import (
+    BesideMlp,
+    Experts,
+    ExpertWeights,
+    GpuWeights,
+    Layer,
+    LayerInput,
+    Mlp,
+    PerLayerInputs,
+)
 
 
 def load_weights(
@@ -67,6 +83,7 @@ def load_weights(
             embeddings=embeddings,
             head=head,
             final_norm=tensors.norm("model.norm"),
+            per_layer_inputs=loader.per_layer_inputs(),
             layers=[loader.layer(index, layer) for index, layer in enumerate(config.layers)],
             inv_freqs=[_inv_freq(rotary).to(device) for rotary in config.rotaries],
         )
@@ -85,10 +102,6 @@ class _Loader:
         attention = prefix + "self_attn."
         hidden = config.hidden_size
         norms = {field: tensors.norm(prefix + name) for field, name in family.norms.items()}
-        head_norms = None
-        if family.has_query_key_norms:
-            both = [tensors.norm(attention + name) for name in ("q_norm", "k_norm")]
-            head_norms = torch.stack(both)
         return Layer(
             input_norm=norms["input_norm"],
             qkv=tensors.linear(
@@ -96,7 +109,7 @@ class _Loader:
                 (sum(qkv_sizes(config, layer)), hidden),
                 has_bias=config.has_qkv_bias,
             ),
-            head_norms=head_norms,
+            head_norms=self._head_norms(attention, layer),
             sinks=tensors.values(attention + "sinks") if family.has_sinks else None,
             output=tensors.linear(
                 [attention + "o_proj"],
@@ -107,13 +120,50 @@ class _Loader:
             mlp_output_norm=norms.get("mlp_output_norm"),
             mlp_norm=norms["mlp_norm"],
             mlp=(
-                self._experts(prefix)
+                self._experts(prefix, layer)
                 if layer.has_experts
                 else self._mlp(prefix + "mlp", layer.intermediate_size, config.has_mlp_bias)
             ),
+            layer_input=self._layer_input(prefix) if config.per_layer_input_size else None,
+            scale=(tensors.number(prefix + LAYER_SCALAR) if family.has_layer_scalars else 1.0),
             sliding_window=layer.sliding_window or None,
             rotary=layer.rotary,
         )
+
+    def per_layer_inputs(self) -> PerLayerInputs | None:
+        config, tensors = self._config, self._tensors
+        size = config.per_layer_input_size
+        if not size:
+            return None
+        num_outputs = len(config.layers) * size
+        return PerLayerInputs(
+            size=size,
+            embeddings=tensors.matrix(
+                [PER_LAYER_EMBEDDINGS.removesuffix(".weight")],
+                (config.per_layer_vocab_size, num_outputs),
+            ),
+            projection=tensors.linear([PER_LAYER_PROJECTION], (num_outputs, config.hidden_size)),
+            norm=tensors.norm(PER_LAYER_NORM),
+        )
+
+    def _layer_input(self, prefix: str) -> LayerInput:
+        hidden, size = self._config.hidden_size, self._config.per_layer_input_size
+        return LayerInput(
+            gate=self._tensors.linear([prefix + "per_layer_input_gate"], (size, hidden)),
+            down=self._tensors.linear([prefix + "per_layer_projection"], (hidden, size)),
+            norm=self._tensors.norm(prefix + "post_per_layer_input_norm"),
+        )
+
+    def _head_norms(self, attention: str, layer: LayerConfig) -> torch.Tensor | None:
+        """As in `Layer`."""
+        family = self._config.family
+        if not family.has_query_key_norms:
+            return None
+        names = ("q_norm", "k_norm") if layer.has_kv else ("q_norm",)
+        norms = [self._tensors.norm(attention + name) for name in names]
+        if family.norms_values and layer.has_kv:
+            norms.append(torch.ones_like(norms[0]))
+        return torch.stack(norms)
 
     def _mlp(self, prefix: str, size: int, has_bias: bool) -> Mlp:
         config = self._config
@@ -127,9 +177,13 @@ class _Loader:
             down=self._tensors.linear([prefix + ".down_proj"], (hidden, size), has_bias=has_bias),
         )
 
-    def _experts(self, prefix: str) -> Experts:
+    def _experts(self, prefix: str, layer: LayerConfig) -> Experts:
         config, names = self._config, self._config.family.experts
         assert names is not None
+        beside_mlp = None
+        if names.is_beside_mlp:
+            assert names.shared is not None
+            beside_mlp = self._beside_mlp(prefix, prefix + names.shared, layer.intermediate_size)
         return Experts(
             router=self._tensors.linear(
                 [prefix + names.router],
@@ -139,6 +193,16 @@ class _Loader:
             weights=self._expert_weights(prefix, names),
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
+            beside_mlp=beside_mlp,
+        )
+
+    def _beside_mlp(self, prefix: str, mlp: str, size: int) -> BesideMlp:
+        tensors = self._tensors
+        return BesideMlp(
+            mlp=self._mlp(mlp, size, False),
+            router_norm=tensors.values(prefix + ROUTER_NORM) * self._config.hidden_size**-0.5,
+            factors=tensors.values(prefix + EXPERT_FACTORS),
+            **{field: tensors.norm(prefix + name) for field, name in BESIDE_MLP_NORMS.items()},
         )
 
     def _expert_weights(self, prefix: str, names: ExpertNames) -> ExpertWeights:
