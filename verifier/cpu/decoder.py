@@ -10,6 +10,7 @@ from servicekit.kernels.memory import address_of
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
+from verifier.batch.slot_lengths import DEFAULT_MAX_DRAFTS
 from verifier.checkpoint.weight_types import LANES, FloatArray, WeightType
 from verifier.cpu.forward_threads import ForwardThreads
 from verifier.cpu.kernels.attention import scratch_bytes
@@ -27,7 +28,7 @@ from verifier.cpu.kernels.tiles import FP8_FACTOR
 from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
-from verifier.cpu.states import DEFAULT_MAX_DRAFTS, States, padded_heads, places
+from verifier.cpu.states import States, padded_heads, places
 from verifier.cpu.weights import (
     DecoderWeights,
     DeltaNet,
@@ -143,7 +144,7 @@ class CpuDecoder(SampledOnHost):
         forward(self._linear, self._other, self._models, self._layers, self._steps, 0)
         del arrays
         if self._states is not None:
-            self._states.end(layout)
+            self._states.lengths.end(layout)
         self.kv_is_finite = is_finite
         self.hidden_states = None
         if layout.wants_hidden_states:

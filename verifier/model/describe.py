@@ -31,10 +31,10 @@ from typing import Any
 from servicekit.cores import available_cores
 from servicekit.gguf.folder import model_folder
 from servicekit.gguf.header import GgufError
+from verifier.batch.slot_lengths import DEFAULT_MAX_DRAFTS
 from verifier.checkpoint.description import describe_decoder
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
-from verifier.cpu.states import DEFAULT_MAX_DRAFTS
 from verifier.model import support
 from verifier.model.contents import contents_of
 from verifier.model.memory import free_memory_bytes

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import servicekit.kernels.memory as memory
+import verifier.batch.slot_lengths as lengths_module
 import verifier.cpu.decoder as decoder_module
 import verifier.cpu.layout_checks as layout_module
 import verifier.cpu.states as states_module
@@ -214,7 +215,7 @@ def run(folder: str, dtype: str, quantization: str, num_threads: str) -> None:
         vars(decoder_module).update(
             np=GuardedNumpy(guards), address_of=guards.address_of, _stride=tight
         )
-        for module in (layout_module, states_module):
+        for module in (layout_module, lengths_module, states_module):
             vars(module).update(np=GuardedNumpy(guards))
         own = guarded(guards, weights)
         with RunningDecoder(own, num_threads=int(num_threads), **sizes) as running:
@@ -222,7 +223,7 @@ def run(folder: str, dtype: str, quantization: str, num_threads: str) -> None:
                 for ours, other in zip(running.run(*batch), rows, strict=True):
                     np.testing.assert_array_equal(ours, other)
         vars(decoder_module).update(kept)
-        for module in (layout_module, states_module):
+        for module in (layout_module, lengths_module, states_module):
             vars(module).update(np=np)
     guards.check()
     print(len(guards), "arrays")
