@@ -58,7 +58,7 @@ def test_a_captured_step_has_the_bits_of_a_launched_one(name: str) -> None:
         with torch.inference_mode():
             slots = expected.slot_mapping.long()
             attention = launched._attention(expected, slots, longest_k=128)
-            hidden = launched._compute(expected, slots, attention)
+            hidden = launched._forward.compute(expected, slots, attention)
             logits = launched._logits(hidden.rows[: layout.num_rows])
         rows = captured.forward(layout)
         np.testing.assert_array_equal(rows, logits.float().cpu().numpy())

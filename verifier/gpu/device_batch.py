@@ -35,6 +35,7 @@ import numpy.typing as npt
 import torch
 
 from verifier.batch.batch_layout import BatchLayout, IntArray
+from verifier.batch.slot_lengths import StateEntries
 
 # Each array begins at a multiple of this many bytes, as vector loads require.
 _ALIGNMENT = 256
@@ -52,11 +53,13 @@ class BatchLimits:
         max_num_tokens: of a step, padding included.
         max_num_tables: distinct block tables of a step; as many stay on the device.
         max_table_blocks: of one block table.
+        num_state_slots: of recurrent states; 0: the model has none.
     """
 
     max_num_tokens: int
     max_num_tables: int
     max_table_blocks: int
+    num_state_slots: int = 0
 
 
 class DeviceArrays(NamedTuple):
@@ -74,6 +77,10 @@ class DeviceArrays(NamedTuple):
     seq_lens: torch.Tensor  # [E]
     table_rows: torch.Tensor  # [E], each entry's row of `block_tables`
     logits_indices: torch.Tensor  # [R]
+    # As in `StateEntries`; padded entries are stale.
+    state_entries: torch.Tensor  # [E, 4]
+    save_offsets: torch.Tensor  # [E + 1]
+    saves: torch.Tensor  # [num_state_slots, 2]
     block_tables: torch.Tensor  # [max_num_tables, max_table_blocks]
 
 
@@ -92,6 +99,10 @@ class DeviceBatch:
         sizes = dict.fromkeys(DeviceArrays._fields[:-1], limits.max_num_tokens)
         sizes["cu_seqlens_q"] += 1
         sizes["counts"] = 3
+        num_uses = limits.max_num_tokens if limits.num_state_slots else 0
+        sizes["state_entries"], sizes["save_offsets"] = 4 * num_uses, num_uses + 1
+        # A step writes a slot once at most.
+        sizes["saves"] = 2 * limits.num_state_slots
         sizes |= {"update_places": self._max_num_updates, "update_blocks": self._max_num_updates}
         starts, num_bytes = {}, 0
         for name, size in sizes.items():
@@ -113,13 +124,20 @@ class DeviceBatch:
         """Ids of tables mean others from now on: each is written anew."""
         self._rows = TableRows(self.limits.max_num_tables, self.limits.max_table_blocks)
 
-    def load(self, layout: BatchLayout, *, num_padded_tokens: int | None = None) -> DeviceArrays:
+    def load(
+        self,
+        layout: BatchLayout,
+        *,
+        num_padded_tokens: int | None = None,
+        states: StateEntries | None = None,
+    ) -> DeviceArrays:
         """Queues the copy of a step's layout to the device.
 
         Only after the result of the step before is there: its copy reads the staging memory.
 
         Args:
             num_padded_tokens: to which the step is padded, if it `fits`; None: not at all.
+            states: what it does with recurrent states, if the model has some.
 
         Returns:
             The step's arrays: for one `num_padded_tokens`, always the same.
@@ -148,6 +166,10 @@ class DeviceBatch:
         _fill(staged["seq_lens"], layout.seq_lens, num_padded_entries, 0)
         _fill(staged["table_rows"], table_rows, num_padded_entries, 0)
         _fill(staged["logits_indices"], layout.logits_indices, num_padded_rows, 0)
+        if states is not None:
+            staged["state_entries"][: 4 * num_entries] = states.entries.ravel()
+            staged["save_offsets"][: num_entries + 1] = states.save_offsets
+            staged["saves"][: states.saves.size] = states.saves.ravel()
         self._copy(places, blocks)
         return self._views(*padded)
 
@@ -184,6 +206,9 @@ class DeviceBatch:
             seq_lens=arrays["seq_lens"][:num_entries],
             table_rows=arrays["table_rows"][:num_entries],
             logits_indices=arrays["logits_indices"][:num_rows],
+            state_entries=arrays["state_entries"][: 4 * num_entries].view(-1, 4),
+            save_offsets=arrays["save_offsets"][: num_entries + 1],
+            saves=arrays["saves"].view(-1, 2),
             block_tables=self.block_tables,
         )
 

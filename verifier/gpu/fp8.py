@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional
 
-from verifier.gpu.weights import GpuWeights, Layer, LayerInput, Mlp, PerLayerInputs
+from verifier.gpu.weights import DeltaNet, GpuWeights, Layer, LayerInput, Mlp, PerLayerInputs
 
 FP8 = torch.float8_e4m3fn
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -84,7 +84,7 @@ def widening(weights: GpuWeights) -> GpuWeights:
     def widened_part(part: Any) -> Any:
         if isinstance(part, ScaledLinear):
             return WidenedLinear(weight=part.weight, scale=part.scale, bias=part.bias)
-        if not isinstance(part, Layer | Mlp | LayerInput | PerLayerInputs):
+        if not isinstance(part, DeltaNet | Layer | Mlp | LayerInput | PerLayerInputs):
             return part
         names = [field.name for field in dataclasses.fields(part)]
         return dataclasses.replace(

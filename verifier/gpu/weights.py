@@ -91,6 +91,28 @@ class Experts:
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool
     beside_mlp: BesideMlp | None = None
+    # An expert of all tokens, and the logit whose sigmoid multiplies its output.
+    shared: Mlp | None = None
+    shared_gate: Linear | None = None  # 1 output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A gated delta net but for its last product, see `layers.deltas`.
+
+    Shape legend: J inputs that a convolution's output sees, C its channels, V value heads.
+    """
+
+    # C outputs: queries, keys and values, head by head; then the gates of all values.
+    inputs: Linear
+    # 2 * V outputs: what steps are made of, then decays.
+    numbers: Linear
+    # All float32. [J, C], the oldest input first.
+    convolution: torch.Tensor
+    # [V]: how fast states decay, a positive factor; what is added to the number that scales it.
+    decay_rate: torch.Tensor
+    decay_bias: torch.Tensor
+    norm: torch.Tensor  # [value_dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +145,12 @@ class Layer:
     """
 
     input_norm: torch.Tensor  # [H]
+    # In place of attention, for which there is then nothing.
+    delta: DeltaNet | None
     # Query heads, key heads, value heads, D outputs each; query heads alone with another layer's.
-    qkv: Linear
+    qkv: Linear | None
+    # [heads * D]: logits whose sigmoids multiply attention's outputs.
+    gates: Linear | None
     head_norms: torch.Tensor | None  # as in `Operations.rotate_and_store`
     # [heads] float32: logits of a token without a value, which attention sees beside the others.
     sinks: torch.Tensor | None

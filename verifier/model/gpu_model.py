@@ -12,6 +12,7 @@ from verifier.attention.backend import AttendsToTables, AttentionBackend
 from verifier.attention.kv_cache import block_bytes
 from verifier.checkpoint.description import DecoderDescription, describe_decoder
 from verifier.checkpoint.digests import begin_digest
+from verifier.checkpoint.model_config import ModelConfig
 from verifier.checkpoint.refusals import CheckpointError, NotServedError
 from verifier.config import VerifierConfig
 from verifier.gpu.attention.selection import (
@@ -23,12 +24,19 @@ from verifier.gpu.attention.selection import (
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.graph_pool import CudaCapture, GraphLimits
+from verifier.gpu.layers.states import DeviceStates, slot_bytes, states_of
 from verifier.gpu.loading.device_tensors import TORCH_DTYPES
 from verifier.gpu.loading.loader import load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
 from verifier.model.gpu_memory import check_largest_steps
 from verifier.model.kv_room import room_for_kv_blocks
+from verifier.model.memory import (
+    MEASURED_FRACTION,
+    UNMEASURED_FRACTION,
+    choose_num_state_slots,
+    free_memory_bytes,
+)
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.parity.gpu_check import check_decoder, reference_on
 
@@ -121,6 +129,9 @@ def load_on_gpu(
         # Before the memory is measured, so that it counts.
         sampler = sampler_for(config, vocab_size=shape.vocab_size, device=device)
     graphs = _graphs_for(backend, device)
+    # Before the memory is measured, too.
+    states = _states_for(config, shape, dtype, device)
+    num_state_slots = 0 if states is None else states.lengths.num_slots
 
     def assembled(num_blocks: int, longest: int) -> GpuDecoder:
         cache = WrittenCache(
@@ -130,9 +141,16 @@ def load_on_gpu(
             max_num_tokens=config.max_num_batched_tokens,
             max_num_tables=config.max_num_seqs,
             max_table_blocks=-(-longest // attention.block_size),
+            num_state_slots=num_state_slots,
         )
         return GpuDecoder(
-            weights, backend=backend, cache=cache, limits=limits, sampler=sampler, graphs=graphs
+            weights,
+            backend=backend,
+            cache=cache,
+            limits=limits,
+            states=states,
+            sampler=sampler,
+            graphs=graphs,
         )
 
     num_kv_blocks = room_for_kv_blocks(
@@ -144,6 +162,7 @@ def load_on_gpu(
         block_bytes=block_bytes(kv_shape, attention.block_size),
         vocab_size=shape.vocab_size,
         graph_bytes=0 if graphs is None else graphs.limits.max_bytes,
+        num_state_slots=num_state_slots,
     )
     max_model_len = choose_max_model_len(
         config,
@@ -162,6 +181,7 @@ def load_on_gpu(
             longest=max_model_len,
             block_size=attention.block_size,
             vocab_size=shape.vocab_size,
+            num_state_slots=num_state_slots,
         )
     return ReadyModel(
         model=model,
@@ -189,6 +209,7 @@ def load_on_gpu(
         eos_token_ids=shape.eos_token_ids,
         hidden_size=shape.hidden_size,
         max_short_tokens=shape.max_short_tokens,
+        num_state_slots=num_state_slots,
     )
 
 
@@ -221,8 +242,6 @@ def _lacks(
         return f"--quantization {config.quantization} of a mixture of experts"
     if described.config.family.norms_projections:
         return "norms of the queries and keys of all heads together"
-    if described.config.family.gates_attention:
-        return "gated delta nets, and gates of attention"
     if described.config.attention_softcap and not getattr(backend, "caps_scores", False):
         return f"attention backend {backend.name} serves no softcap"
     if described.config.family.has_sinks and not getattr(backend, "adds_sinks", False):
@@ -252,6 +271,27 @@ def sampler_for(
             max_num_rows=min(config.max_num_batched_tokens, most_rows),
         )
     )
+
+
+def _states_for(
+    config: VerifierConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DeviceStates | None:
+    """The slots of recurrent states; None: the model has none."""
+    max_drafts = min(config.max_num_speculative_tokens, config.max_num_batched_tokens)
+    own_bytes = slot_bytes(shape, max_drafts, dtype)
+    if not own_bytes:
+        return None
+    is_measured = device.type == "cuda"
+    num_slots = choose_num_state_slots(
+        config,
+        slot_bytes=own_bytes,
+        free_bytes=torch.cuda.mem_get_info(device)[0] if is_measured else free_memory_bytes(),
+        default_fraction=MEASURED_FRACTION if is_measured else UNMEASURED_FRACTION,
+    )
+    with _memory_for("--max-num-seqs", f"{num_slots} slots of recurrent states do not fit"):
+        return states_of(
+            shape, num_slots=num_slots, max_drafts=max_drafts, dtype=dtype, device=device
+        )
 
 
 def _graphs_for(backend: AttentionBackend, device: torch.device) -> Graphs | None:

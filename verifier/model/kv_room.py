@@ -25,6 +25,7 @@ def room_for_kv_blocks(
     block_bytes: int,
     vocab_size: int,
     graph_bytes: int = 0,
+    num_state_slots: int = 0,
 ) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for.
 
@@ -34,6 +35,7 @@ def room_for_kv_blocks(
     Args:
         make_model: the model over so many blocks, to measure a step.
         model_limit, block_bytes: as for `choose_num_kv_blocks`.
+        num_state_slots: as in `ReadyModel`.
         graph_bytes: that a GPU shall keep for graphs, beside a step.
 
     Raises:
@@ -59,6 +61,7 @@ def room_for_kv_blocks(
             block_size=block_size,
             block_bytes=block_bytes,
             vocab_size=vocab_size,
+            num_state_slots=num_state_slots,
         )
         free_bytes = max(0, free_bytes - graph_bytes)
     return choose_num_kv_blocks(

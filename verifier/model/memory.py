@@ -59,14 +59,23 @@ def choose_num_kv_blocks(
     return min(num_usable, affordable)
 
 
-def choose_num_state_slots(config: VerifierConfig, *, slot_bytes: int, free_bytes: float) -> int:
+def choose_num_state_slots(
+    config: VerifierConfig,
+    *,
+    slot_bytes: int,
+    free_bytes: float,
+    default_fraction: float = UNMEASURED_FRACTION,
+) -> int:
     """Slots for recurrent states: of all sequences that run, and as many for snapshots, but no more
     than half of the memory for K/V has room for.
+
+    Args:
+        free_bytes, default_fraction: as for `choose_num_kv_blocks`.
 
     Raises:
         ConfigError: there is no room for one.
     """
-    room = free_bytes * (config.kv_memory_fraction or UNMEASURED_FRACTION) / 2
+    room = free_bytes * (config.kv_memory_fraction or default_fraction) / 2
     num_slots = min(config.max_num_seqs * (2 if config.prefix_cache else 1), room // slot_bytes)
     if num_slots < 1:
         raise ConfigError(

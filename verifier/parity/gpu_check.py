@@ -20,6 +20,7 @@ from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.fp8 import widening
 from verifier.gpu.groups import GroupedWeight
+from verifier.gpu.layers.states import states_of
 from verifier.gpu.weights import GpuWeights
 from verifier.parity.comparison import (
     WINDOW_TOKENS,
@@ -99,9 +100,10 @@ def check_decoder(
     """
     logits = _probed_logits(widening(weights), backend, block_size=block_size)
     is_rounded = weights.dtype is not torch.float32
-    # Rounding may route a token to other experts, which changes its logits by any amount. The
-    # distance that follows is a median over tokens.
-    if not (is_rounded and weights.config.num_experts):
+    # Rounding may route a token to other experts, and recurrent states carry it on: either changes
+    # logits by any amount. The distance that follows is a median over tokens.
+    is_unsteady = weights.config.num_experts or weights.config.delta is not None
+    if not (is_rounded and is_unsteady):
         check_difference(logits, exact, TOLERANCES[weights.dtype])
     if is_rounded:
         check_rounding(logits, exact, rounding, ROUNDING_TOLERANCE)
@@ -140,7 +142,13 @@ def _probed_logits(
         backend=backend,
         cache=cache,
         limits=BatchLimits(
-            max_num_tokens=len(text), max_num_tables=1, max_table_blocks=-(-len(text) // block_size)
+            max_num_tokens=len(text),
+            max_num_tables=1,
+            max_table_blocks=-(-len(text) // block_size),
+            num_state_slots=1,
+        ),
+        states=states_of(
+            weights.config, num_slots=1, max_drafts=0, dtype=weights.dtype, device=weights.device
         ),
     )
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})

@@ -266,8 +266,8 @@ CONFIGS: dict[str, Any] = {
         },
     ),
 }
-# The decoder for GPUs has no norms of all heads together, and no gated delta nets.
-ON_GPUS = [name for name in CONFIGS if not name.startswith(("olmo", "qwen3_next", "qwen3_5"))]
+# The decoder for GPUs has no norms of all heads together.
+ON_GPUS = [name for name in CONFIGS if not name.startswith("olmo")]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 

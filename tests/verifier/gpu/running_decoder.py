@@ -14,6 +14,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.checkpoint.description import describe_decoder
 from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
+from verifier.gpu.layers.states import states_of
 from verifier.gpu.loading.loader import load_weights
 from verifier.gpu.operations import Operations
 from verifier.gpu.weights import GpuWeights
@@ -57,6 +58,8 @@ class RunningGpuDecoder:
         graphs: Graphs | None = None,
         max_num_tokens: int = 512,
         max_table_blocks: int = 64,
+        num_state_slots: int = 1,
+        max_drafts: int = 64,
     ) -> None:
         self.backend = backend = backend or backend_for(weights)
         self.cache = WrittenCache(
@@ -73,7 +76,17 @@ class RunningGpuDecoder:
             backend=backend,
             cache=self.cache,
             limits=BatchLimits(
-                max_num_tokens=max_num_tokens, max_num_tables=64, max_table_blocks=max_table_blocks
+                max_num_tokens=max_num_tokens,
+                max_num_tables=64,
+                max_table_blocks=max_table_blocks,
+                num_state_slots=num_state_slots,
+            ),
+            states=states_of(
+                weights.config,
+                num_slots=num_state_slots,
+                max_drafts=max_drafts,
+                dtype=weights.dtype,
+                device=weights.device,
             ),
             graphs=graphs,
         )

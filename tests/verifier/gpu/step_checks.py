@@ -49,6 +49,7 @@ from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
 from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.device_step import DeviceStep, StepSampler
 from verifier.gpu.graph_pool import Capture, CudaCapture, GraphLimits
+from verifier.gpu.layers.states import states_of
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.weights import GpuWeights
 from verifier.sampling import Sampling
@@ -63,6 +64,7 @@ from verifier.structured.library_grammar import GrammarKind
 
 # The interpreter computes in numpy, which warns of infinities.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+NUM_STATE_SLOTS = 8
 MAX_DRAFTS, MAX_SEQS, MAX_TOKENS, BLOCK_SIZE, MAX_LENGTH = 4, 6, 24, 16, 128
 TEXT = some_tokens(60, 97)
 NUM_NEW_TOKENS = interpreted_cases(9, 14)
@@ -122,6 +124,14 @@ def decoder_of(
             max_num_tokens=MAX_TOKENS,
             max_num_tables=MAX_SEQS,
             max_table_blocks=MAX_LENGTH // BLOCK_SIZE,
+            num_state_slots=NUM_STATE_SLOTS,
+        ),
+        states=states_of(
+            weights.config,
+            num_slots=NUM_STATE_SLOTS,
+            max_drafts=MAX_DRAFTS,
+            dtype=weights.dtype,
+            device=DEVICE,
         ),
         sampler=sampler,
         graphs=graphs,
@@ -229,6 +239,7 @@ def running(
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=MAX_TOKENS,
         max_scored_rows=16,
+        num_state_slots=NUM_STATE_SLOTS if weights.config.delta else 0,
     )
     engine = Engine(
         model=twins,
@@ -354,16 +365,19 @@ def test_sessions_get_the_tokens_of_the_host(name: str) -> None:
     assert drafted == plain
 
 
-def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
-    """All begin with one block, and need three."""
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_sessions_that_are_preempted_get_the_tokens_of_the_host(name: str) -> None:
+    """All begin with one block, and need three. Recurrent states are computed anew, or begin with
+    those of a prompt.
+    """
     requests = [
         {**each, "token_ids": TEXT[nth : nth + 14], "max_new_tokens": 20}
         for nth, each in enumerate(requests_of(97)[1 : interpreted_cases(4, 6)])
     ]
-    with running("qwen3") as world:
+    with running(name) as world:
         plain, _ = serve(world.engine, requests)
     num_blocks = len(requests) + 2
-    with running("qwen3", num_blocks=num_blocks) as world:
+    with running(name, num_blocks=num_blocks) as world:
         drafted, _ = serve(world.engine, requests, spoiled(plain, 97))
     assert world.scheduler.counts.num_preemptions > 0
     assert world.observer.num_drafts_scheduled > 0

@@ -21,16 +21,18 @@ from tests.verifier.quantized_files import METHODS, write_quantized
 from tests.verifier.triton_interpreter import interpreted_cases
 from verifier.gpu.attention.tiles import Splitting
 from verifier.gpu.attention.triton_backend import TritonBackend
+from verifier.gpu.kernels.delta_rule import compute_delta
 from verifier.gpu.kernels.mixture import mix
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.overlapping_kernels import can_overlap
-from verifier.gpu.layers import experts
+from verifier.gpu.layers import deltas, experts
 from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Which a CPU's tensors would not get.
     experts.mixture_for = lambda device: mix
+    deltas.delta_rule_for = lambda device: compute_delta
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -85,13 +87,13 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject(weights, logits)
 
 
-@pytest.mark.parametrize("name", ["gemma4"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_next"])
 def test_logits_are_transformers_ones(name: str, tmp_path: Path) -> None:
     """Of families whose layers differ; in chunks."""
     save(tmp_path, name)
     weights = load(tmp_path, "float32", DEVICE, TritonOperations(is_strict=True))
-    text = TEXT[:14]
-    logits = running(weights).run_in_chunks(text, [9, 1, 4], BLOCKS)
+    text = TEXT[:6]
+    logits = running(weights).run_in_chunks(text, [3, 1, 2], BLOCKS)
     exact = transformers_logits(tmp_path, text)
     largest = max(1.0, exact.abs().max().item())
     torch.testing.assert_close(logits, exact, rtol=0, atol=1e-4 * largest)

@@ -37,7 +37,7 @@ from verifier.parity.reference import reference
 from verifier.service.score_call import DraftsToScore
 
 GPU = torch.device("cuda", 0)
-SOME = ["llama_biases", "gemma2", "mixtral", "gemma4"]
+SOME = ["llama_biases", "gemma2", "mixtral", "gemma4", "qwen3_5"]
 
 
 def config_for(folder: Path = MODEL_FOLDER, **options: Any) -> VerifierConfig:

@@ -89,7 +89,9 @@ def test_modules_of_one_matrix_are_widened_together(tmp_path: Path) -> None:
     assert len(weights.grouped) == 3 * len(weights.layers)
     expected = torch.cat([values[f"{LAYER}{name}.weight"] for name in OF_LAYER[0]])
     identity = torch.eye(expected.shape[1], dtype=weights.dtype)
-    assert torch.equal(weights.layers[1].qkv(identity).T, expected.to(weights.dtype))
+    qkv = weights.layers[1].qkv
+    assert qkv is not None
+    assert torch.equal(qkv(identity).T, expected.to(weights.dtype))
 
 
 def loaded(folder: Path, **options: Any) -> Any:

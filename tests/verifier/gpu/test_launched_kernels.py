@@ -25,8 +25,9 @@ from tests.verifier.test_triton_compilation import (
     compile_for,
     compiled,
 )
+from verifier.batch.batch_layout import StateUse
 from verifier.gpu import fp8
-from verifier.gpu.layers import experts
+from verifier.gpu.layers import deltas, experts
 from verifier.sampling import Sampling
 
 pytest.importorskip("triton")
@@ -39,16 +40,19 @@ OF_EVERY_STEP = {"add_norm_kernel", "rotate_and_store_kernel", "attend", "combin
 OF_EVERY_STEP |= {"product_kernel"}
 THAT_OVERLAP = {*OF_EVERY_STEP, "gate_kernel"}
 OF_FP8 = {"quantise_rows_kernel", "rescale_kernel"}
+OF_DELTAS = {"delta_kernel", "keep_kernel"}
 OF_EXPERTS = {"find_tiles_kernel", "gate_up_kernel", "down_kernel", "add_experts_kernel"}
 
 
 @pytest.fixture
 def launched(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """Tensors of torch's `meta` device stand for those of a GPU."""
+    from verifier.gpu.kernels.delta_rule import compute_delta
     from verifier.gpu.kernels.mixture import mix
     from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
 
     monkeypatch.setattr(experts, "mixture_for", lambda device: mix)
+    monkeypatch.setattr(deltas, "delta_rule_for", lambda device: compute_delta)
     operations = fp8.RowOperations(quantise_rows, rescale_product)
     monkeypatch.setattr(fp8, "row_operations_for", lambda device: operations)
     return compiled
@@ -87,6 +91,9 @@ def check_that_programs_wait(launched: Compiled) -> None:
                 ("mixtral", 90, False, "none", OF_EXPERTS),
                 ("gemma4", 90, False, "none", {"gate_kernel"}),
                 ("gemma4_mixture", 100, True, "none", {"gate_kernel", *OF_EXPERTS}),
+                ("qwen3_next", 80, False, "none", {"gate_kernel", *OF_DELTAS, *OF_EXPERTS}),
+                ("qwen3_5", 90, True, "none", {"gate_kernel", *OF_DELTAS}),
+                ("qwen3_5_moe", 100, True, "none", {"gate_kernel", *OF_DELTAS, *OF_EXPERTS}),
                 ("gpt_oss", 100, False, "none", OF_EXPERTS),
                 ("mxfp4", 80, False, "none", OF_EXPERTS),
                 ("mxfp4", 90, True, "none", OF_EXPERTS),
@@ -117,13 +124,20 @@ def test_a_decoders_steps_compile(
     overlaps = capability >= FIRST_THAT_OVERLAPS
     operations = TritonOperations(is_strict=is_strict, overlaps=overlaps)
     weights = load(tmp_path, device=META, operations=operations, quantization=quantization)
-    running = RunningGpuDecoder(weights, backend=TritonBackend(device=META, overlaps=overlaps))
+    backend = TritonBackend(device=META, overlaps=overlaps)
+    running = RunningGpuDecoder(weights, backend=backend, num_state_slots=3)
 
     def run(*sizes: int) -> None:
         """A step of sequences, with a row of logits for each token."""
         chunks = [
-            Chunk(token_ids=TEXT[:size], start=0, block_table=[0, 1, 2, 3], num_rows=size)
-            for size in sizes
+            Chunk(
+                token_ids=TEXT[:size],
+                start=0,
+                block_table=[0, 1, 2, 3],
+                num_rows=size,
+                state=StateUse(slot) if weights.config.delta else None,
+            )
+            for slot, size in enumerate(sizes)
         ]
         running.decoder.forward_on_device(running.lay_out(*chunks))
 

@@ -66,6 +66,18 @@ def run_mlp(
     return mlp.down(operations.gate(mlp.gate_up(rows), activation))
 
 
+def mix_with_shared(
+    experts: Experts, rows: torch.Tensor, activation: Activation, operations: Operations
+) -> torch.Tensor:
+    """As `mix_experts`, with the output of the expert of all tokens."""
+    assert experts.shared is not None
+    assert experts.shared_gate is not None
+    factors = experts.shared_gate(rows).float().sigmoid_()
+    output = run_mlp(experts.shared, rows, activation, operations)
+    mixed = mix_experts(experts, rows, activation)
+    return (mixed.float() + factors * output.float()).to(rows.dtype)
+
+
 def mix_beside_mlp(
     experts: Experts,
     rows: torch.Tensor,

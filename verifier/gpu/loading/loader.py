@@ -5,6 +5,7 @@ weights = load_weights(describe_decoder(folder), dtype="auto", device=device)
 
 import torch
 
+from verifier.checkpoint.delta_shape import DeltaShape
 from verifier.checkpoint.description import (
     BESIDE_MLP_NORMS,
     EMBEDDINGS,
@@ -24,15 +25,18 @@ from verifier.checkpoint.family import ExpertNames
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.weight_types import Rotary
 from verifier.gpu.groups import MxWeight
-from verifier.gpu.loading.device_tensors import TORCH_DTYPES, DeviceTensors, Modules
+from verifier.gpu.loading.delta_outputs import delta_outputs
+from verifier.gpu.loading.device_tensors import TORCH_DTYPES, DeviceTensors, Modules, Outputs
 from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import (
     BesideMlp,
+    DeltaNet,
     Experts,
     ExpertWeights,
     GpuWeights,
     Layer,
     LayerInput,
+    Linear,
     Mlp,
     PerLayerInputs,
 )
@@ -102,20 +106,32 @@ class _Loader:
         attention = prefix + "self_attn."
         hidden = config.hidden_size
         norms = {field: tensors.norm(prefix + name) for field, name in family.norms.items()}
-        return Layer(
-            input_norm=norms["input_norm"],
-            qkv=tensors.linear(
-                [attention + name for name in qkv_names(config, layer)],
-                (sum(qkv_sizes(config, layer)), hidden),
-                has_bias=config.has_qkv_bias,
-            ),
-            head_norms=self._head_norms(attention, layer),
-            sinks=tensors.values(attention + "sinks") if family.has_sinks else None,
-            output=tensors.linear(
+        delta = qkv = gates = head_norms = sinks = None
+        if layer.is_delta:
+            assert config.delta is not None
+            prefix_of_output = prefix + "linear_attn."
+            delta = self._delta(prefix_of_output, config.delta)
+            output = tensors.linear(
+                [prefix_of_output + "out_proj"],
+                (hidden, config.delta.num_value_heads * config.delta.value_dim),
+            )
+        else:
+            qkv, gates = self._qkv(attention, layer)
+            head_norms = self._head_norms(attention, layer)
+            sinks = tensors.values(attention + "sinks") if family.has_sinks else None
+            output = tensors.linear(
                 [attention + "o_proj"],
                 (hidden, config.num_heads * layer.head_dim),
                 has_bias=config.has_output_bias,
-            ),
+            )
+        return Layer(
+            input_norm=norms["input_norm"],
+            delta=delta,
+            qkv=qkv,
+            gates=gates,
+            head_norms=head_norms,
+            sinks=sinks,
+            output=output,
             attention_output_norm=norms.get("attention_output_norm"),
             mlp_output_norm=norms.get("mlp_output_norm"),
             mlp_norm=norms["mlp_norm"],
@@ -128,6 +144,39 @@ class _Loader:
             scale=(tensors.number(prefix + LAYER_SCALAR) if family.has_layer_scalars else 1.0),
             sliding_window=layer.sliding_window or None,
             rotary=layer.rotary,
+        )
+
+    def _qkv(self, attention: str, layer: LayerConfig) -> tuple[Linear, Linear | None]:
+        """Queries, keys and values; and gates, whose rows are behind each head's of the query."""
+        config, size = self._config, layer.head_dim
+        names = [attention + name for name in qkv_names(config, layer)]
+        num_outputs, bias = sum(qkv_sizes(config, layer)), config.has_qkv_bias
+        if not config.family.gates_attention:
+            shape = num_outputs, config.hidden_size
+            return self._tensors.linear(names, shape, has_bias=bias), None
+        queries, gates = (
+            [Outputs(names[0], (2 * head + part) * size, size) for head in range(config.num_heads)]
+            for part in (0, 1)
+        )
+        num_gates = config.num_heads * size
+        shape = num_outputs - num_gates, config.hidden_size
+        return (
+            self._tensors.linear([*queries, *names[1:]], shape, has_bias=bias),
+            self._tensors.linear(gates, (num_gates, config.hidden_size), has_bias=bias),
+        )
+
+    def _delta(self, prefix: str, shape: DeltaShape) -> DeltaNet:
+        tensors, hidden = self._tensors, self._config.hidden_size
+        inputs, numbers = delta_outputs(prefix, shape)
+        num_values = shape.num_value_heads * shape.value_dim
+        convolution = tensors.exact_values(prefix + "conv1d.weight")
+        return DeltaNet(
+            inputs=tensors.linear(inputs, (shape.num_channels + num_values, hidden)),
+            numbers=tensors.linear(numbers, (2 * shape.num_value_heads, hidden)),
+            convolution=convolution.flatten(1).T.contiguous(),
+            decay_rate=tensors.exact_values(prefix + "A_log").exp(),
+            decay_bias=tensors.exact_values(prefix + "dt_bias"),
+            norm=tensors.values(prefix + "norm.weight"),
         )
 
     def per_layer_inputs(self) -> PerLayerInputs | None:
@@ -180,10 +229,14 @@ class _Loader:
     def _experts(self, prefix: str, layer: LayerConfig) -> Experts:
         config, names = self._config, self._config.family.experts
         assert names is not None
-        beside_mlp = None
+        beside_mlp = shared = shared_gate = None
         if names.is_beside_mlp:
             assert names.shared is not None
             beside_mlp = self._beside_mlp(prefix, prefix + names.shared, layer.intermediate_size)
+        elif names.shared:
+            shared = self._mlp(prefix + names.shared, config.shared_expert_size, False)
+            gate = [prefix + names.shared_gate]
+            shared_gate = self._tensors.linear(gate, (1, config.hidden_size))
         return Experts(
             router=self._tensors.linear(
                 [prefix + names.router],
@@ -194,6 +247,8 @@ class _Loader:
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
             beside_mlp=beside_mlp,
+            shared=shared,
+            shared_gate=shared_gate,
         )
 
     def _beside_mlp(self, prefix: str, mlp: str, size: int) -> BesideMlp:
