@@ -22,6 +22,8 @@ from verifier.checkpoint.group_formats import (
 from verifier.cpu.kernels.vectors import FLOAT, INT32, INT64, LANES, declared, pointer
 from verifier.cpu.processor import TILES
 
+# Kernels take constants from here.
+
 PLAIN_FLOAT32, PLAIN_BFLOAT16, PLAIN_FLOAT16 = 0, -1, -2
 """The numbers of weights that are not in groups."""
 NUMBERS = {name: number for number, name in enumerate(FORMATS, start=1)}
