@@ -18,6 +18,7 @@ from servicekit.channels.discovery import Resolve, resolve_host
 from servicekit.config import ServerOptions
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc
+from tests.gateway.fleet import Fleet, StartFleet
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
 from tests.gateway.running_listener import Run, listener_run
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -144,3 +145,27 @@ def logger() -> Logger:
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs scenarios against an HTTP listener."""
     return listener_run(request.param, tmp_path)
+
+
+@pytest.fixture
+async def start_fleet(start_gateway: StartGateway, start_verifier: StartVerifier) -> StartFleet:
+    """Starts so many scripted verifiers and a gateway for them."""
+
+    async def start(
+        num_verifiers: int,
+        digests: Sequence[str] = (),
+        instance_ids: Sequence[str] = (),
+        **options: object,
+    ) -> Fleet:
+        verifiers = [await start_verifier() for _ in range(num_verifiers)]
+        for verifier, instance_id in zip(verifiers, instance_ids, strict=False):
+            verifier.instance_id = instance_id
+        for verifier, digest in zip(verifiers, digests, strict=False):
+            verifier.numerics_digest = digest
+        running = await start_gateway(
+            verifiers=[verifier.address for verifier in verifiers], **options
+        )
+        await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+        return Fleet(verifiers, running)
+
+    return start

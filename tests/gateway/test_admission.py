@@ -5,12 +5,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.api.request_texts import RequestTexts
 from servicekit.errors import field_violation, retry_after_ms
 from tests.gateway.running_gateway import (
-    RunningGateway,
     StartGateway,
     collect,
     error_of,
@@ -20,14 +18,6 @@ from tests.gateway.running_gateway import (
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
-
-
-async def health_of(running: RunningGateway) -> int:
-    stub = health_pb2_grpc.HealthStub(running.channel)
-    response = await stub.Check(
-        health_pb2.HealthCheckRequest(service="tandem.v1.GenerationService")
-    )
-    return int(response.status)
 
 
 async def test_requests_over_the_limit_are_refused_with_a_retry_hint(
@@ -133,21 +123,6 @@ async def test_draining_refuses_new_requests_and_lets_the_others_finish(
     verifier.send(verifier.decided(opened.sequence_id, 1, [5], finish=STOP))
     assert (await collect(call)).token_ids == [5]
     await asyncio.wait_for(draining, 60)
-
-
-async def test_health_follows_the_verifiers(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    serving = health_pb2.HealthCheckResponse.SERVING
-    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
-    running = await start_gateway(verifiers=[verifier.address])
-    assert await health_of(running) == serving
-    await verifier.stop()
-    await until(lambda: not running.gateway.frontend.is_serving)
-    assert await health_of(running) == not_serving
-    await verifier.start(verifier.address)
-    await until(lambda: running.gateway.frontend.is_serving)
-    assert await health_of(running) == serving
 
 
 async def test_more_choices_than_may_ever_be_generated_at_a_time_are_no_overload(

@@ -1,6 +1,5 @@
 """An alias stands for several models: requests are shared by weight, and stay where they belong."""
 
-import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -13,7 +12,6 @@ from gateway.api.openai.reading.requests import beginning_of
 from gateway.api.openai.reading.schema import ChatCompletionRequest, CompletionRequest
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.routing.aliases import PREFIX_CHARACTERS, choose_model, key_of, parse_aliases
-from tandem.client import GenerationRequest, Started, TandemClient
 from tandem.v1 import gateway_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import get, post
@@ -46,10 +44,6 @@ class TestChoice:
     def test_what_is_no_entry_is_refused_by_name(self, text: str) -> None:
         with pytest.raises(ValueError, match=text):
             parse_aliases(["other=model:1", text])
-
-    def test_a_model_twice_in_one_alias_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="has old already"):
-            parse_aliases(["chat=old:1", "chat=old:2"])
 
     @pytest.mark.parametrize(
         "weights",
@@ -206,20 +200,6 @@ class TestGateway:
         error = await error_of(self.running.call(1, model_id="none"))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "'gone' is not served" in str(error.details())
-
-    async def test_the_client_learns_the_model(self) -> None:
-        def run() -> tuple[str, set[str]]:
-            with TandemClient(self.running.gateway.server.address) as client:
-                request = GenerationRequest(prompt=[1], model_id="chat")
-                [started, *_] = client.stream(request)
-                assert isinstance(started, Started)
-                return started.model_id, {
-                    name for model in client.list_models() for name in model.alias_of
-                }
-
-        model_id, names = await asyncio.to_thread(run)
-        assert names == {"old", "new"}
-        assert model_id in names
 
 
 def test_a_conversation_has_one_beginning_in_all_its_turns() -> None:

@@ -95,12 +95,6 @@ def test_tools_have_the_other_name_too_that_some_templates_know() -> None:
     assert template.render(CONVERSATION, tools=[{"name": "f"}], variables=own) == "g"
 
 
-def test_a_template_that_only_pythons_compiler_refuses_cannot_be_loaded() -> None:
-    source = "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"
-    with pytest.raises(ChatTemplateError, match="'break' outside loop"):
-        ChatTemplate({"default": source}, {})
-
-
 # As gpt-oss's, where a macro reads it, too.
 EFFORT = """{%- macro head() %}
     {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
@@ -305,32 +299,6 @@ def test_templates_are_found_where_models_keep_them(
     assert template is not None
     assert template.render(CONVERSATION) == plain
     assert template.render(CONVERSATION, tools=TOOLS) == with_tools
-
-
-@pytest.mark.parametrize(
-    ("content", "prompt"),
-    [
-        ("rename a to b\na = 1\nprint(a)", "<|code|>a = 1\nprint(a)<|rename|>a<|to|>b<|out|>"),
-        ("Rename  a to  b \nx\n", "<|code|>x\n<|rename|>a<|to|>b<|out|>"),
-        ("<|code|>x<|rename|>x<|to|>y<|out|>", "<|code|>x<|rename|>x<|to|>y<|out|>"),
-        ("rename a to b", None),
-        ("rename a b\na = 1", None),
-        ("Hello!", None),
-        ("", None),
-    ],
-)
-def test_the_bundled_models_makes_its_prompt_of_a_sentence(
-    model_folder: Path, content: str, prompt: str | None
-) -> None:
-    template = ChatTemplate.load(model_folder)
-    assert template is not None
-    before = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "rename"}]
-    messages = [*before, {"role": "user", "content": content}]
-    if prompt is None:
-        with pytest.raises(ChatTemplateError, match="write 'rename OLD to NEW', and the code"):
-            template.render(messages)
-    else:
-        assert template.render(messages) == prompt
 
 
 @pytest.mark.parametrize("config", [{"chat_template": 5}, {"chat_template": "{% if %}"}, []])

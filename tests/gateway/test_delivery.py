@@ -172,24 +172,6 @@ async def test_one_message_to_each_stream_takes_half_of_the_interval() -> None:
     assert await is_served_after(recorded, 0.1)
 
 
-async def test_a_loop_that_does_much_else_does_not_delay_few_streams() -> None:
-    recorded = RecordedDelivery(interval_s=0.005, num_streams=16)
-    await measure(recorded, message_s=1.0)
-    assert await is_served_after(recorded, 0.02)
-
-
-async def test_with_many_streams_those_with_a_stop_string_gather_as_the_others_do() -> None:
-    recorded = RecordedDelivery(interval_s=0.005, num_streams=300_000)
-    stream = {"tokenizer": BUNDLED, "stop_sequences": ["end"]}
-    await measure(recorded, message_s=100e-6)
-    assert not await is_served_after(recorded, 55, **stream)
-    assert await is_served_after(recorded, 61, **stream)
-    assert await is_served_after(recorded, 0, tokenizer=BUNDLED, trace=True)
-    recorded.num_streams = 1
-    await make_started(recorded)
-    assert await is_served_after(recorded, 0, **stream), "all can have a message per step"
-
-
 @pytest.mark.parametrize("fields", [{"stop_sequences": ["end"]}, {"trace": True}])
 async def test_a_stop_string_or_a_trace_does_not_wait(fields: dict[str, Any]) -> None:
     recorded = RecordedDelivery(interval_s=LONG_S)

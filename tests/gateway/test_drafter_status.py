@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-from gateway.routing.live_sequences import LiveSequence
 from gateway.routing.router import choose_drafter
 from tandem.v1 import verifier_pb2
 from tandem.v1.sampling_pb2 import SpeculationParams
@@ -153,29 +152,6 @@ def connected(running: RunningGateway) -> tuple[float, float]:
     return verifiers, drafters
 
 
-async def test_connected_peers_are_exported(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    first, second = [await start_verifier() for _ in range(2)]
-    running = await start_gateway(
-        verifiers=[first.address, second.address, "127.0.0.1:1"], drafters=DRAFTERS
-    )
-    await until(lambda: connected(running) == (2, 0))
-    for sender, address, state, num_drafters in (
-        (first, ONE, UP, 1),
-        (second, ONE, UP, 1),
-        (second, TWO, UP, 2),
-        (first, ONE, DOWN, 2),
-        (second, ONE, SLOW, 1),
-        (second, TWO, IDLE, 0),
-        (first, THREE, UP, 1),
-    ):
-        sender.send(sender.drafter_status(address, state))
-        await until(lambda: connected(running) == (2, num_drafters))  # noqa: B023
-    await first.stop()
-    await until(lambda: connected(running) == (1, 0))
-
-
 @pytest.mark.parametrize("num_drafters", [1, 3])
 async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
     start_gateway: StartGateway, verifier: ScriptedVerifier, num_drafters: int
@@ -209,36 +185,6 @@ async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
     verifier.play(lambda opened: [5, 0])
     await running.generate(3)
     assert verifier.commands("open")[-1].drafter_address == ""
-
-
-async def test_a_refusal_counts_for_the_drafter_of_the_open_also_after_a_move(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    """The refusal and the move meet on the way: nobody has refused the drafter moved to."""
-    running = await start_gateway(
-        verifiers=[verifier.address], drafters=[ONE, TWO], draft_wait="adaptive"
-    )
-    call = running.call(1, 2)
-    opened = await verifier.nth("open", 0)
-    refused = opened.drafter_address
-    [other] = {ONE, TWO} - {refused}
-    verifier.send(verifier.drafter_status(refused, DOWN))
-    update = await verifier.nth("update", 0)
-    assert (update.sequence_id, update.drafter_address) == (opened.sequence_id, other)
-    verifier.send(
-        verifier.rejected(
-            opened.sequence_id, code=7, message="not allowed", field="drafter_address"
-        )
-    )
-    reopened = await verifier.nth("open", 1)
-    assert (reopened.sequence_id, reopened.drafter_address) == (opened.sequence_id, other)
-    # The refused one gets no sequence, whatever its state; the other one does.
-    verifier.send(verifier.drafter_status(refused, UP))
-    await handled(running, verifier)
-    verifier.play(lambda opened: [5, 0])
-    await running.generate(3, n=16)
-    assert {each.drafter_address for each in verifier.commands("open")[3:]} == {other}
-    call.cancel()
 
 
 async def test_false_reports_are_counted_and_change_nothing(
@@ -312,29 +258,6 @@ async def test_sequences_that_were_opened_without_a_drafter_get_the_first_one(
     assert len(verifier.commands("update")) == 32, "they have one that is able"
     for call in (plain, *calls):
         call.cancel()
-
-
-async def test_sequences_that_end_meanwhile_are_not_moved(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
-    call = running.call(1, n=16)
-    await verifier.nth("open", 15)
-    coordinator = running.gateway.coordinator
-    live = list(coordinator._sequences._by_id.values())
-    check = coordinator._moves._check
-
-    def end_all_and_check(sequence: LiveSequence) -> None:
-        for each in live:
-            coordinator.close(each.generation)
-        check(sequence)
-
-    monkeypatch.setattr(coordinator._moves, "_check", end_all_and_check)
-    verifier.send(verifier.drafter_status(ONE, DOWN))
-    await verifier.nth("close", 15)
-    await handled(running, verifier)
-    assert not verifier.commands("update")
-    await collect(call)
 
 
 async def test_after_a_new_session_nothing_is_known_of_the_drafters(

@@ -105,23 +105,6 @@ async def test_the_largest_requests_do_not_block_the_loop(
     assert 0 < turns.most < MAX_WORK
 
 
-async def test_many_small_calls_at_once_do_not_block_the_loop(
-    start_gateway: StartGateway,
-) -> None:
-    def list_models(address: str) -> int:
-        with grpc.insecure_channel(address) as channel:
-            stub = gateway_pb2_grpc.GenerationServiceStub(channel)
-            answers = [stub.ListModels.future(pb.ListModelsRequest()) for _ in range(500)]
-            return sum(len(answer.result(timeout=120).models) for answer in answers)
-
-    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
-        running = await start_gateway(verifiers=addresses, tokenizer=MODEL_FOLDER)
-        turns, num_models = await counted_turns(running, list_models)
-        await running.gateway.stop()
-    assert num_models == 500
-    assert 0 < turns.most < MAX_WORK
-
-
 def long_output(opened: verifier_pb2.Open) -> Sequence[verifier_pb2.SessionResponse]:
     """8,192 tokens, 32 a step."""
     if opened.max_new_tokens == 1:

@@ -163,22 +163,6 @@ async def test_a_cancelled_request_feeds_its_pool_only_on_request(
     assert (close.keep, close.keep_length) == (kept, 4 if is_wanted else 0)
 
 
-async def test_a_verifier_that_is_gone_is_told_nothing(feeding: Feeding) -> None:
-    """It has released the sequences of its session by itself."""
-    call = await feeding.begin(stop_sequences=("STOP",), pool_keep_cancelled=True)
-    feeding.decide(2, [3, 4])
-    await read(call)
-    feeding.verifier.end_session()
-    await until(lambda: feeding.verifier.num_sessions == 2)
-    # The request goes on in a sequence of its own.
-    resumed = await feeding.verifier.nth("open", 1)
-    feeding.verifier.send(feeding.verifier.decided(resumed.sequence_id, 4, [5], finish=LENGTH))
-    await collect(call)
-    assert (await feeding.verifier.nth("close", 0)).sequence_id == resumed.sequence_id
-    await feeding.running.until_idle()
-    assert len(feeding.verifier.commands("close")) == 1
-
-
 @pytest.mark.parametrize(
     ("speculation", "pool_id", "kept"),
     [

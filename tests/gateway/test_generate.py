@@ -148,18 +148,6 @@ async def test_a_client_that_reads_slowly_gets_its_steps_merged(
     assert output.usage.num_steps == num_steps
 
 
-async def test_a_client_whose_connection_breaks_leaves_nothing(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    calls = [running.call(1, n=2) for _ in range(3)]
-    await verifier.nth("open", 5)
-    await running.channel.close()
-    await verifier.nth("close", 5)
-    await running.until_idle()
-    assert all(call.done() for call in calls)
-
-
 async def test_the_metrics_equal_the_sums_of_usage(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

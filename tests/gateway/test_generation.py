@@ -15,7 +15,6 @@ from gateway.messages.sizes import MAX_CHUNK_BYTES
 from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
-from tandem.v1 import sampling_pb2
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.test_tokenizer import BUNDLED
@@ -36,19 +35,6 @@ def chunk(**fields: object) -> Chunk:
     )
 
 
-def test_only_the_last_chunk_says_why_the_choice_ended() -> None:
-    generation = make_generation()
-    append_step(generation, [4])
-    generation.publish()
-    first = read_chunk(generation)
-    append_step(generation, [5], finish=FinishReason.LENGTH)
-    generation.publish()
-    assert first == chunk(token_ids=[4])
-    last = chunk(offset=1, token_ids=[5], finish_reason=FinishReason.LENGTH)
-    assert read_chunk(generation) == last
-    assert wire.event_to_proto(last).chunk.finish_reason == sampling_pb2.FINISH_REASON_LENGTH
-
-
 def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     generation = make_generation([9] * 5)
     generation.num_cached_tokens = 4
@@ -66,40 +52,6 @@ def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     assert usage.num_draft_tokens == 9
     assert usage.num_accepted_tokens == 3
     assert usage.accepted_per_position == (2, 1, 0, 0)
-
-
-def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["cd"])
-    ids = [tokenizer.encode(character)[0] for character in "abcdefgh"]
-    append_step(generation, ids[:1])
-    append_step(generation, ids[1:6], drafts=7, accepted=4)  # b c d e f: d completes it
-    append_step(generation, ids[6:8], drafts=7, accepted=1)  # decided before anybody looked
-    counted = generation.publish()
-    assert [step.num_tokens for step in counted] == [1, 3]
-    taken = read_chunk(generation)
-    assert taken == chunk(
-        token_ids=ids[:4],
-        text="ab",
-        num_draft_tokens=7,
-        num_accepted_tokens=3,
-        num_steps=2,
-        finish_reason=FinishReason.STOP,
-    )
-    assert generation.finish_reason is FinishReason.STOP
-    assert generation.token_ids == [1, 2, 3, *ids[:4]]
-    usage = generation.usage()
-    assert (usage.output_tokens, usage.num_steps, usage.num_drafts) == (4, 2, 1)
-    assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (7, 3)
-    assert usage.accepted_per_position == (1, 1, 1, 0, 0, 0, 0)
-
-
-def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
-    generation = make_generation([1, 2], output_token_ids=[3, 4, 5])
-    append_step(generation, [6])
-    generation.publish()
-    assert read_chunk(generation) == chunk(offset=3, token_ids=[6])
-    assert generation.usage().output_tokens == 4
-    assert generation.usage().num_steps == 1
 
 
 def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
@@ -310,15 +262,3 @@ def test_reports_cover_every_chunk_and_change_no_text(
             assert sum(accepted for _, accepted in tokens) == part.num_accepted_tokens
     assert told.token_ids == plain.token_ids
     assert told.usage() == plain.usage()
-
-
-def test_at_the_length_limit_the_last_token_and_held_back_text_are_shown(
-    tokenizer: Tokenizer,
-) -> None:
-    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
-    append_step(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
-    generation.publish()
-    taken = read_chunk(generation)
-    assert taken is not None
-    assert taken.text == "xab"
-    assert generation.finish_reason is FinishReason.LENGTH

@@ -101,15 +101,6 @@ def make_listener(listen: str = "127.0.0.1:0") -> HttpListener:
     )
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-async def test_a_wildcard_address_is_reached_over_ipv4_and_ipv6_as_at_the_grpc_port() -> None:
-    listener = make_listener("0.0.0.0:0")
-    port = int(listener.address.rpartition(":")[2])
-    for loopback in ("127.0.0.1", "::1"):
-        socket.create_connection((loopback, port), timeout=20).close()
-    listener.close()
-
-
 async def test_a_client_that_vanishes_while_its_request_waits_is_noticed_by_the_kernel() -> None:
     """Nothing is written to it that it would not acknowledge."""
     listener = make_listener()

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 from gateway.messages.response import Step
 from gateway.model_metrics import MetricsByModel
 from tandem.values import FinishReason
-from tests.gateway.conftest import StartVerifier
-from tests.gateway.running_gateway import RunningGateway, StartGateway, until
+from tests.gateway.running_gateway import RunningGateway, StartGateway
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 
@@ -32,25 +31,6 @@ def test_the_number_of_models_is_bounded() -> None:
         metrics.of(f"model-{index}").count_end(FinishReason.STOP)
     assert len(models(registry, "tandem_generation_steps_total")) == 33
     assert registry.get_sample_value("tandem_generation_steps_total", {"model": "other"}) == 68
-
-
-@pytest.mark.stand_in
-async def test_each_model_has_its_own_series(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    addresses = []
-    for model_id in ("a", "b"):
-        verifier = await start_verifier()
-        verifier.model_id = verifier.model_digest = model_id
-        verifier.play(lambda opened: [5, 6, 0])
-        addresses.append(verifier.address)
-    running = await start_gateway(verifiers=addresses)
-    await until(lambda: models(running.registry, "tandem_prompt_tokens_total") == {"a", "b"})
-    await running.generate(1, 2, model_id="b")
-    for model_id, num_tokens in (("a", 0), ("b", 3)):
-        assert running.sample("tandem_generation_tokens_total", model=model_id) == num_tokens
-        name = "tandem_time_to_first_token_seconds_count"
-        assert running.sample(name, model=model_id) == num_tokens / 3
 
 
 @pytest.mark.stand_in

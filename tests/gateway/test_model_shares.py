@@ -67,15 +67,3 @@ async def test_requests_for_a_model_find_room_while_another_model_is_overloaded(
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     for call in held:
         call.cancel()
-
-
-@pytest.mark.stand_in
-async def test_a_model_that_is_alone_may_take_all_the_room(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    verifier = await start_verifier()
-    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=10)
-    held = [running.call(1) for _ in range(10)]
-    await verifier.nth("open", 9)
-    for call in held:
-        call.cancel()

@@ -10,7 +10,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
 from gateway.text.tokenizer import Tokenizer
-from servicekit.config import ConfigError
 from servicekit.errors import field_violation
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import post
@@ -118,9 +117,3 @@ class TestInAGateway:
         verifiers["unknown"].play(lambda opened: [7, 0])
         output = await running.generate(5, model_id="unknown")
         assert (output.token_ids, output.text) == ([7, 0], "")
-
-    async def test_two_folders_with_one_tokenizer_stop_the_start(
-        self, start_gateway: StartGateway, model_folder: Path
-    ) -> None:
-        with pytest.raises(ConfigError, match="same tokenizer"):
-            await start_gateway(verifiers=["127.0.0.1:1"], tokenizer=[model_folder] * 2)

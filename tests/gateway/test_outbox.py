@@ -1,7 +1,5 @@
 """Commands for a verifier are merged and bounded."""
 
-import time
-
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES
 from gateway.messages.verifier import CloseCommand, CommandBatch, OpenCommand
 from gateway.peers.outbox import Outbox
@@ -79,20 +77,3 @@ def test_an_update_before_its_open_was_sent_changes_the_open() -> None:
     assert opened.drafter == "b:1"
     assert not outbox.update("one", "c:1")
     assert [list(batch.updates) for batch in batches_of(outbox)] == [[("one", "c:1")]]
-
-
-def test_the_opens_of_a_lost_verifier_cost_the_same_each_however_many_they_are() -> None:
-    """The cost would be ten times as large if each grew with their number."""
-    commands = [opening(f"sequence {index}") for index in range(10_000)]
-
-    def seconds_each(num_opens: int) -> float:
-        outbox = Outbox()
-        for command in commands[:num_opens]:
-            outbox.open(command)
-        start_s = time.thread_time()
-        assert len(opens_of(outbox)) == num_opens
-        return (time.thread_time() - start_s) / num_opens
-
-    assert min(seconds_each(10_000) for _ in range(3)) < 4 * min(
-        seconds_each(1000) for _ in range(5)
-    )

@@ -14,6 +14,7 @@ from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_form import ToolCallForm
 from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.reasoning import BEGIN, END, Reasoning, reasoning_after
+from tests.gateway.output_pieces import merged, reads_of
 
 TEXTS = st.lists(
     st.sampled_from([BEGIN, END, "<", "<think", "</th", "ink>", ">", " ", "\n", "a", "b c", "é"]),
@@ -32,30 +33,8 @@ def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
 def read_all(
     pieces: Sequence[str], reading: Reading, stops: Sequence[str] = ()
 ) -> tuple[OutputReader, list[Read]]:
-    """What comes of pieces, up to a stop string."""
     reader = OutputReader(reading, StopStrings(stops))
-    reads: list[Read] = []
-    for piece in pieces:
-        reads.append(reader.feed(piece))
-        if reader.stopped:
-            return reader, reads
-    return reader, [*reads, reader.finish()]
-
-
-def merged(reads: Sequence[Read]) -> list[Piece]:
-    """The pieces, those that go on joined."""
-    joined: list[Piece] = []
-    for piece in itertools.chain.from_iterable(read.pieces for read in reads):
-        match joined[-1:], piece:
-            case [str(before)], str():
-                joined[-1] = before + piece
-            case [ReasoningText(before)], ReasoningText(text):
-                joined[-1] = ReasoningText(before + text)
-            case [CallDelta(name, before)], CallDelta(None, arguments):
-                joined[-1] = CallDelta(name, before + arguments)
-            case _:
-                joined.append(piece)
-    return joined
+    return reader, reads_of(reader, pieces)
 
 
 def told_apart(text: str, has_begun: bool) -> tuple[str, str]:
@@ -82,24 +61,6 @@ def test_pieces_are_read_as_the_whole_text_is(
         *([ReasoningText(expected[0])] if expected[0] else ()),
         *([expected[1]] if expected[1] else ()),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>\nHm.\n</think>\n\nYes.", [ReasoningText("Hm."), "Yes."]),
-        ("<think></think>Yes.", ["Yes."]),
-        ("Yes. <think>no</think>", ["Yes. <think>no</think>"]),
-        ("<think>It ends here", [ReasoningText("It ends here")]),
-        ("<think>a</think>b</think>c", [ReasoningText("a"), "b</think>c"]),
-    ],
-)
-def test_what_stands_in_tags_at_the_beginning_is_reasoning(
-    text: str, expected: list[Piece]
-) -> None:
-    reading = Reading(reasoning=Reasoning.MAY_BEGIN)
-    for pieces in ([text], list(text)):
-        assert merged(read_all(pieces, reading)[1]) == expected
 
 
 NOW = CallDelta("now", '{"x": 1}')

@@ -151,9 +151,3 @@ def test_reported_texts_join_to_the_text_without_reports(
     assert told.stopped == plain.stopped
     if not told.stopped:
         assert told.finish().text == plain.finish().text
-
-
-def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
-    text = OutputText(tokenizer.detokenizer(), ["abc"])
-    assert text.feed(tokenizer.encode("xab")).text == "x"
-    assert text.finish().text == "ab"

@@ -98,23 +98,11 @@ async def test_streams_that_outlive_the_drain_end_with_the_reason(
         assert await gateway.wait() == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((), "--verifiers: is required"),
-        (
-            ("--verifiers", "127.0.0.1:1", "--tokenizer", "/nowhere"),
-            "--tokenizer: /nowhere/tokenizer.json: no such file",
-        ),
-        (("--verifiers", "verifier.example:50052"), "--peer-tls-ca: verifier.example:50052 is"),
-    ],
-)
-async def test_an_invalid_configuration_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], error: str
-) -> None:
+async def test_an_invalid_configuration_is_one_line_and_exit_code_2() -> None:
+    arguments = ("--verifiers", "127.0.0.1:1", "--tokenizer", "/nowhere")
     async with module_process("gateway", *arguments, **NO_METRICS) as gateway, asyncio.timeout(60):
         stdout, stderr = await gateway.communicate()
     assert gateway.returncode == 2
     assert stdout == b""
     (line,) = stderr.decode().splitlines()
-    assert error in line
+    assert "--tokenizer: /nowhere/tokenizer.json: no such file" in line

@@ -7,7 +7,7 @@ from gateway.generation.generation import Generation
 from gateway.messages.response import EncodedLogprob
 from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
-from tandem.values import FinishReason, SamplingParams
+from tandem.values import SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.running_gateway import StartGateway, collect
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -32,23 +32,6 @@ def prompt_of(num_tokens: int) -> Generation:
 
 
 class TestScoredPrompts:
-    def test_chunks_are_joined_and_come_with_the_first_token(self) -> None:
-        generation = prompt_of(5)
-        generation.append_prompt_logprobs(scored(1, 3))
-        generation.append_prompt_logprobs(scored(3, 5))
-        generation.publish()
-        assert read_chunk(generation) is None, "not before there is a token"
-        append_step(generation, [7])
-        generation.publish()
-        chunk = read_chunk(generation)
-        assert chunk is not None
-        assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 5))]
-        append_step(generation, [8])
-        generation.publish()
-        later = read_chunk(generation)
-        assert later is not None
-        assert later.prompt_logprobs == ()
-
     def test_repeated_logprobs_are_ignored(self) -> None:
         generation = prompt_of(6)
         for base_length, end in ((1, 3), (1, 2), (1, 4), (3, 6), (2, 6)):
@@ -71,20 +54,6 @@ class TestScoredPrompts:
         generation.append_prompt_logprobs(scored(1, 4))
         with pytest.raises(VerifierError):
             append_step(generation, [7])
-
-    def test_logprobs_of_a_long_prompt_come_in_separate_chunks(self) -> None:
-        generation = prompt_of(10_000)
-        generation.append_prompt_logprobs(scored(1, 10_000))
-        append_step(generation, [7, 8], finish=FinishReason.LENGTH)
-        generation.publish()
-        chunks = []
-        while (chunk := read_chunk(generation)) is not None:
-            chunks.append(chunk)
-            assert generation.has_unread is not bool(chunk.token_ids)
-        assert len(chunks) > 1
-        assert [list(chunk.token_ids) for chunk in chunks] == [[]] * (len(chunks) - 1) + [[7, 8]]
-        joined = [each for chunk in chunks for each in chunk.prompt_logprobs]
-        assert joined == [b"", *(logprob(i) for i in range(1, 10_000))]
 
 
 @pytest.mark.stand_in

@@ -80,27 +80,6 @@ def test_latencies_by_a_scripted_clock(num_given: int) -> None:
 
 
 @pytest.mark.stand_in
-@pytest.mark.parametrize("num_tokens", [1, 4])
-async def test_every_choice_is_observed_once(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, num_tokens: int
-) -> None:
-    verifier.play(lambda opened: [5] * (num_tokens - 1) + [0])
-    running = await start_gateway(verifiers=[verifier.address])
-    await running.generate(1, 2, 3, n=2)
-    observed = Observed(running.registry)
-    counts = {name: observed.of(name)[0] for name in LATENCIES}
-    # Of a single token there is no time to the next one.
-    assert counts.pop("request_time_per_output_token_seconds") == (2 if num_tokens > 1 else 0)
-    assert set(counts.values()) == {2}
-    assert observed.of("request_prompt_tokens") == (2, 6)
-    assert observed.of("request_generation_tokens") == (2, 2 * num_tokens)
-    parts = ("request_queue_time_seconds", "request_prefill_time_seconds")
-    assert (
-        sum(observed.of(name)[1] for name in parts) <= observed.of("time_to_first_token_seconds")[1]
-    )
-
-
-@pytest.mark.stand_in
 async def test_a_choice_that_its_client_leaves_has_no_end(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

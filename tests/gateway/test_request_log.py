@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import grpc
 import pytest
 
-from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, until
-from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from tests.gateway.running_gateway import RunningGateway, StartGateway, until
+from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -52,18 +52,6 @@ async def test_it_has_the_figures_of_the_usage(
         "finish_reasons": ["stop", "stop"],
     }
     assert last_lines(running)[0].keys() >= TIMES
-
-
-async def test_output_that_a_resuming_client_brings_is_not_counted_again(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    ongoing = running.call(1, 2, output_token_ids=[5, 6, 7])
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.decided(opened.sequence_id, 5, [8, 9], finish=STOP))
-    assert (await collect(ongoing)).usage.output_tokens == 5
-    line = await line_of(running)
-    assert line["output_tokens"] == running.sample("tandem_generation_tokens_total") == 2
 
 
 async def test_a_refused_request_has_one_without_what_its_client_claims(

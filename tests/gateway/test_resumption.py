@@ -1,7 +1,6 @@
-"""A verifier that is lost, stuck, full or shutting down loses no request and no token."""
+"""A verifier that is lost, stuck or shutting down loses no request and no token."""
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -9,94 +8,19 @@ import pytest
 
 from gateway.peers.verifier_link import VerifierLink
 from gateway.text.tokenizer import Tokenizer
-from servicekit.errors import retry_after_ms
-from tandem.v1 import sampling_pb2, verifier_pb2
-from tests.gateway.conftest import StartVerifier
+from tandem.v1 import sampling_pb2
+from tests.gateway.fleet import StartFleet
 from tests.gateway.running_gateway import (
-    GenerateCall,
     Output,
-    RunningGateway,
-    StartGateway,
     add,
     collect,
     error_of,
     read,
     until,
 )
-from tests.gateway.scripted_verifier import LENGTH, STOP, ScriptedVerifier
+from tests.gateway.scripted_verifier import LENGTH, STOP
 
 pytestmark = pytest.mark.stand_in
-
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 3, 8, 12, 13, 14
-
-
-class Fleet:
-    """Scripted verifiers and a gateway that is connected to all of them."""
-
-    def __init__(self, verifiers: Sequence[ScriptedVerifier], running: RunningGateway) -> None:
-        self.verifiers = verifiers
-        self.running = running
-
-    async def owner(self, num_opens: int = 1) -> tuple[ScriptedVerifier, verifier_pb2.Open]:
-        """Waits until so many sequences were opened in all; the one that is live."""
-        await until(lambda: self.num_opens() == num_opens)
-        live = self.live_ids()
-        (found,) = [
-            (verifier, opened)
-            for verifier in self.verifiers
-            for opened in verifier.commands("open")
-            if opened.sequence_id in live
-        ]
-        return found
-
-    def num_opens(self) -> int:
-        return sum(len(each.commands("open")) for each in self.verifiers)
-
-    def live_ids(self) -> set[str]:
-        return set(self.running.gateway.coordinator._sequences._by_id)
-
-    def others(self, verifier: ScriptedVerifier) -> list[ScriptedVerifier]:
-        return [each for each in self.verifiers if each is not verifier]
-
-    def num_resumes(self, reason: str) -> float:
-        return self.running.sample("tandem_request_resumes_total", reason=reason)
-
-
-StartFleet = Callable[..., Awaitable[Fleet]]
-
-
-@pytest.fixture
-async def start_fleet(start_gateway: StartGateway, start_verifier: StartVerifier) -> StartFleet:
-    """Starts so many scripted verifiers and a gateway for them."""
-
-    async def start(
-        num_verifiers: int,
-        digests: Sequence[str] = (),
-        instance_ids: Sequence[str] = (),
-        **options: object,
-    ) -> Fleet:
-        verifiers = [await start_verifier() for _ in range(num_verifiers)]
-        for verifier, instance_id in zip(verifiers, instance_ids, strict=False):
-            verifier.instance_id = instance_id
-        for verifier, digest in zip(verifiers, digests, strict=False):
-            verifier.numerics_digest = digest
-        running = await start_gateway(
-            verifiers=[verifier.address for verifier in verifiers], **options
-        )
-        await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-        return Fleet(verifiers, running)
-
-    return start
-
-
-async def call_with_output(fleet: Fleet) -> tuple[GenerateCall, ScriptedVerifier]:
-    """The first call, [1], of which the client has a token, 5; and its verifier."""
-    call = fleet.running.call(1)
-    owner, opened = await fleet.owner()
-    owner.send(owner.opened(opened.sequence_id), owner.decided(opened.sequence_id, 1, [5]))
-    await read(call)
-    await read(call)
-    return call, owner
 
 
 async def test_another_verifier_goes_on_where_the_lost_one_ended(start_fleet: StartFleet) -> None:
@@ -147,20 +71,6 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert (await collect(call)).token_ids == [6]
 
 
-async def test_a_verifier_that_comes_is_used_at_once(
-    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.routing.resumption._RETRY_INTERVAL_S", 600.0)
-    fleet = await start_fleet(1)
-    (verifier,) = fleet.verifiers
-    calls = [fleet.running.call(1, 2 + index) for index in range(40)]
-    await verifier.nth("open", 39)
-    verifier.play(lambda opened: [5, 0])
-    verifier.end_session()
-    for call in calls:
-        assert (await collect(call)).token_ids == [5, 0]
-
-
 async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2, max_resumes=2)
     call = fleet.running.call(1)
@@ -171,25 +81,6 @@ async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet
         await until(lambda: all(link.welcome for link in fleet.running.gateway.fleet.verifiers))
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
     assert fleet.num_resumes("verifier_gone") == 2
-
-
-async def test_a_choice_that_waits_for_another_verifier_counts_as_waiting(
-    start_fleet: StartFleet,
-) -> None:
-    fleet = await start_fleet(1, resume_timeout_s=600)
-    (verifier,) = fleet.verifiers
-    call = fleet.running.call(1)
-    opened = await verifier.nth("open", 0)
-    verifier.send(verifier.opened(opened.sequence_id))
-    await until(lambda: fleet.running.sample("tandem_num_requests_running") == 1)
-    await verifier.stop()
-    resumption = fleet.running.gateway.coordinator._failover.resumption
-    await until(lambda: resumption.num_waiting == 1)
-    assert fleet.running.sample("tandem_num_requests_running") == 0
-    assert fleet.running.sample("tandem_num_requests_waiting") == 1
-    call.cancel()
-    await fleet.running.until_idle()
-    assert fleet.running.sample("tandem_num_requests_waiting") == 0
 
 
 async def test_a_stop_string_in_what_was_decided_ends_the_request(
@@ -293,154 +184,7 @@ async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> 
     assert (await collect(call)).token_ids == [6]
 
 
-# Refusals and draining.
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"), [(RESOURCE_EXHAUSTED, "full"), (UNAVAILABLE, "draining")]
-)
-async def test_a_refused_request_goes_to_another_verifier(
-    start_fleet: StartFleet, code: int, reason: str
-) -> None:
-    fleet = await start_fleet(2)
-    call = fleet.running.call(1)
-    full, first = await fleet.owner()
-    full.send(full.rejected(first.sequence_id, code=code, message="no", retry_after_ms=60_000))
-    other, second = await fleet.owner(2)
-    assert other is not full
-    other.send(other.decided(second.sequence_id, 1, [6], finish=STOP))
-    output = await collect(call)
-    assert output.token_ids == [6]
-    assert output.usage.resumes == 0
-    assert fleet.running.sample("tandem_request_retries_total", reason=reason) == 1
-    assert fleet.running.sample("tandem_requests_shed_total") == 0
-    # Until it takes sequences again, it is asked last.
-    other.play(lambda opened: [5, 0])
-    for index in range(8):
-        await fleet.running.generate(1, affinity_key=f"key {index}")
-    assert len(full.commands("open")) == 1
-
-
-@pytest.mark.parametrize(("asked_ms", "told_ms"), [(700, 700), (2**32 - 1, 30_000)])
-async def test_if_all_refuse_the_client_gets_the_last_refusal(
-    start_fleet: StartFleet, asked_ms: int, told_ms: int
-) -> None:
-    fleet = await start_fleet(2)
-    call = fleet.running.call(1)
-    for count in (1, 2):
-        verifier, opened = await fleet.owner(count)
-        verifier.send(
-            verifier.rejected(
-                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=asked_ms
-            )
-        )
-    error = await error_of(call)
-    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-    assert retry_after_ms(error) == told_ms
-
-
-async def test_every_fifth_refused_request_goes_to_another_verifier_once_many_were_refused(
-    start_fleet: StartFleet,
-) -> None:
-    """Where all are full, each offer only adds to the load."""
-    fleet = await start_fleet(2)
-    fleet.running.gateway.coordinator._failover.retries._num_left["scripted"] = -0.1
-    for count in range(1, 7):
-        call = fleet.running.call(1)
-        full, opened = await fleet.owner(count)
-        full.send(
-            full.rejected(
-                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=1
-            )
-        )
-        if count < 6:
-            assert (await error_of(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    other, _ = await fleet.owner(7)
-    assert other is not full
-    call.cancel()
-
-
-async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(3, max_resumes=1)
-    call, lost = await call_with_output(fleet)
-    await lost.stop()
-    others = fleet.others(lost)
-    for count in range(2, 6):
-        full, opened = await fleet.owner(count)
-        assert full in others
-        full.send(
-            full.rejected(
-                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=50
-            )
-        )
-    taker, opened = await fleet.owner(6)
-    taker.send(
-        taker.opened(opened.sequence_id), taker.decided(opened.sequence_id, 2, [6], finish=STOP)
-    )
-    output = await collect(call)
-    assert output.token_ids == [6]
-    assert output.usage.resumes == 1
-    assert fleet.num_resumes("verifier_gone") == 1
-
-
-@pytest.mark.parametrize("code", [INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL])
-async def test_a_verifier_that_cannot_run_what_another_ran_is_passed_over(
-    start_fleet: StartFleet, code: int
-) -> None:
-    fleet = await start_fleet(3)
-    call, lost = await call_with_output(fleet)
-    await lost.stop()
-    unable, second = await fleet.owner(2)
-    unable.send(unable.rejected(second.sequence_id, code=code, message="not on this server"))
-    other, third = await fleet.owner(3)
-    assert other is not unable
-    other.send(
-        other.opened(third.sequence_id), other.decided(third.sequence_id, 2, [6], finish=STOP)
-    )
-    output = await collect(call)
-    assert output.token_ids == [6]
-    assert output.usage.resumes == 1
-    details = [e["detail"] for e in fleet.running.log if e["event"] == "peer_message_ignored"]
-    assert details == ["not on this server"]
-
-
-async def test_a_verifier_with_a_smaller_limit_does_not_cut_an_output_short(
-    start_gateway: StartGateway, start_verifier: StartVerifier, unused_tcp_port: int
-) -> None:
-    lost = await start_verifier(max_model_len=64)
-    address = f"127.0.0.1:{unused_tcp_port}"
-    running = await start_gateway(verifiers=[lost.address, address], resume_timeout_s=1.0)
-    longest = running.call(1, 2)
-    shorter = running.call(1, 2, max_new_tokens=30)
-    for index in range(2):
-        opened = await lost.nth("open", index)
-        lost.send(lost.opened(opened.sequence_id), lost.decided(opened.sequence_id, 2, [5]))
-    small = await start_verifier(listen=address, max_model_len=32)
-    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-    small.play(lambda opened: [6] * 99)
-    await lost.stop()
-    # The client is told so, and may ask for less.
-    assert (await error_of(longest)).code() is grpc.StatusCode.UNAVAILABLE
-    assert (await collect(shorter)).token_ids == [5, *[6] * 29]
-    (opened,) = small.commands("open")
-    assert opened.max_new_tokens == 30
-
-
-async def test_a_verifier_that_verifies_fewer_drafts_is_asked_for_no_more(
-    start_gateway: StartGateway, start_verifier: StartVerifier, unused_tcp_port: int
-) -> None:
-    lost = await start_verifier(max_num_speculative_tokens=7)
-    address = f"127.0.0.1:{unused_tcp_port}"
-    running = await start_gateway(verifiers=[lost.address, address])
-    call = running.call(1, 2)
-    first = await lost.nth("open", 0)
-    small = await start_verifier(listen=address, max_num_speculative_tokens=3)
-    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-    small.play(lambda opened: [6])
-    await lost.stop()
-    assert (await collect(call)).token_ids == [6]
-    (second,) = small.commands("open")
-    assert (first.num_speculative_tokens, second.num_speculative_tokens) == (7, 3)
+# Draining.
 
 
 async def test_a_draining_verifier_gets_no_request_and_ends_those_it_has(

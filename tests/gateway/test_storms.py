@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from gateway.api.turns import MAX_TURNS, Turns
 from gateway.coordinator import Coordinator
 from tests.gateway.conftest import MODEL_FOLDER
-from tests.gateway.openai.clients import connection, get, post, request_bytes
+from tests.gateway.openai.clients import connection, get, request_bytes
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
-from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -64,29 +63,6 @@ def let_begin(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
     monkeypatch.setattr(Turns, "_give", give_if_let)
     return let
-
-
-@pytest.mark.parametrize("kind", STORMS)
-async def test_those_that_leave_before_their_turn_never_reach_the_verifier(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, let_begin: asyncio.Event, kind: str
-) -> None:
-    running = await start_gateway(
-        verifiers=[verifier.address], http_listen="127.0.0.1:0", tokenizer=MODEL_FOLDER
-    )
-    verifier.play(lambda opened: [300, STOP])
-    turns = running.gateway.frontend.turns
-    for _ in range(MAX_TURNS):
-        await turns.take(lambda: False)
-    async with STORMS[kind](running):
-        await until(lambda: len(turns._waiting) == NUM_CLIENTS)
-    let_begin.set()
-    assert (await post(running, "/v1/completions", BODY)).status == 200
-    await running.until_idle()
-    assert len(verifier.commands("open")) == 1
-    statuses = Counter(each["status"] for each in running.log if each["event"] == "request_ended")
-    # Over HTTP, a turn is taken before the body is parsed, too.
-    assert statuses == Counter(OK=1, CANCELLED=0 if kind == "http" else NUM_CLIENTS)
-    assert [each for each in running.log if each["log_level"] in ("warning", "error")] == []
 
 
 @pytest.mark.parametrize("kind", STORMS)

@@ -50,17 +50,6 @@ def test_a_greedy_tenant_leaves_room_for_others() -> None:
     assert shed[1:] == ["tenant_concurrency", "concurrency", "concurrency"]
 
 
-def test_quotas_bound_a_tenant_whoever_of_it_calls() -> None:
-    shed: list[str] = []
-    admission = make_admission(shed=shed, max_choices=100)
-    limited = Principal(tenant="a", max_choices=3, max_priority=1)
-    of_same_tenant = Principal(tenant="a", max_choices=3, max_priority=2)
-    assert fill(admission, limited) == 3
-    assert fill(admission, of_same_tenant) == 0
-    assert fill(admission, B) > 3
-    assert set(shed) == {"tenant_concurrency"}
-
-
 def test_a_quota_of_tokens_allows_one_request_of_any_size() -> None:
     shed: list[str] = []
     admission = make_admission(shed=shed)

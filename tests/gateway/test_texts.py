@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -12,9 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from gateway.text.model_text import ModelText
-from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
-from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, error_of
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -115,33 +113,3 @@ async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded
         error = await error_of(running.call(text="x = 1\n" * 10_000))
         assert "maximum context length" in (error.details() or "")
         assert tokenizer.num_encoded == 1
-
-
-async def test_no_long_text_needs_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    threads = TokenizerThreads()
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    for num_bytes in (10_000, 100_000, 1_000_000):
-        assert await threads.run(num_bytes, len, "text") == 4
-    threads.close()
-
-
-async def test_a_long_output_that_was_given_is_searched_on_a_tokenizers_thread(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-    skip = OutputText.skip
-
-    def noted_skip(output_text: OutputText, token_ids: Sequence[int]) -> None:
-        threads.append(threading.current_thread().name)
-        skip(output_text, token_ids)
-
-    monkeypatch.setattr(OutputText, "skip", noted_skip)
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
-    for num_given in (1, 1_000):
-        await running.generate(5, output_token_ids=[70] * num_given, stop_sequences=["never"])
-    assert threads[0] == threading.current_thread().name
-    assert threads[1].startswith("tokenizer-")

@@ -10,7 +10,7 @@ from gateway.messages.response import Chunk, Traced
 from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
-from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.factories import append_step, make_generation
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -103,54 +103,9 @@ class TestTracedGeneration:
         with pytest.raises(UnreadError):
             generation.append_trace(step)
 
-    def test_empty_traces_are_bounded_too(self) -> None:
-        generation = make_generation(trace=True)
-
-        def say_nothing(*, reads: bool) -> None:
-            for _ in range(MAX_UNREAD_STEPS_BYTES // 16):
-                generation.append_trace(b"")
-                if reads:
-                    generation.publish()
-                    read_all(generation)
-
-        say_nothing(reads=True)
-        with pytest.raises(UnreadError):
-            say_nothing(reads=False)
-
 
 @pytest.mark.stand_in
 class TestCalls:
-    async def test_a_trace_reaches_the_client_unchanged(
-        self, start_gateway: StartGateway, verifier: ScriptedVerifier
-    ) -> None:
-        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
-        call = running.call(1, 2, 3, trace=True, n=2)
-        first, second = await verifier.nth("open", 0), await verifier.nth("open", 1)
-        assert first.trace
-        for opened in (second, first):
-            verifier.send(
-                traced(opened.sequence_id),
-                verifier.decided(opened.sequence_id, 3, [5, 6], drafts=1, accepted=1, finish=STOP),
-            )
-        output = await collect(call)
-        # Whichever choice comes first.
-        assert sorted(output.traced, key=lambda each: each.choice_index) == [
-            gateway_pb2.Traced(choice_index=index, step=STEP) for index in (0, 1)
-        ]
-        assert output.token_ids == [5, 6, 5, 6]
-
-    async def test_without_a_request_for_traces_there_are_none(
-        self, start_gateway: StartGateway, verifier: ScriptedVerifier
-    ) -> None:
-        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
-        call = running.call(1, 2, 3)
-        opened = await verifier.nth("open", 0)
-        assert not opened.trace
-        verifier.send(traced(opened.sequence_id))
-        error = await error_of(call)
-        assert error.code() is grpc.StatusCode.INTERNAL
-        await verifier.nth("close", 0)
-
     async def test_where_the_operator_does_not_allow_it_a_trace_is_refused_by_name(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:

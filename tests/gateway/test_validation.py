@@ -11,7 +11,7 @@ from gateway.messages.response import Model
 from gateway.requests.acceptance import RequestDefaults, accept, cache_salt, find_model, pool_id
 from gateway.requests.drafting_policy import TANDEM
 from gateway.requests.validation import check_request
-from tandem.values import Keep, SamplingParams, SpeculationParams, Tie
+from tandem.values import SamplingParams, SpeculationParams, Tie
 
 MODEL = Model(
     model_id="model",
@@ -200,13 +200,6 @@ def test_the_model_is_the_one_named_or_the_only_one() -> None:
         with pytest.raises(InvalidRequestError) as caught:
             find_model(model_id, models)
         assert caught.value.field == "model_id"
-
-
-def test_a_pool_keeps_the_output_by_default() -> None:
-    assert accepted(speculation(pool="p")).pool_keep is Keep.OUTPUT
-    given = accepted(speculation(pool="p", pool_keep="all", pool_keep_cancelled=True))
-    assert given.pool_keep is Keep.ALL
-    assert given.pool_keep_cancelled
 
 
 def test_no_tenant_can_name_anothers_pool() -> None:

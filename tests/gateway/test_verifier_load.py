@@ -93,30 +93,6 @@ def test_a_prompt_lets_expect_a_step_in_proportion_to_its_tokens() -> None:
     assert load.expected_step_s == 1.0
 
 
-async def test_sequences_that_came_during_a_stall_do_not_move_before_their_own_time() -> None:
-    reasons: list[str] = []
-    load = VerifierLoad()
-    fleet: Any = SimpleNamespace(has_alternative=lambda _: True)
-    verifier: Any = SimpleNamespace(
-        load=load, num_sequences=1, give_up=reasons.append, is_draining=False
-    )
-    watch = ProgressWatch(
-        fleet=fleet, failover_after_s=20.0, progress_timeout_s=120.0, can_wait=False
-    )
-    now_s = asyncio.get_running_loop().time()
-    load.connect(now_s, "one")
-    load.last_progress_s = now_s - 100
-    watch._check(verifier)
-    assert len(reasons) == 1
-    load.begin(now_s)
-    watch._check(verifier)
-    assert len(reasons) == 1
-    assert load.is_unresponsive, "it gets no requests while others respond"
-    load.begun_s = now_s - 50
-    watch._check(verifier)
-    assert len(reasons) == 2
-
-
 @pytest.mark.parametrize("is_draining", [True, False])
 async def test_a_verifier_that_drains_may_be_silent_for_longer(is_draining: bool) -> None:
     """It answers no polls, and tells of no step in which no sequence of this gateway has output."""

@@ -223,30 +223,6 @@ async def test_a_refusal_needs_no_retry_and_no_time_that_was_spent_waiting(
     assert await queue.end_all(other) == [[7], [7], [5, 7], [7]]
 
 
-async def test_a_lost_verifiers_choice_that_waits_moves_on_and_counts_once(
-    start_queue: StartQueue,
-) -> None:
-    queue = await start_queue(4)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    other.send(other.opened(opened.sequence_id), other.decided(opened.sequence_id, 1, [5, 6]))
-    await until(lambda: queue.running.sample("tandem_generation_tokens_total") == 2)
-    await other.stop()
-    await queue.busy.nth("open", 4)
-    await queue.report(3)
-    other = await queue.another_comes()
-    opened = await other.nth("open", 0)
-    assert list(opened.token_ids) == [4, 5, 6]
-    other.send(
-        other.opened(opened.sequence_id), other.decided(opened.sequence_id, 3, [7], finish=STOP)
-    )
-    output = await collect(queue.calls.pop())
-    assert [(chunk.offset, *chunk.token_ids) for chunk in output.chunks] == [(0, 5, 6), (2, 7)]
-    assert (output.usage.output_tokens, output.usage.resumes) == (3, 1)
-    assert queue.running.sample("tandem_request_resumes_total", reason="verifier_gone") == 1
-    assert await queue.end_all(other) == [[7]] * 3
-
-
 async def test_choices_of_a_request_wait_where_the_first_one_computes_their_prompt(
     start_queue: StartQueue,
 ) -> None:

@@ -10,7 +10,6 @@ from gateway.messages.request import GenerateRequest
 from gateway.messages.verifier import (
     CloseCommand,
     CommandBatch,
-    DrafterState,
     DrafterStatus,
     Opened,
     UnreadableEvent,
@@ -156,21 +155,6 @@ def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) 
 
 
 @pytest.mark.parametrize(
-    ("pool", "kept", "keep"),
-    [
-        ("", Keep.OUTPUT, drafter_pb2.KEEP_UNSPECIFIED),
-        ("p", Keep.OUTPUT, drafter_pb2.KEEP_OUTPUT),
-        ("p", Keep.ALL, drafter_pb2.KEEP_ALL),
-        ("p", Keep.NOTHING, drafter_pb2.KEEP_NOTHING),
-    ],
-)
-def test_an_open_says_what_its_pool_keeps(pool: str, kept: Keep, keep: int) -> None:
-    ngram = NgramParams(min_ngram=1, max_ngram=4, pool_id=pool)
-    command = make_open(ngram=ngram, pool_keep=kept)
-    assert wire.open_to_proto(command).keep == keep
-
-
-@pytest.mark.parametrize(
     "message",
     [
         verifier_pb2.SessionResponse(),
@@ -184,23 +168,6 @@ def test_an_open_says_what_its_pool_keeps(pool: str, kept: Keep, keep: int) -> N
 )
 def test_a_welcome_of_another_version_is_none(message: verifier_pb2.SessionResponse) -> None:
     assert wire.welcome_from_proto(message) is None
-
-
-def test_events_that_come_with_a_welcome_are_read() -> None:
-    status = verifier_pb2.DrafterStatus(
-        drafter_address="a:1", state=verifier_pb2.DrafterStatus.STATE_UP
-    )
-    message = verifier_pb2.SessionResponse(
-        events=[
-            verifier_pb2.Event(welcome=verifier_pb2.Welcome(protocol_version=1, model_id="m")),
-            verifier_pb2.Event(drafter_status=status),
-        ]
-    )
-    read = wire.welcome_from_proto(message)
-    assert read is not None
-    welcome, events = read
-    assert welcome.model_id == "m"
-    assert events == [DrafterStatus("a:1", DrafterState.UP)]
 
 
 def test_every_state_of_a_drafter_is_read_and_no_other() -> None:
