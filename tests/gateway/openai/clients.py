@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import openai
+import pydantic
+from openai.types.responses import ResponseStreamEvent
 
 from gateway.server import GatewayServer
 from tests.gateway.scripted_server import PATIENCE_S
+
+#: The official client itself reads what lacks members, too, and then fails where they are used.
+RESPONSE_EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
 class Served(Protocol):

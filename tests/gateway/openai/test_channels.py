@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
 
 from gateway.text.model_text import ModelText
 from gateway.text.output.channel_reader import TAGS, ChannelReader
@@ -17,9 +18,9 @@ from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
 from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_reader import CallDelta
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import post
 from tests.gateway.openai.conftest import StartApi
+from tests.gateway.output_pieces import merged, reads_of
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 READING = Reading(has_channels=True, tools={"add": {}, "now": {}})
@@ -74,28 +75,7 @@ def read_all(
     pieces: Sequence[str], reading: Reading = READING, stops: Sequence[str] = ()
 ) -> tuple[ChannelReader, list[Read]]:
     reader = ChannelReader(reading, StopStrings(stops))
-    reads = []
-    for piece in pieces:
-        reads.append(reader.feed(piece))
-        if reader.stopped:
-            return reader, reads
-    return reader, [*reads, reader.finish()]
-
-
-def merged(reads: Sequence[Read]) -> list[Piece]:
-    """The pieces, those that go on joined; two texts of one kind must not follow each other."""
-    joined: list[Piece] = []
-    for piece in itertools.chain.from_iterable(read.pieces for read in reads):
-        match joined[-1:], piece:
-            case [str(before)], str():
-                joined[-1] = before + piece
-            case [ReasoningText(before)], ReasoningText(text):
-                joined[-1] = ReasoningText(before + text)
-            case [CallDelta(name, before)], CallDelta(None, arguments):
-                joined[-1] = CallDelta(name, before + arguments)
-            case _:
-                joined.append(piece)
-    return joined
+    return reader, reads_of(reader, pieces)
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
@@ -164,12 +144,11 @@ async def test_channels_are_the_parts_of_an_answer_over_http(
         "tools": [{"type": "function", "function": {"name": "add"}}],
     }
     answer = await post(running, "/v1/chat/completions", given)
-    whole = answer_schema.ChatCompletion.model_validate_json(answer.body)
+    whole: Any = ChatCompletion.model_validate_json(answer.body)
     [choice] = whole.choices
     assert choice.finish_reason == "tool_calls"
     assert (choice.message.reasoning_content, choice.message.content) == (HM.text, "I add.")
     assert [call.function.name for call in choice.message.tool_calls or []] == ["add"]
-    assert whole.usage.completion_tokens_details is not None
     tokens = [tokenizer.id_to_token(token_id) for token_id in token_ids]
     num_tokens = tokens.index("<|end|>") - tokens.index("<|message|>") + 1
     assert whole.usage.completion_tokens_details.reasoning_tokens == num_tokens

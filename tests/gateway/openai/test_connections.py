@@ -9,7 +9,6 @@ import pytest
 from starlette.types import Message
 from structlog.testing import capture_logs
 
-from gateway.api import lingering_transport
 from gateway.api.openai.body import BodyReader
 from gateway.errors import UnavailableError
 from servicekit.config import ServerOptions
@@ -68,33 +67,6 @@ async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> N
     assert (answer.status, answer.error["code"]) == (408, "timeout")
 
 
-async def answered_before_its_body(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> bytes:
-    """Sends a request's head and reads its answer, which waits for no body; returns the body."""
-    sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
-    head, _, body = sent.partition(b"\r\n\r\n")
-    writer.write(head + b"\r\n\r\n")
-    async with asyncio.timeout(PATIENCE_S):
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-        await reader.readuntil(b"}}")
-    return body
-
-
-async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
-    start_api: StartApi,
-) -> None:
-    running = await start_api(server=IMPATIENT)
-    async with connection(running) as (reader, writer):
-        body = await answered_before_its_body(reader, writer)
-        writer.write(body)
-        passed = asyncio.Event()
-        asyncio.get_running_loop().call_later(3 * IMPATIENT.request_timeout_s, passed.set)
-        await passed.wait()
-        writer.write(request_bytes("/health"))
-        assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
-
-
 async def test_a_tenant_that_sends_no_bodies_holds_up_only_itself(
     start_api: StartApi, verifier: ScriptedVerifier, tmp_path: Path
 ) -> None:
@@ -139,42 +111,6 @@ async def test_a_body_that_is_too_large_is_refused(start_api: StartApi, is_annou
             writer.write(head + (b"10000\r\n" + b" " * 0x10000 + b"\r\n") * 65)
         answer = await read_answer(reader)
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "fields"),
-    [
-        ("/v1/completions", 401, {}),
-        ("/v1/completions", 413, {"authorization": "Bearer mine"}),
-        ("/v1/completions", 415, {"authorization": "Bearer mine", "content_type": "text/plain"}),
-        ("/v1/unknown", 404, {}),
-        ("/v1/models", 405, {}),
-    ],
-)
-async def test_an_error_that_needs_no_body_ends_the_connection_of_one_without_end(
-    start_api: StartApi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    status: int,
-    fields: dict[str, str],
-) -> None:
-    monkeypatch.setattr(lingering_transport, "_LINGER_S", 0.1)
-    clients = write_clients(tmp_path / "clients.yaml", mine={"tokens": ["mine"]})
-    running = await start_api(clients=clients)
-    sent = request_bytes(
-        path, b"", connection="keep-alive", content_length="1000000000000", **fields
-    )
-    async with connection(running) as (reader, writer):
-        writer.write(sent)
-        answered = await until_closed(reader)
-        assert answered.startswith(f"HTTP/1.1 {status} ".encode())
-        assert b"\r\nconnection: close\r\n" in answered
-        with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    writer.write(b"x" * 65_536)
-                    await writer.drain()
 
 
 @pytest.mark.parametrize(

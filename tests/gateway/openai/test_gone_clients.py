@@ -14,10 +14,8 @@ import h11
 import pytest
 import trustme
 
-from gateway.api.acceptor import Acceptor
 from gateway.api.frontend import Frontend
 from gateway.api.http_connection import RequestParser
-from gateway.api.turns import MAX_TURNS
 from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
 from tests.gateway.openai.clients import exchange, post, request_bytes
@@ -190,26 +188,6 @@ async def test_the_requests_of_clients_that_left_with_their_bodies_never_begin(
     assert len(heads) == 1, "those of the others are not even read"
     assert begun == ["generate"]
     assert len(verifier.commands("open")) == 1
-
-
-async def test_few_connections_begin_between_two_returns_to_the_event_loop(
-    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[int] = []
-    accept = Acceptor._accept
-
-    def counted_accept(self: Acceptor) -> None:
-        before = len(self._handshakes)
-        accept(self)
-        kept.append(len(self._handshakes) - before)
-
-    monkeypatch.setattr(Acceptor, "_accept", counted_accept)
-    running = await start_api()
-    with contextlib.ExitStack() as stack:
-        for _ in range(NUM_CLIENTS):
-            stack.enter_context(connect(running))
-        await until(lambda: sum(kept) == NUM_CLIENTS)
-    assert max(kept) == MAX_TURNS
 
 
 @pytest.mark.parametrize("name", ["prompts", "long text", "chat", "response"])

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import tokenizers
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.openai import answer_schema
-from tests.gateway.openai.clients import official_client, post
+from tests.gateway.openai.clients import RESPONSE_EVENT, official_client, post
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.openai.response_schema import Response, ResponseEvent
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
@@ -110,26 +110,26 @@ async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
     verifier.play(lambda opened: [*texts(text), 0])
     running = await start_api(tool_call_parser="hermes", stream_interval_s=0)
     answer = await post(running, PATH, body(tools=TOOLS))
-    whole = answer_schema.ChatCompletion.model_validate_json(answer.body)
+    whole: Any = ChatCompletion.model_validate_json(answer.body)
     message = whole.choices[0].message
     assert message.reasoning_content == f"Which {CALL}?"
     assert message.content == "I look."
     assert [call.function.name for call in message.tool_calls or []] == ["time"]
     stream = await post(running, PATH, body(tools=TOOLS, stream=True))
     for event in stream.events[:-1]:
-        chunk = answer_schema.ChatCompletionChunk.model_validate(event)
-        delta = chunk.choices[0].delta
-        assert delta.content is None or delta.reasoning_content is None
+        delta = ChatCompletionChunk.model_validate(event).choices[0].delta
+        assert delta.content is None or "reasoning_content" not in (delta.model_extra or {})
 
     given = {"model": "scripted", "input": USER, "tools": [{"type": "function", "name": "time"}]}
-    response = Response.model_validate_json((await post(running, RESPONSES, given)).body)
+    response: Any = Response.model_validate_json((await post(running, RESPONSES, given)).body)
     events = (await post(running, RESPONSES, {**given, "stream": True})).typed_events
     for each in events:
-        ResponseEvent.model_validate(each)
+        RESPONSE_EVENT.validate_python(each)
     kinds = [each["type"] for each in events]
     assert "response.reasoning_text.delta" in kinds
     assert "response.reasoning_text.done" in kinds
-    for found in (response, Response.model_validate(events[-1]["response"])):
+    answers: list[Any] = [response, Response.model_validate(events[-1]["response"])]
+    for found in answers:
         first, second, third = found.output
         assert first.type == "reasoning"
         assert first.content[0].text == message.reasoning_content
@@ -137,11 +137,11 @@ async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
         assert second.content[0].text == "I look."
         assert third.type == "function_call"
         assert found.usage is not None
-        assert whole.usage.completion_tokens_details is not None
-        assert found.usage.output_tokens_details == whole.usage.completion_tokens_details
+        told = found.usage.output_tokens_details.reasoning_tokens
+        assert told == whole.usage.completion_tokens_details.reasoning_tokens
 
     # Both are sent back, and the template shows the same.
-    calls = [call.model_dump() for call in message.tool_calls or []]
+    calls = [call.to_dict() for call in message.tool_calls or []]
     earlier = {
         "role": "assistant",
         "content": "I look.",
@@ -149,7 +149,7 @@ async def test_calls_come_after_reasoning_and_both_forms_of_answers_agree(
         "tool_calls": calls,
     }
     tool = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "noon"}
-    output = [item.model_dump() for item in response.output]
+    output = [item.to_dict() for item in response.output]
     result = {
         "type": "function_call_output",
         "call_id": output[-1]["call_id"],
@@ -182,7 +182,7 @@ async def test_tokens_are_counted_up_to_a_tag_of_several_tokens(
         verifier.send(
             verifier.decided(opened.sequence_id, length, step, finish=finish, with_logprobs=True)
         )
-    response = Response.model_validate_json((await asking).body)
+    response: Any = Response.model_validate_json((await asking).body)
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens == len(reasoning)
     message = response.output[-1]
@@ -215,8 +215,8 @@ async def test_a_grammar_begins_behind_the_reasoning(
     running = await start_api(tool_call_parser="hermes")
     given = body(**fields, chat_template_kwargs=variables)
     answer = await post(running, PATH, given)
-    [choice] = answer_schema.ChatCompletion.model_validate_json(answer.body).choices
-    assert choice.message.reasoning_content == "Hm."
+    [choice] = ChatCompletion.model_validate_json(answer.body).choices
+    assert (choice.message.model_extra or {})["reasoning_content"] == "Hm."
     assert choice.message.content == "{}"
     opened = await verifier.nth("open", 0)
     structured = opened.sampling.structured_output

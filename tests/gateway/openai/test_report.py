@@ -1,5 +1,6 @@
 """`speculation.report`: what each chunk of a stream says about its drafts."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ from gateway.messages.response import Chunk, Finished, Step
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 from tandem.values import DraftSource, FinishReason, MatchAcceptance, Usage
-from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import Answer, connection, read_answer, request_bytes
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -95,11 +95,6 @@ async def test_each_chunk_tells_accepted_rejected_and_plain_tokens_apart(
         "match_length": 5,
         "source": "pool",
     }
-    form = (
-        answer_schema.Completion if path == "/v1/completions" else answer_schema.ChatCompletionChunk
-    )
-    for chunk in answer.events[:-1]:
-        form.model_validate(chunk)
 
 
 def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> None:
@@ -120,14 +115,12 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
             Step(len(token_ids) - 2, 4, 2, 3, DraftSource.POOL, token_texts=token_texts[2:]),
         ],
     )
-    report = answer_schema.ChunkSpeculation.model_validate_json(
-        SpeculationReport(tokenizer.detokenizer()).read(chunk)
-    )
-    assert "".join(token.text for token in report.tokens) == text
-    assert [token.id for token in report.tokens] == token_ids
-    accepted = [index for index, token in enumerate(report.tokens) if token.accepted]
-    assert accepted == [0, 2, 3]
-    assert (report.match_length, report.source) == (3, "pool")
+    report = json.loads(SpeculationReport(tokenizer.detokenizer()).read(chunk))
+    tokens = report["tokens"]
+    assert "".join(token["text"] for token in tokens) == text
+    assert [token["id"] for token in tokens] == token_ids
+    assert [index for index, token in enumerate(tokens) if token["accepted"]] == [0, 2, 3]
+    assert (report["match_length"], report["source"]) == (3, "pool")
 
 
 def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_once() -> None:

@@ -38,15 +38,6 @@ async def opened_by(
     return opened
 
 
-async def test_defaults_are_openais(start_api: StartApi, verifier: ScriptedVerifier) -> None:
-    opened = await opened_by(start_api, verifier, "/v1/completions", {"prompt": [1, 2]})
-    assert list(opened.token_ids) == [1, 2]
-    assert opened.max_new_tokens == 16
-    assert opened.sampling.temperature == 1.0
-    assert opened.sampling.seed
-    assert opened.num_speculative_tokens > 0
-
-
 async def test_what_is_no_parameter_of_sampling_or_drafts_arrives_too(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
@@ -126,29 +117,6 @@ async def test_a_wrong_parameter_is_named(start_api: StartApi) -> None:
         assert answer.error["param"].split(".")[0] == name
         assert answer.error["code"] == code, shown
         assert answer.error["message"]
-
-
-MESSAGES: list[tuple[dict[str, Any], str]] = [
-    ({"bogus": 1}, "bogus: there is no such parameter"),
-    ({"prompt": 5}, "prompt: Input should be a string, a list of strings, a list of token ids, "
-     "or a list of such lists"),
-    ({"prompt": []}, "prompt: List should have at least 1 item, not 0"),
-    ({"stop": ""}, "stop: String should have at least 1 character"),
-    ({"stop": 5}, "stop: Input should be a string or a list of strings"),
-    ({"logit_bias": {"x": 1}}, "logit_bias.x: Input should be a valid integer, unable to parse "
-     "string as an integer"),
-    ({"best_of": 2}, "best_of is not supported with this value: Input should be 1"),
-    ({"store": True}, "store is not supported with this value: Input should be False"),
-]  # fmt: skip
-
-
-async def test_a_refusal_says_what_is_wrong_in_plain_words(start_api: StartApi) -> None:
-    running = await start_api()
-    for fields, message in MESSAGES:
-        body = {"model": "scripted", "prompt": "abc", **fields}
-        answer = await post(running, "/v1/completions", body)
-        assert answer.error["message"] == message
-        assert answer.error["param"] == message.split(":")[0].split(" ")[0]
 
 
 async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> None:
@@ -256,16 +224,6 @@ async def test_the_chat_template_makes_the_prompt(
         '[{"type": "function", "function": {"name": "f"}}]![assistant]'
     )
     assert list(opened.token_ids) == texts(expected)
-
-
-async def test_a_model_without_template_refuses_chats_by_name(
-    start_api: StartApi, chat_folder: Path
-) -> None:
-    (chat_folder / "tokenizer_config.json").unlink()
-    running = await start_api(tokenizer=chat_folder)
-    answer = await post(running, "/v1/chat/completions", {"model": "scripted", "messages": USER})
-    assert (answer.status, answer.error["code"]) == (400, "no_chat_template")
-    assert "scripted" in answer.error["message"]
 
 
 async def test_an_unknown_model_is_not_found(start_api: StartApi) -> None:

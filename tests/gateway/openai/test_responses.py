@@ -2,22 +2,15 @@
 
 import asyncio
 import json
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-import pydantic
 import pytest
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import Response
 
 from gateway.api.openai.responses import answer as response_answer
-from gateway.api.openai.responses.schema import ResponsesRequest
-from gateway.api.openai.writing.answers import Part
-from gateway.api.openai.writing.usage import UsageTotal
-from tandem.values import FinishReason, SamplingParams
-from tests.gateway.openai.clients import official_client, post
+from tests.gateway.openai.clients import RESPONSE_EVENT, official_client, post
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.openai.response_schema import Response, ResponseEvent
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
@@ -142,7 +135,7 @@ async def test_a_stream_has_the_items_of_the_whole_answer(
             assert again.output_text == "so"
 
 
-async def test_every_event_and_answer_has_the_documents_form(
+async def test_every_event_and_answer_has_the_official_clients_form(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
     verifier.play(lambda opened: [*texts(f"I look.\n{CALL}"), 0])
@@ -151,11 +144,7 @@ async def test_every_event_and_answer_has_the_documents_form(
         tools=TOOLS, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
     )
     stream = await post(running, PATH, {**fields, "stream": True})
-    events = [ResponseEvent.model_validate(each).root for each in stream.typed_events]
-    # The official client reads what lacks members, too, and then fails where they are used.
-    official: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
-    for each in stream.typed_events:
-        official.validate_python(each)
+    events = [RESPONSE_EVENT.validate_python(each) for each in stream.typed_events]
     kinds = [event.type for event in events]
     assert stream.body.count("data: ") == len(events), "there is no [DONE]"
     assert kinds[:4] == [
@@ -169,11 +158,11 @@ async def test_every_event_and_answer_has_the_documents_form(
         assert f"response.{kind}" in kinds
     for kind in ("delta", "done"):
         assert f"response.function_call_arguments.{kind}" in kinds
-    whole = Response.model_validate_json((await post(running, PATH, fields)).body)
-    last = Response.model_validate(stream.typed_events[-1]["response"])
+    whole: Any = Response.model_validate_json((await post(running, PATH, fields)).body)
+    last: Any = Response.model_validate(stream.typed_events[-1]["response"])
     message = whole.output[0]
     assert message.type == "message"
-    assert [len(each.top_logprobs) for each in message.content[0].logprobs]
+    assert {len(each.top_logprobs) for each in message.content[0].logprobs} == {0}
     assert last.output[0].type == "message"
     assert last.output[0].content == message.content
     deltas = [each for each in stream.typed_events if each["type"] == "response.output_text.delta"]
@@ -329,7 +318,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "input.0.content.0",
         "unsupported_parameter",
     ),
-    ({"input": [{"role": "tool", "x": 1}]}, "input.0.role", "invalid_value"),
     ({"messages": USER}, "messages", "unknown_parameter"),
     ({"n": 2}, "n", "unknown_parameter"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "invalid_value"),
@@ -378,11 +366,12 @@ async def test_an_output_that_the_length_ends_is_incomplete(
     verifier.play(lambda opened: [*texts("It rains."), 0])
     running = await start_api()
     fields = body(max_output_tokens=2)
-    whole = Response.model_validate_json((await post(running, PATH, fields)).body)
+    whole: Any = Response.model_validate_json((await post(running, PATH, fields)).body)
     stream = await post(running, PATH, {**fields, "stream": True})
     last = stream.typed_events[-1]
     assert last["type"] == "response.incomplete"
-    for response in (whole, Response.model_validate(last["response"])):
+    answers: list[Any] = [whole, Response.model_validate(last["response"])]
+    for response in answers:
         assert response.status == "incomplete"
         assert response.incomplete_details is not None
         assert [item.status for item in response.output] == ["incomplete"]
@@ -405,25 +394,7 @@ async def test_a_stream_keeps_no_more_than_an_answer_may_hold(
     for most, kind in ((4 * num_bytes, "response.completed"), (4 * num_bytes - 4, "error")):
         monkeypatch.setattr(response_answer, "MAX_ANSWER_BYTES", most)
         last = (await events())[-1]
-        ResponseEvent.model_validate(last)
+        RESPONSE_EVENT.validate_python(last)
         assert last["type"] == kind
     assert (last["param"], last["code"]) == ("max_output_tokens", "answer_too_large")
     await running.until_idle()
-
-
-def test_a_whole_answer_costs_no_events() -> None:
-    """They would repeat it four times, on the event loop."""
-    text = "x" * (1 << 20)
-    parsed = ResponsesRequest(model="scripted", input="hi")
-    answer = response_answer.ResponseAnswer(
-        parsed, sampling=SamplingParams(top_p=1.0), request_id="r"
-    )
-    tracemalloc.start()
-    try:
-        answer.collect(0, [Part(text, None, None)], FinishReason.STOP)
-        whole = answer.whole(UsageTotal())
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert Response.model_validate_json(whole).output[0].status == "completed"
-    assert peak_bytes < 6 * len(text)

@@ -61,12 +61,6 @@ def shown(sampling: sampling_pb2.SamplingParams) -> dict[str, float]:
 
 
 class TestOfAFolder:
-    @pytest.mark.parametrize("name", OWN)
-    def test_each_value_counts_alone(self, tmp_path: Path, name: str) -> None:
-        write(tmp_path, **{name: OWN[name]}, do_sample=False, max_new_tokens=7, eos_token_id=[1])
-        found = sampling_defaults.load(tmp_path, on_ignored=lambda *_: pytest.fail("ignored"))
-        assert found == SamplingDefaults(**{name: OWN[name]})  # type: ignore[arg-type]
-
     def test_without_a_file_and_where_it_says_null_they_are_openais(self, tmp_path: Path) -> None:
         for config in (None, {}, dict.fromkeys(OWN)):
             if config is not None:
@@ -186,18 +180,6 @@ class TestInAGateway:
         [model] = (await running.stub.ListModels(gateway_pb2.ListModelsRequest())).models
         defaults = model.http_sampling_defaults
         assert {name: getattr(defaults, name) for name in OWN} == OWN
-
-    async def test_the_log_names_what_counts_and_what_is_ignored(
-        self, start_api: StartApi, chat_folder: Path
-    ) -> None:
-        write(chat_folder, temperature=0.6, top_p="x" * 1000)
-        running = await start_api()
-        lines = {line["event"]: line for line in running.log}
-        ignored = lines["sampling_default_ignored"]
-        assert (ignored["log_level"], ignored["field"]) == ("warning", "top_p")
-        assert len(str(ignored["value"])) <= 64
-        counts = lines["sampling_defaults"]
-        assert (counts["temperature"], counts["top_p"]) == (0.6, 1.0)
 
     async def test_a_file_that_cannot_be_read_stops_the_start(
         self, start_api: StartApi, chat_folder: Path

@@ -65,53 +65,6 @@ async def test_an_echo_leaves_the_character_that_it_begins_to_the_output(
     assert json.loads(whole.body)["choices"][0]["text"] == text
 
 
-@pytest.mark.parametrize("stop", ["lo, wor", ["zzz", " wor"], "日本"])
-async def test_a_stop_text_over_token_borders_cuts_exactly(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, stop: str | list[str]
-) -> None:
-    text = "hello, world! 日本語 and more hello, world!"
-    verifier.play(lambda opened: [*texts(text), 0])
-    running = await start_api()
-    first = stop if isinstance(stop, str) else stop[-1]
-    assert "".join(await deltas(running, stop=stop)) == text[: text.index(first)]
-    whole = json.loads((await post(running, "/v1/completions", body(stop=stop, stream=False))).body)
-    assert whole["choices"][0]["text"] == text[: text.index(first)]
-    assert whole["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_a_chats_stream_has_openais_form(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
-) -> None:
-    verifier.play(lambda opened: [*texts("abc"), 0])
-    running = await start_api()
-    answer = await post(
-        running,
-        "/v1/chat/completions",
-        {
-            "model": "scripted",
-            "messages": [{"role": "user", "content": "x"}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "n": 2,
-        },
-        x_request_id="my-id",
-    )
-    assert answer.headers["x-request-id"] == "my-id"
-    *chunks, usage, done = answer.events
-    assert done == "[DONE]"
-    assert {chunk["id"] for chunk in [*chunks, usage]} == {"chatcmpl-my-id"}
-    assert {chunk["object"] for chunk in [*chunks, usage]} == {"chat.completion.chunk"}
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == 2 * (len(texts("abc")) + 1)
-    for index in (0, 1):
-        choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
-        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(choice["delta"].get("content", "") for choice in choices) == "abc"
-        assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-        assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_each_chunk_states_the_tokens_so_far_on_request(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, path: str
@@ -414,12 +367,3 @@ async def test_a_request_whose_answer_cannot_be_written_counts_as_an_error(
     assert running.sample("tandem_request_errors_total", code="INTERNAL") == 1
     [entry] = [each for each in running.log if each["event"] == "request_ended"]
     assert entry["status"] == "INTERNAL"
-
-
-async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
-    start_api: StartApi, verifier: ScriptedVerifier
-) -> None:
-    running = await start_api()
-    answer = await post(running, "/v1/completions", body(prompt=[[5], [6], [4096]]))
-    assert (answer.status, answer.error["param"]) == (400, "prompt")
-    await running.until_idle()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from openai.types.chat import ChatCompletion
 
 from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.tool_calls import ToolCallForm, ToolCallParser
 from tandem.v1 import sampling_pb2
-from tests.gateway.openai import answer_schema
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway
@@ -134,7 +134,7 @@ async def test_calls_after_the_first_are_left_out_where_only_one_is_wanted(
     running = await start(start_api, verifier, texts, text, tool_call_parser=parser)
     fields = body(parallel_tool_calls=False)
     answer = await post(running, PATH, fields)
-    choice = answer_schema.ChatCompletion.model_validate_json(answer.body).choices[0]
+    choice: Any = ChatCompletion.model_validate_json(answer.body).choices[0]
     assert (choice.message.content, choice.finish_reason) == (content, "tool_calls")
     [call] = choice.message.tool_calls or []
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Graz"}')
