@@ -9,34 +9,6 @@ from tests.drafter.local_drafter import LocalDrafter
 from tests.drafter.running_drafter import StartDrafter
 
 
-async def test_a_growing_text_may_evict_a_sequence_of_its_own_batch() -> None:
-    """The evicted sequence may be of the same batch, and already appended to."""
-    local = LocalDrafter()
-    texts = {"first": 250, "grows": 256}
-    for sequence_id, count in texts.items():
-        created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(count))
-        await local.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
-    await local.settle()
-    store = local.drafter.store
-    # The known sequences fill all the bytes.
-    store._stored._max_bytes = store.history_bytes
-    request = pb.ProposeRequest(
-        sequences=[
-            pb.SequenceDelta(
-                sequence_id=sequence_id, base_length=count, token_ids=[1, 2], max_draft_tokens=3
-            )
-            for sequence_id, count in texts.items()
-        ]
-    )
-    proposals = (await local.exchange(request)).proposals
-    assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
-        (pb.STATUS_OK, 252, [3, 4, 5]),
-        (pb.STATUS_OK, 258, [3, 4, 5]),
-    ]
-    assert store.num_sequences == 1, "the first was evicted for the second"
-    store.check_integrity()
-
-
 async def test_rows_see_their_pool_appear_expire_and_appear_again() -> None:
     local = LocalDrafter(pool_ttl_s=5)
     known = [100, 101, 102]

@@ -5,10 +5,8 @@ know the base can only guess that the hash of a single token is the token itself
 by the mixing. These tests set the base, and so can make any tokens collide.
 """
 
-import asyncio
 from dataclasses import replace
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,11 +16,7 @@ from drafter.ngram import table as ngram_table
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm
 from drafter.ngram.text import IndexedText, tokens_that_fit
-from tandem.v1 import drafter_pb2 as pb
-from tandem.v1 import drafter_pb2_grpc as rpc
-from tests.drafter.running_drafter import exchange
 from tests.drafter.texts import INDEXED, MAX_TOKENS, propose_for
-from tests.module_process import drafter_at
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
 """One more than a chunk has slots."""
@@ -117,44 +111,3 @@ def test_probing_for_long_counts_as_work() -> None:
         assert text.is_indexed
     assert num_calls[0] == 1
     assert num_calls[1] > 1
-
-
-async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:
-    """Against a real process: if it hangs, this test still ends."""
-    tokens = tokens_in_even_chunks(None, 8400).tolist()
-    params = pb.NgramParams(min_ngram=1, max_ngram=1, tie=pb.TIE_LONGEST)
-    async with (
-        drafter_at("127.0.0.1:0") as (_, address),
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        stub = rpc.DrafterServiceStub(channel)
-        stream = stub.ProposeStream()
-        for start in (0, 8192):
-            delta = pb.SequenceDelta(
-                sequence_id="forged",
-                base_length=start,
-                token_ids=tokens[start : start + 8192],
-                params=params,
-            )
-            response = await exchange(stream, pb.ProposeRequest(sequences=[delta]))
-            assert response.proposals[0].status == pb.STATUS_OK
-        length = len(tokens)
-        async with asyncio.timeout(30):
-            other = stub.ProposeStream()
-            for step in range(50):
-                delta = pb.SequenceDelta(
-                    sequence_id="other",
-                    base_length=3 * step,
-                    token_ids=[1, 2, 3],
-                    max_draft_tokens=3,
-                )
-                response = await exchange(other, pb.ProposeRequest(sequences=[delta]))
-                forged = pb.SequenceDelta(
-                    sequence_id="forged",
-                    base_length=length,
-                    token_ids=tokens[200:203],
-                    max_draft_tokens=2,
-                )
-                length += 3
-                await exchange(stream, pb.ProposeRequest(sequences=[forged]))
-            assert list(response.proposals[0].token_ids) == [1, 2, 3]

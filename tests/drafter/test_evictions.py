@@ -9,7 +9,6 @@ import drafter.service
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
-from tests.drafter.texts import EMPTY_BYTES
 
 
 def create(sequence_id: str, num_tokens: int = 1) -> pb.SequenceDelta:
@@ -31,30 +30,6 @@ async def known_length(running: RunningDrafter, sequence_id: str) -> int:
 
 def evictions(running: RunningDrafter, reason: str) -> float:
     return running.sample("tandem_drafter_evictions_total", reason=reason)
-
-
-async def test_a_batch_with_too_many_creations_evicts_its_own_first_ones(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(max_sequences=10)
-    proposals = await running.propose(*[create(f"{i}") for i in range(100)])
-    assert len(proposals) == 100
-    assert [await known_length(running, f"{i}") for i in (89, 90, 99)] == [0, 1, 1]
-    running.drafter.store.check_integrity()
-
-
-async def test_at_the_bound_of_bytes_the_least_recently_used_are_forgotten(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(
-        max_sequence_bytes=4096 + EMPTY_BYTES, max_history_bytes=7000 + 3 * EMPTY_BYTES
-    )
-    await running.propose(create("a", 256), create("b", 512), create("c", 512))
-    await running.propose(create("d", 512))
-    assert [await known_length(running, s) for s in "abcd"] == [0, 512, 512, 512]
-    assert evictions(running, "bytes") == 1
-    assert (await running.load()).history_bytes == 3 * (512 * 4 + EMPTY_BYTES)
-    assert running.sample("tandem_drafter_history_bytes") == 3 * (512 * 4 + EMPTY_BYTES)
 
 
 async def test_expired_sequences_are_forgotten_without_requests(
@@ -110,26 +85,3 @@ async def test_sequences_of_a_stream_are_freed_thirty_seconds_after_its_end(
     assert (await running.load()).num_sequences == 2
     assert [await known_length(running, s) for s in ("a", "b", "c", "unary")] == [0, 1, 0, 1]
     assert evictions(running, "stream_ended") == 2
-
-
-async def test_sequences_stay_while_their_stream_lives(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(idle_ttl_s=1000)
-    stream = running.open_stream()
-    await exchange(stream, pb.ProposeRequest(sequences=[create("a")]))
-    running.clock.now_s += 999
-    assert await known_length(running, "a") == 1
-
-
-async def test_a_client_that_reconnects_in_time_keeps_its_sequences(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    first = running.open_stream()
-    await exchange(first, pb.ProposeRequest(sequences=[create("a", 3), create("b", 3)]))
-    first.cancel()
-    await has_ended(running)
-    second = running.open_stream()
-    running.clock.now_s += 10
-    await exchange(second, pb.ProposeRequest(sequences=[create("a", 3)]))
-    running.clock.now_s += 100
-    assert [await known_length(running, s) for s in "ab"] == [3, 0]

@@ -111,23 +111,6 @@ def test_equals_the_oracle_at_every_length(
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: Tie) -> None:
-    rng = random.Random(f"{overlap}{tie}")
-    num_asked = num_drafts = 0
-    num_texts = cases(250, 1000)
-    for _ in range(num_texts):
-        growing = GrowingText(random_params(rng, overlap, tie))
-        alphabet = rng.choice([1, 2, 3, 5, 20, 200])
-        num_tokens = rng.choice([5, 20, 60, 120])
-        while len(growing.context) < num_tokens:
-            grow(growing, rng, alphabet)
-            num_drafts += growing.check_draft(rng.choice([1, 3, 8, 40, 150]))
-            num_asked += 1
-    assert num_asked > 5 * num_texts
-    assert num_drafts > num_asked // 3
-
-
-@pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
 def test_equals_the_oracle_on_texts_of_thousands_of_tokens(overlap: Overlap, tie: Tie) -> None:
     rng = random.Random(f"long {overlap}{tie}")
     num_drafts = 0

@@ -1,7 +1,6 @@
 """What `test_history_store_model.py` does not see of the history store: names, reasons, walks."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -83,33 +82,6 @@ def test_a_delta_at_position_zero_replaces_the_sequence_and_its_params(
     assert not under_test.evictions
 
 
-def test_the_least_recently_used_go_when_the_bytes_run_out(under_test: StoreUnderTest) -> None:
-    under_test.append("a", 0, [1] * 256)
-    under_test.append("b", 0, [1] * 256)
-    under_test.append("c", 0, [1] * 1024)  # 1,024 + 1,024 + 4,096 bytes of 8,000
-    under_test.append("b", 256, [1])  # doubles: 2,048
-    assert under_test.store.history_bytes == 7168 + 3 * EMPTY_BYTES
-    assert not under_test.evictions
-    under_test.append("b", 257, [1] * 900)  # doubles, up to its limit: 6,000
-    assert under_test.evictions == {EvictionReason.BYTES: 2}
-    assert under_test.known_length("a") == under_test.known_length("c") == 0
-    assert under_test.known_length("b") == 1157
-
-
-def test_a_sequence_that_would_be_too_long_is_refused_and_keeps_what_it_had(
-    under_test: StoreUnderTest,
-) -> None:
-    under_test.append("a", 0, [1] * 1499)
-    with pytest.raises(InvalidDeltaError) as refusal:
-        under_test.append("a", 1499, [2, 2])
-    assert refusal.value.field == "token_ids"
-    assert "1501" in str(refusal.value)
-    assert under_test.append("a", 1498, [1, 2]) == [1] * 1499 + [2]
-    with pytest.raises(InvalidDeltaError):
-        under_test.append("b", 0, [1] * 1501)
-    assert under_test.known_length("b") == 0
-
-
 def test_a_prompt_may_be_longer_than_its_first_delta_but_not_than_a_sequence(
     under_test: StoreUnderTest,
 ) -> None:
@@ -132,46 +104,3 @@ def test_expired_sequences_are_swept_a_few_at_a_time(under_test: StoreUnderTest)
     assert under_test.store.forget_expired(3) == 1
     assert under_test.store.history_bytes == 0
     assert under_test.evictions == {EvictionReason.STREAM_ENDED: 2, EvictionReason.IDLE: 2}
-
-
-class CountedWalks(set[str]):
-    """Counts the walks over it. To find one member, a walk passes the places of all removed."""
-
-    num_walks = 0
-
-    def __iter__(self) -> Iterator[str]:
-        self.num_walks += 1
-        return super().__iter__()
-
-
-def test_a_sweep_of_an_ended_stream_does_not_walk_over_its_sequences(
-    under_test: StoreUnderTest,
-) -> None:
-    lease = under_test.store.start_stream()
-    for sequence_id in "abcd":
-        under_test.append(sequence_id, 0, [1], lease)
-    lease.sequence_ids = CountedWalks(lease.sequence_ids)
-    under_test.store.end_stream(lease)
-    under_test.clock.now_s += 30
-    assert under_test.store.forget_expired(3) == 3
-    assert under_test.store.forget_expired(3) == 1
-    assert lease.sequence_ids.num_walks == 0
-    under_test.store.check_integrity()
-
-
-def test_a_limit_that_nothing_fits_into_is_refused() -> None:
-    for limits in (
-        {"max_sequences": 0},
-        {"max_sequence_bytes": 3},
-        {"max_history_bytes": 1500 * 4 - 1},
-    ):
-        with pytest.raises(ValueError, match=next(iter(limits))):
-            StoreLimits(
-                **{  # type: ignore[arg-type]
-                    "max_sequences": 4,
-                    "max_sequence_bytes": 1500 * 4,
-                    "max_history_bytes": 8000,
-                    "idle_ttl_s": 60.0,
-                    **limits,
-                }
-            )

@@ -1,9 +1,7 @@
 """The background indexer: which texts are left to it, and in which order it indexes them."""
 
 import asyncio
-import itertools
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,9 @@ from drafter.batch.indexer import Indexer
 from drafter.batch.time_slices import TimeSlices
 from drafter.budgets import (
     COOL_DOWN_S,
-    GROWTH_S,
-    MAX_AWAITED_NGRAMS,
-    MIN_UNINDEXED,
     NGRAMS_PER_LONG_STEP,
     NGRAMS_PER_STEP,
 )
-from drafter.history.history import History
 from drafter.ngram.index import BUDGET_SPENT
 from drafter.ngram.text import HASH_BASE
 from tandem.v1 import drafter_pb2 as pb
@@ -78,35 +72,6 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
 
 
-async def test_a_long_text_without_room_for_a_draft_has_no_match_and_is_indexed_later() -> None:
-    local = LocalDrafter()
-    text = random.Random(4).sample(range(2**32), 8_000)
-    assert len(text) * 4 > MAX_AWAITED_NGRAMS
-    ask = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20, params=INDEXED)
-    for max_length, status in (
-        (len(text) + 1, pb.STATUS_INDEXING),
-        (len(text), pb.STATUS_NO_MATCH),
-        (len(text) - 1, pb.STATUS_NO_MATCH),
-    ):
-        ask.max_length = max_length
-        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[ask]))).proposals
-        assert (proposal.status, proposal.base_length) == (status, len(text))
-        await local.settle()
-        assert local.histories["a"].num_unindexed <= 5
-
-
-async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    text = list(range(4_000))
-    text += text[100:110]
-    delta = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20, params=INDEXED)
-    assert len(text) * 4 <= MAX_AWAITED_NGRAMS
-    [proposal] = await running.propose(delta)
-    assert list(proposal.token_ids) == text[110:130]
-
-
 async def test_a_text_that_the_growth_of_another_evicts_keeps_no_other_from_being_indexed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,22 +119,6 @@ async def test_drain_stops_the_indexer(
     assert indexer.has_work
     await asyncio.wait_for(servicer.drain(), 20)
     assert indexer.task.done()
-
-
-async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
-    local = LocalDrafter()
-    created = pb.SequenceDelta(sequence_id="a", token_ids=[1, 2], params=INDEXED)
-    await local.exchange(pb.ProposeRequest(sequences=[created]))
-    await local.settle()
-    history = local.histories["a"]
-    for base in range(2, MIN_UNINDEXED - 2, 2):
-        await local.append("a", base, [1, 2])
-        await local.settle()
-        assert history.num_unindexed == base + 2
-    assert local.engine.indexer.task is None
-    await local.append("a", history.length, [1, 2])
-    await local.settle()
-    assert history.num_unindexed == 0
 
 
 async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
@@ -247,38 +196,3 @@ async def test_a_step_of_the_indexer_enters_no_more_ngrams_than_it_may() -> None
     index_texts(headers, HASH_BASE, NGRAMS_PER_STEP, statuses)
     assert statuses[0] == BUDGET_SPENT
     assert 0 < history.length - history.num_unindexed <= NGRAMS_PER_STEP
-
-
-async def test_a_step_of_the_indexer_grows_tables_for_a_short_time_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    local = LocalDrafter()
-    names = [f"{i}" for i in range(4)]
-    for base, count in ((0, 40), (40, 200)):
-        deltas = [
-            pb.SequenceDelta(
-                sequence_id=name,
-                base_length=base,
-                token_ids=range(base, base + count),
-                params=None if base else INDEXED,
-            )
-            for name in names
-        ]
-        await local.exchange(pb.ProposeRequest(sequences=deltas))
-    calls: list[str] = []
-    grow_table = local.drafter.store.grow_table
-
-    def index(*arguments: Any) -> None:
-        calls.append("index")
-        index_texts(*arguments)
-
-    def grow_slowly(history: History, index: int) -> None:
-        calls.append("grow")
-        grow_table(history, index)
-        time.sleep(1.1 * GROWTH_S)
-
-    monkeypatch.setattr(drafter.batch.indexer, "index_texts", index)
-    monkeypatch.setattr(local.drafter.store, "grow_table", grow_slowly)
-    await local.settle()
-    assert calls.count("grow") >= len(names)
-    assert ("grow", "grow") not in itertools.pairwise(calls)

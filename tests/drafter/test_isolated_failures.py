@@ -2,34 +2,22 @@
 
 import asyncio
 import itertools
-import sys
-import threading
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import drafter.batch.engine
 import drafter.batch.indexer
 import drafter.service
 from drafter.batch.answer import (
-    DRAFT,
-    OPEN,
-    OUTCOME,
-    TEXT_LENGTH,
-    WHY_OPEN,
-    answer_rows,
     index_texts,
 )
 from drafter.history.history import History
 from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
-from drafter.ngram.index import MUST_GROW
-from drafter.pool_index.records import PoolLimits
-from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import INDEXED, delta
+from tests.drafter.deltas import INDEXED
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -87,24 +75,6 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     assert_failed_once(running, "sequence_failed", "sequence")
 
 
-async def test_rows_that_a_kernel_answered_before_it_failed_keep_their_answers(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_after_answering(*arguments: Any) -> int:
-        answer_rows(*arguments)
-        raise MemoryError
-
-    running = await start_drafter()
-    stream = running.open_stream()
-    await exchange(stream, step(0, 20, "a", "b"))
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_after_answering)
-    response = await exchange(stream, step(20, 5, "a", "unknown", "b"))
-    [a, unknown, b] = response.proposals
-    assert list(a.token_ids) == list(b.token_ids) == [4, 5]
-    assert unknown.status == pb.STATUS_OUT_OF_SYNC
-    assert running.log == []
-
-
 async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,107 +121,6 @@ async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
     assert pools.num_tokens == 10
 
 
-def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> None:
-    """As the metrics endpoint counts them."""
-    limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20, pool_ttl_s=10)
-    now_s = 0.0
-    store = PoolStore(limits, clock=lambda: now_s, seed=1)
-    is_over = threading.Event()
-    errors: list[Exception] = []
-
-    def count() -> None:
-        while not is_over.is_set():
-            try:
-                assert store.num_texts >= 0
-                assert store.num_pools >= 0
-                assert store.occupied_bytes >= 0
-            except Exception as error:
-                errors.append(error)
-                return
-
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    counting = threading.Thread(target=count)
-    counting.start()
-    try:
-        for i in range(3000):
-            token_ids = np.arange(4, dtype=np.uint32)
-            store.feed(f"{i}", token_ids, ngram_mask=2)
-            if i % 40 == 39:
-                store.finish()
-                now_s += 6
-        assert store.num_texts > 0
-    finally:
-        is_over.set()
-        counting.join()
-        sys.setswitchinterval(interval_s)
-    assert errors == []
-    store.check_integrity()
-
-
-async def test_invalid_deltas_leave_the_other_sequences_of_a_batch_alone(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(max_sequence_bytes=4096)
-    known = pb.SequenceDelta(sequence_id="known", token_ids=[1, 2, 3, 4])
-    await running.propose(known)
-
-    def good(sequence_id: str, params: pb.NgramParams | None = None) -> pb.SequenceDelta:
-        return pb.SequenceDelta(
-            sequence_id=sequence_id,
-            token_ids=[5, 6, 7, 5, 6],
-            max_draft_tokens=2,
-            params=params,
-        )
-
-    cases: list[tuple[pb.SequenceDelta, int, str]] = [
-        (good("a"), pb.STATUS_OK, ""),
-        *[
-            (good(f"bad{i}", params), pb.STATUS_INVALID, field)
-            for i, (field, params) in enumerate(
-                [
-                    ("params.min_ngram", pb.NgramParams(min_ngram=0)),
-                    ("params.max_ngram", pb.NgramParams(max_ngram=33)),
-                    ("params.max_ngram", pb.NgramParams(min_ngram=4, max_ngram=3)),
-                    ("params.overlap", pb.NgramParams(overlap=99)),  # type: ignore[arg-type]
-                    ("params.tie", pb.NgramParams(tie=99)),  # type: ignore[arg-type]
-                    ("params.algorithm", pb.NgramParams(algorithm=99)),  # type: ignore[arg-type]
-                ]
-            )
-        ],
-        (
-            pb.SequenceDelta(sequence_id="long", token_ids=[1] * 1025),
-            pb.STATUS_INVALID,
-            "token_ids",
-        ),
-        (
-            pb.SequenceDelta(sequence_id="prompt", token_ids=[1], prompt_length=1025),
-            pb.STATUS_INVALID,
-            "prompt_length",
-        ),
-        (pb.SequenceDelta(sequence_id="unknown", base_length=9), pb.STATUS_OUT_OF_SYNC, ""),
-        (
-            pb.SequenceDelta(sequence_id="known", base_length=3, token_ids=[9]),
-            pb.STATUS_OUT_OF_SYNC,
-            "",
-        ),
-        (good("z"), pb.STATUS_OK, ""),
-    ]
-    request = pb.ProposeRequest(sequences=[sent for sent, _, _ in cases])
-    for response in (
-        await running.stub.Propose(request),
-        await exchange(running.open_stream(), request),
-    ):
-        for (sent, status, field), proposal in zip(cases, response.proposals, strict=True):
-            assert proposal.sequence_id == sent.sequence_id
-            assert proposal.status == status, sent.sequence_id
-            if field:
-                assert proposal.message.startswith(f"{field}: "), proposal.message
-            if status == pb.STATUS_OK:
-                assert list(proposal.token_ids) == [7, 5]
-    assert (await running.load()).num_sequences == 3
-
-
 async def test_a_sequence_that_could_not_be_stored_is_forgotten(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,38 +139,3 @@ async def test_a_sequence_that_could_not_be_stored_is_forgotten(
     assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
     assert_failed_once(running, "sequence_failed", "sequence")
     assert set(running.histories) == {"a", "b"}
-
-
-async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask_for_unknown_table(
-        rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any
-    ) -> int:
-        """Asks that a table grow which does not exist, for texts of 13 tokens."""
-        num_open = answer_rows(rows, first, stop, *rest)
-        failing = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
-        rows[failing + first, OUTCOME] = OPEN
-        rows[failing + first, WHY_OPEN] = MUST_GROW + 99
-        return num_open + len(failing)
-
-    running = await start_drafter()
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", ask_for_unknown_table)
-    stream = running.open_stream()
-    good = [1, 2, 9, 1, 2]
-    request = pb.ProposeRequest(
-        sequences=[delta("a", 0, good), delta("bad", 0, [1] * 13), delta("b", 0, good)]
-    )
-    [a, bad, b] = (await exchange(stream, request)).proposals
-    assert list(a.token_ids) == list(b.token_ids) == [9, 1, 2]
-    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
-    [entry] = running.log
-    assert entry["event"] == "sequence_failed"
-    assert entry["sequence_id"] == "bad"
-    assert entry["exc_info"]
-    # Its state is in doubt, so it is forgotten; it may be sent again.
-    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
-    assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
-    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
-    assert list(bad.token_ids) == [9, 1, 2]
-    running.drafter.store.check_integrity()

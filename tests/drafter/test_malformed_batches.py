@@ -3,7 +3,6 @@
 import grpc
 import pytest
 
-from drafter.batch.wire import MAX_MESSAGE_BYTES
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
@@ -89,20 +88,6 @@ async def test_a_stream_ends_naming_the_field(
         await stream.read()
     assert_names_field(error.value, field)
     await exchange(bystander, pb.ProposeRequest())
-    await assert_serves_and_knows_nothing(running)
-
-
-async def test_as_many_releases_as_a_message_has_room_for_end_its_stream(
-    start_drafter: StartDrafter,
-) -> None:
-    """More fields than a batch's arrays have rows."""
-    running = await start_drafter()
-    release = pb.ProposeRequest(releases=[pb.Release(sequence_id="x")]).SerializeToString()
-    stream = running.open_bytes_stream()
-    await stream.write(release * (MAX_MESSAGE_BYTES // len(release)))
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stream.read()
-    assert_names_field(error.value, "releases")
     await assert_serves_and_knows_nothing(running)
 
 

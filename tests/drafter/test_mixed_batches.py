@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import DecodeError
 
 import drafter.batch.engine
 import drafter.batch.indexer
@@ -126,47 +125,6 @@ async def exchange_bytes(running: RunningDrafter, payload: bytes) -> bytes:
     return response
 
 
-def with_unknown_field(message: bytes) -> bytes:
-    return message + bytes([15 << 3, 1])
-
-
-async def test_a_message_that_protobuf_refuses_changes_nothing() -> None:
-    local = LocalDrafter()
-    await local.exchange(request_of(delta("a", 0, TEXT), delta("b", 0, TEXT)))
-    first_id = b"\x0a\x01\xff"  # not UTF-8; of several ids the last one counts
-    repeated_id = first_id + delta("b", 9, [1]).SerializeToString()
-    payload = request_of(delta("a", 5, [9])).SerializeToString()
-    payload += bytes([2 << 3 | 2, len(repeated_id)]) + repeated_id
-    with pytest.raises(DecodeError):
-        await local.exchange(payload)
-    known = local.histories
-    assert {name: known[name].length for name in known} == {"a": 5, "b": 5}
-
-
-@pytest.mark.parametrize("batch_id", [2**63, 2**64 - 1])
-async def test_a_message_with_unknown_fields_is_answered_as_without_them(
-    start_drafter: StartDrafter, batch_id: int
-) -> None:
-    running = await start_drafter()
-    names = ("ä", "日本", "plain")
-    created = request_of(*[delta(name, 0, TEXT) for name in names], batch_id=batch_id)
-    appended = request_of(
-        *[delta(name, 5, [9]) for name in names], delta("ö", 1, [9]), batch_id=batch_id
-    )
-    expected = pb.ProposeResponse(
-        batch_id=batch_id,
-        proposals=[*[drafted(name, 6, [1, 2, 9], 3) for name in names], out_of_sync("ö")],
-    )
-    payload = b""
-    for sent in appended.sequences:
-        field = with_unknown_field(sent.SerializeToString())
-        payload += bytes([2 << 3 | 2, len(field)]) + field
-    payload += with_unknown_field(pb.ProposeRequest(batch_id=batch_id).SerializeToString())
-    for message in (payload, appended.SerializeToString()):
-        await exchange_bytes(running, created.SerializeToString())
-        assert await exchange_bytes(running, message) == expected.SerializeToString()
-
-
 async def test_the_answer_to_the_largest_batch_keeps_to_the_message_limit(
     start_drafter: StartDrafter,
 ) -> None:
@@ -277,30 +235,6 @@ async def test_a_row_whose_sequence_a_later_creation_evicts_is_answered_all_the_
     assert set(local.histories) == {"c", "d", "e"}
     await local.settle()
     local.drafter.store.check_integrity()
-
-
-async def test_a_text_whose_index_moves_for_its_own_answer_is_read_where_it_is_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The memory at its old address may be used by others."""
-    local = LocalDrafter()
-    params = pb.NgramParams(min_ngram=2, max_ngram=2, tie=pb.TIE_LONGEST)
-    await local.exchange(request_of(delta("a", 0, range(6_000), 0, params=params)))
-    await local.settle()
-    history = local.histories["a"]
-    addresses = []
-
-    def record_and_answer(rows: Any, *rest: Any) -> int:
-        assert rows[0, TEXT_AT] == history.address
-        addresses.append(history.address)
-        return answer_rows(rows, *rest)
-
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", record_and_answer)
-    [proposal] = (
-        await local.exchange(request_of(delta("a", 6_000, [*range(6_000, 8_000), 5, 6], 2)))
-    ).proposals
-    assert list(proposal.token_ids) == [7, 8]
-    assert len(set(addresses)) == 2
 
 
 async def test_an_answered_batch_keeps_no_released_text_in_memory() -> None:

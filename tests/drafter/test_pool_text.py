@@ -99,18 +99,6 @@ def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:
     assert pools.store.occupied_bytes == 0
 
 
-def test_positions_keep_their_order_while_a_small_pool_is_filled_many_times() -> None:
-    limits = PoolLimits(max_pool_bytes=1 << 17, max_pools_bytes=1 << 19, pool_ttl_s=1000)
-    pools = FakePools(limits)
-    rng = np.random.default_rng(2)
-    for i in range(300):
-        pools.feed(rng.integers(0, 1 + i % 60, 300).astype(np.uint32))
-        pools.store.check_integrity()
-        if i % 50 == 49:
-            pools.check_samples(100)
-    assert pools.store.num_texts < 100, "it has been full many times over"
-
-
 def test_a_pool_emptied_to_the_end_of_a_block_continues_in_the_next() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     pools = FakePools(limits)

@@ -1,6 +1,5 @@
 """Shared pools over a real connection: which texts are kept, and who drafts from them."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -60,24 +59,6 @@ async def test_a_release_says_which_part_of_the_text_is_kept(start_drafter: Star
     assert running.drafter.pools.num_pools == 2
 
 
-async def test_two_pools_never_see_each_other_s_text(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3, 4, 5], pool_id="tenant-a/x")
-    await keep_in_pool(running, [1, 2, 8, 9], pool_id="tenant-b/x")
-    assert await draft_of(running, [1, 2], pool_id="tenant-a/x") == ([3, 4, 5], 2, pb.SOURCE_POOL)
-    assert await draft_of(running, [1, 2], pool_id="tenant-b/x") == ([8, 9], 2, pb.SOURCE_POOL)
-    assert await draft_of(running, [3, 4], pool_id="tenant-b/x") == NOTHING
-    for pool_id in ("tenant-a", "tenant-a/x ", "TENANT-A/X", ""):
-        assert await draft_of(running, [1, 2], pool_id=pool_id) == NOTHING
-
-
-async def test_a_release_without_a_pool_keeps_nothing(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3, 4], pool_id="")
-    assert (await running.load()).pool_bytes == 0
-    assert (await running.load()).num_sequences == 0
-
-
 async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
     start_drafter: StartDrafter,
 ) -> None:
@@ -133,15 +114,6 @@ async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
         assert proposal.source == (pb.SOURCE_POOL if has_text else pb.SOURCE_UNSPECIFIED)
 
 
-async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    await keep_in_pool(running, [1, 2, 3])
-    # Indexed from when the first sequence asks for it.
-    await draft_of(running, [1], min_ngram=1, max_ngram=9)
-    await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, [1], min_ngram=1, max_ngram=9) == ([2, 3], 1, pb.SOURCE_POOL)
-
-
 async def test_drafts_from_a_pool_keep_the_limits_of_length(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await keep_in_pool(running, list(range(1, 30)))
@@ -150,61 +122,6 @@ async def test_drafts_from_a_pool_keep_the_limits_of_length(start_drafter: Start
         sent.max_draft_tokens, sent.max_length = max_draft_tokens, max_length
         [proposal] = await running.propose(sent)
         assert list(proposal.token_ids) == [3, 4, 5][:expected]
-
-
-async def test_kept_text_is_forgotten_in_time(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(pool_ttl_s=50)
-    await keep_in_pool(running, [1, 2, 3])
-    running.clock.now_s += 30
-    await keep_in_pool(running, [1, 2, 4])
-    running.clock.now_s += 20
-    await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, [1, 2]) == ([4], 2, pb.SOURCE_POOL)
-    running.clock.now_s += 30
-    await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, [1, 2]) == NOTHING
-    assert (await running.load()).pool_bytes == 0
-    assert running.sample("tandem_drafter_pool_evictions_total", reason="expired") == 2
-
-
-async def test_a_full_pool_forgets_its_oldest_text_and_no_other_pool_s(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20)
-    await keep_in_pool(running, [1, 2, 3], pool_id="other")
-    for i in range(30):
-        first = 1000 + 200 * i
-        await keep_in_pool(running, list(range(first, first + 200)))
-        running.drafter.pools.check_integrity()
-    assert await draft_of(running, [1000, 1001]) == NOTHING
-    newest = 1000 + 200 * 29
-    assert (await draft_of(running, [newest, newest + 1]))[0] == list(
-        range(newest + 2, newest + 10)
-    )
-    assert await draft_of(running, [1, 2], pool_id="other") == ([3], 2, pb.SOURCE_POOL)
-    assert running.sample("tandem_drafter_pool_evictions_total", reason="pool_full") > 0
-    assert running.sample("tandem_drafter_pool_evictions_total", reason="pools_full") == 0
-
-
-async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    text = list(range(100_000))
-    stream = running.open_stream()
-    for base_length in range(0, len(text), 8000):
-        piece = pool_delta("long", text[base_length : base_length + 8000])
-        piece.base_length, piece.max_draft_tokens = base_length, 0
-        await exchange(stream, pb.ProposeRequest(sequences=[piece]))
-    release = pb.Release(sequence_id="long", keep=pb.KEEP_ALL)
-    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    settled = asyncio.create_task(running.drafter.pool_keeper.settle())
-    num_answered = 0
-    while not settled.done():
-        await draft_of(running, [1, 2])
-        num_answered += not settled.done()
-    assert num_answered > 0
-    assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
 
 
 async def test_tokens_beyond_a_released_length_are_not_kept(

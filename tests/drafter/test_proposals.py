@@ -98,26 +98,6 @@ def test_equals_the_oracle_on_any_context(
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-def test_equals_the_oracle_on_thousands_of_short_random_contexts(
-    overlap: Overlap, tie: Tie
-) -> None:
-    rng = random.Random(f"{overlap}{tie}")
-    num_drafts = 0
-    for _ in range(2000):
-        alphabet = rng.choice([1, 2, 3, 5, 20])
-        context = [rng.randrange(alphabet) for _ in range(rng.randrange(80))]
-        min_ngram = rng.randint(1, 6)
-        params = NgramParams(
-            min_ngram=min_ngram,
-            max_ngram=rng.randint(min_ngram, 32),
-            overlap=overlap,
-            tie=tie,
-        )
-        num_drafts += assert_equals_oracle(context, params, rng.randint(1, 30))
-    assert 200 < num_drafts < 1900
-
-
-@pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
 @pytest.mark.parametrize("kind", ["random", "periodic", "periodic with flaws", "copied parts"])
 def test_equals_the_oracle_on_long_contexts(kind: str, overlap: Overlap, tie: Tie) -> None:
     rng = random.Random(f"{kind}{overlap}{tie}")
@@ -181,12 +161,6 @@ def test_match_lengths_count_beyond_the_longest_ngram_up_to_64(algorithm: Algori
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_match_lengths_end_at_the_beginning_of_the_text(algorithm: Algorithm) -> None:
-    params = NgramParams(algorithm=algorithm)
-    assert propose([1, 2, 3, 9, 1, 2, 3], params, 1) == ([9], 3)
-
-
-@pytest.mark.parametrize("algorithm", Algorithm)
 def test_buffer_contents_beyond_the_known_tokens_are_never_read(
     algorithm: Algorithm,
 ) -> None:
@@ -211,13 +185,3 @@ def test_each_scanned_text_of_a_call_has_its_own_draft() -> None:
     texts = [text_of([k, k + 1, k + 2, k, k + 1], KMP) for k in (0, 10, 20)]
     call = Call(texts, [3] * 3).run()
     assert [call.draft(i) for i in range(3)] == [([k + 2, k, k + 1], 2) for k in (0, 10, 20)]
-
-
-@pytest.mark.parametrize("algorithm", Algorithm)
-def test_nothing_is_proposed_for_contexts_too_short_to_repeat(algorithm: Algorithm) -> None:
-    for context in ([], [1], [1, 1], [1, 2]):
-        for overlap, tie in OPTION_PAIRS:
-            params = NgramParams(
-                min_ngram=2, max_ngram=2, overlap=overlap, tie=tie, algorithm=algorithm
-            )
-            assert propose(context, params, 4) is None

@@ -12,19 +12,6 @@ from tests.drafter.running_drafter import StartDrafter, exchange
 from tests.drafter.texts import EMPTY_BYTES
 
 
-async def test_a_proposal_continues_the_earlier_occurrence(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    [proposal] = await running.propose(delta("a", 0, [8, 1, 2, 3, 4, 2, 8, 1, 2, 3]), batch_id=7)
-    assert proposal == pb.Proposal(
-        sequence_id="a",
-        base_length=10,
-        token_ids=[4, 2, 8, 1],
-        matched_ngram_length=4,
-        source=pb.SOURCE_SEQUENCE,
-        status=pb.STATUS_OK,
-    )
-
-
 async def test_every_sequence_of_a_batch_is_answered_in_order(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     proposals = await running.propose(
@@ -89,26 +76,6 @@ async def test_out_of_sync_says_from_where_to_send_again(start_drafter: StartDra
     assert (proposal.status, list(proposal.token_ids)) == (pb.STATUS_OK, [3, 1, 2])
 
 
-async def test_a_text_in_many_deltas_is_one_text(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    rng = random.Random(3)
-    text = [rng.randrange(2**32) for _ in range(20_000)]
-    text += text[500:510]
-    stream = running.open_stream()
-    for start in range(0, len(text), 8192):
-        part = text[start : start + 8192]
-        request = pb.ProposeRequest(
-            sequences=[delta("a", start, part, max_draft_tokens=30, prompt_length=len(text))]
-        )
-        [proposal] = (await exchange(stream, request)).proposals
-    assert proposal.base_length == len(text)
-    await running.indexed()
-    again = pb.ProposeRequest(sequences=[delta("a", len(text), [], max_draft_tokens=30)])
-    [proposal] = (await exchange(stream, again)).proposals
-    assert list(proposal.token_ids) == text[510:540]
-    assert proposal.matched_ngram_length == 10
-
-
 async def test_a_stream_answers_each_batch_in_order(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
@@ -120,21 +87,6 @@ async def test_a_stream_answers_each_batch_in_order(start_drafter: StartDrafter)
     assert [answer.batch_id for answer in answers] == list(range(20))
     assert [answer.proposals[0].base_length for answer in answers] == list(range(2, 42, 2))
     assert await stream.code() == grpc.StatusCode.OK
-
-
-async def test_drafts_of_a_batch_share_the_message_limit(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    ids = [f"s{i}" for i in range(64)]
-    for half in (ids[:32], ids[32:]):
-        await running.propose(*[delta(s, 0, [2**32 - 1] * 4000, 0) for s in half])
-    request = pb.ProposeRequest(sequences=[delta(s, 4000, [], 2**32 - 1) for s in ids])
-    response = await running.stub.Propose(request)
-    lengths = {len(proposal.token_ids) for proposal in response.proposals}
-    assert len(lengths) == 1
-    assert lengths.pop() > 3000
-    assert response.ByteSize() <= 1 << 20
 
 
 async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter) -> None:

@@ -61,12 +61,6 @@ def test_a_pool_s_id_may_hold_anything(tmp_path: Path) -> None:
     assert {read_pool(path)[0].pool_id for path in snapshots_in(tmp_path)} == set(pool_ids)
 
 
-def end_abruptly(running: RunningDrafter) -> None:
-    """What the end of its process does to the folder of a drafter that was not drained."""
-    assert running.drafter.snapshotter is not None
-    running.drafter.snapshotter.leave_folder()
-
-
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -149,23 +143,6 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
     await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
     assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
-
-
-async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
-    first = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
-    await keep_in_pool(first, [1, 2, 3], pool_id="a")
-    first.clock.now_s += 60
-    await keep_in_pool(first, [1, 2, 4], pool_id="b")
-    first.clock.now_s += 30
-    await first.drafter.drain()
-    second = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
-    second.clock.now_s += 10
-    await second.drafter.pool_keeper.settle()
-    assert await draft_of(second, [1, 2], pool_id="a") == NOTHING
-    assert await draft_of(second, [1, 2], pool_id="b") == ([4], 2, pb.SOURCE_POOL)
-    end_abruptly(second)
-    third = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=50)
-    assert third.drafter.pools.num_pools == 1, "the bound of the new drafter counts"
 
 
 @pytest.mark.parametrize(
@@ -287,41 +264,6 @@ async def test_a_file_with_a_right_checksum_and_a_wrong_header_fails_alone(
     assert running.sample("tandem_drafter_snapshots_total", outcome="written") == 1
 
 
-async def test_only_pools_that_have_changed_are_written_again(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=1600.0)
-    written: list[str] = []
-
-    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
-        written.append(texts[0].pool_id)
-        return write_pool(folder, texts, taken)
-
-    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
-    snapshotter = running.drafter.snapshotter
-    assert snapshotter is not None
-    for pool_id in "ab":
-        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
-    await snapshotter.write()
-    assert written == ["a", "b"]
-    await snapshotter.write()
-    assert written == ["a", "b"]
-    await keep_in_pool(running, [1, 2, 4], pool_id="b")
-    await snapshotter.write()
-    assert written == ["a", "b", "b"]
-    # A file holds the age of its texts, and is written again before that is far off.
-    running.clock.now_s += 101
-    await snapshotter.write()
-    assert written == ["a", "b", "b", "a", "b"]
-    # A pool that expired and was made again is another one, though its counters are equal.
-    running.clock.now_s += 1600
-    await running.drafter.pool_keeper.settle()
-    await keep_in_pool(running, [1, 2, 5], pool_id="a")
-    await snapshotter.write()
-    assert written[5:] == ["a"]
-    assert len(snapshots_in(tmp_path)) == 1
-
-
 async def test_a_pool_that_cannot_be_written_fails_alone(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,20 +312,6 @@ async def test_the_file_of_an_expired_pool_is_removed(
     assert running.drafter.snapshotter is not None
     await running.drafter.snapshotter.write()
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
-
-
-async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
-    start_drafter: StartDrafter, tmp_path: Path
-) -> None:
-    folder = tmp_path / "pools"
-    running = await start_drafter(snapshot_dir=folder)
-    folder.rmdir()
-    folder.write_bytes(b"")
-    await keep_in_pool(running, [1, 2, 3])
-    await running.drafter.drain()
-    [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
-    assert failed["folder"] == str(folder)
-    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
 
 
 # The last one no user may write to, the superuser included.
@@ -435,29 +363,6 @@ async def test_snapshots_are_taken_on_schedule(
             await asyncio.wait_for(has_written.wait(), 10)
     finally:
         upkeep.cancel()
-
-
-async def test_sequences_are_answered_while_a_snapshot_is_written(
-    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter(snapshot_dir=tmp_path)
-    await keep_in_pool(running, [1, 2, 3])
-    loop = asyncio.get_running_loop()
-    is_writing, answered = asyncio.Event(), asyncio.Event()
-
-    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
-        loop.call_soon_threadsafe(is_writing.set)
-        asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
-        return write_pool(folder, texts, taken)
-
-    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
-    assert running.drafter.snapshotter is not None
-    writing = asyncio.create_task(running.drafter.snapshotter.write())
-    await asyncio.wait_for(is_writing.wait(), 10)
-    assert await draft_of(running, [1, 2]) == ([3], 2, pb.SOURCE_POOL)
-    answered.set()
-    await writing
-    assert len(snapshots_in(tmp_path)) == 1
 
 
 async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: Path) -> None:

@@ -296,16 +296,3 @@ async def test_a_batch_may_pause_after_each_table_that_grows(
     grown = [i for i, call in enumerate(calls) if call == "grow"]
     assert len(grown) >= len(names)
     assert all(calls[i + 1] == "pause" for i in grown)
-
-
-async def test_nothing_is_appended_to_sequences_of_an_ended_stream() -> None:
-    local = LocalDrafter()
-    store = local.drafter.store
-    other = store.start_stream()
-    assert (await local.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
-    store.end_stream(local.lease)
-    local.clock.now_s += store.limits.stream_grace_s - 1
-    local.lease = other
-    assert (await local.append("a", 2, [1, 2])).status == pb.STATUS_OK
-    local.clock.now_s += 1
-    assert (await local.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC

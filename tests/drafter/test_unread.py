@@ -5,7 +5,7 @@ import asyncio
 import grpc
 
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import live_batch, replay
+from tests.drafter.deltas import replay
 from tests.drafter.running_drafter import ProposeCall, RunningDrafter, StartDrafter, exchange
 
 NUM_UNREAD = 100
@@ -49,19 +49,3 @@ async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartD
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "answers were left unread for 0.3 s"
     assert 0 < num_read < NUM_UNREAD, "only as much was answered as the transport buffers"
-
-
-async def test_other_streams_are_answered_while_one_client_does_not_read(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(unread_timeout_s=0.3)
-    bystander, silent = running.open_stream(), running.open_stream()
-    await exchange(bystander, live_batch(0))
-    await ask_without_reading(running, silent)
-    step = 0
-    async with asyncio.timeout(30):
-        while len(running.drafter.servicer.streams) == 2:
-            step += 1
-            response = await exchange(bystander, live_batch(step))
-            assert len(response.proposals) == 8
-    assert step > 0
