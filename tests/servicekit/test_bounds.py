@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -241,45 +239,6 @@ async def test_a_caller_leaves_room_for_the_calls_of_others(start_server: Any, s
         await answer_of(running.method(shape)(StringValue(value="b"), metadata=greedy))
 
 
-async def test_a_certificate_makes_a_caller_too(start_server: Any, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca")
-    for name in ("127.0.0.1", "greedy.test", "other.test"):
-        certificate = authority.issue_cert(name)
-        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
-        certificate.cert_chain_pems[0].write_to_path(tmp_path / name)
-    method = WaitingMethod()
-    running = await start_server(
-        {"unary_unary": method.unary_unary},
-        options=ServerOptions(
-            max_concurrent_calls=10,
-            tls_cert=tmp_path / "127.0.0.1",
-            tls_key=tmp_path / "127.0.0.1.key",
-            tls_client_ca=tmp_path / "ca",
-        ),
-    )
-
-    def channel_of(name: str) -> grpc.aio.Channel:
-        options = ChannelOptions(
-            peer_tls_ca=tmp_path / "ca",
-            peer_tls_cert=tmp_path / name,
-            peer_tls_key=tmp_path / f"{name}.key",
-        )
-        return open_channel(running.server.address, options)
-
-    async with asyncio.timeout(20), channel_of("greedy.test") as greedy:
-        ongoing = [calls_on(greedy, "unary_unary")(StringValue(value="a")) for _ in range(8)]
-        await method.until_begun(8)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await calls_on(greedy, "unary_unary")(StringValue(value="b"))
-        assert caught.value.details() == "8 calls of this caller are in flight, its share"
-        async with channel_of("other.test") as other:
-            ongoing.append(calls_on(other, "unary_unary")(StringValue(value="a")))
-            await method.until_begun(9)
-            method.may_answer.set()
-            assert [await answer_of(each) for each in ongoing] == ["a!"] * 9
-
-
 async def test_of_callers_and_connections_that_are_gone_nothing_is_left() -> None:
     method = WaitingMethod()
     method.may_answer.set()
@@ -378,17 +337,6 @@ async def test_health_checks_that_do_not_come_hold_up_no_others(start_server: An
         assert {await each.code() for each in ended} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         for each in silent:
             each.cancel()
-
-
-async def test_a_health_check_that_does_not_come_ends(
-    start_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "HEALTH_TIMEOUT_S", 0.2)
-    running = await start_server({})
-    begin: Any = running.channel.stream_unary("/grpc.health.v1.Health/Check")
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await begin()
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_there_are_so_many_watches(

@@ -1,15 +1,12 @@
 """When certificates expire, and the metric that says it."""
 
 import datetime
-from pathlib import Path
 
 import pytest
 import trustme
 from cryptography import x509
-from prometheus_client import CollectorRegistry
 
 from servicekit.channels.tls import first_expiry
-from tests.servicekit.factories import make_server
 
 UTC = datetime.UTC
 
@@ -55,19 +52,3 @@ def test_a_chain_expires_with_its_first_certificate() -> None:
 def test_what_is_no_certificate_is_a_value_error(pem: bytes) -> None:
     with pytest.raises(ValueError, match=r"PEM|asn1"):
         first_expiry(pem)
-
-
-async def test_a_server_with_tls_exports_when_its_certificate_expires(tmp_path: Path) -> None:
-    certificate = trustme.CA().issue_cert(
-        "127.0.0.1", not_after=datetime.datetime(2031, 5, 6, tzinfo=UTC)
-    )
-    (tmp_path / "key").write_bytes(certificate.private_key_pem.bytes())
-    (tmp_path / "cert").write_bytes(chain_of(certificate))
-    registry = CollectorRegistry()
-    make_server(tls_cert=tmp_path / "cert", tls_key=tmp_path / "key", registry=registry)
-    name = "tandem_certificate_expiry_timestamp_seconds"
-    expected = datetime.datetime(2031, 5, 6, tzinfo=UTC).timestamp()
-    assert registry.get_sample_value(name, {"certificate": "server"}) == expected
-    registry = CollectorRegistry()
-    make_server(registry=registry)
-    assert registry.get_sample_value(name, {"certificate": "server"}) is None

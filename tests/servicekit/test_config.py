@@ -1,10 +1,7 @@
 """Configuration: where values come from, which wins, and what an error says."""
 
 import enum
-import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Literal
@@ -76,10 +73,6 @@ def error_of(*argv: str, environ: dict[str, str] | None = None) -> ConfigError:
 @pytest.fixture
 def yaml_file(tmp_path: Path) -> Path:
     return tmp_path / "thing.yaml"
-
-
-def test_without_any_source_the_defaults_hold() -> None:
-    assert parse() == ThingOptions()
 
 
 def test_every_level_of_precedence(yaml_file: Path) -> None:
@@ -158,10 +151,6 @@ def test_an_empty_value_means_absent_or_empty() -> None:
     assert config.model is None
     assert config.peers == ()
     assert config.name == ""
-
-
-def test_negative_numbers_are_values_not_flags() -> None:
-    assert parse("--ratio", "-0.5").ratio == -0.5
 
 
 @pytest.mark.parametrize(
@@ -322,26 +311,6 @@ def test_unknown_variables_are_logged_without_their_values_save_those_of_kuberne
         }
         for name in sorted(misspelt)
     ]
-
-
-@pytest.mark.parametrize("service", ["drafter", "verifier", "gateway"])
-def test_each_service_warns_of_a_misspelt_variable(service: str) -> None:
-    variable = f"TANDEM_{service.upper()}_LISTENS"
-    main = f"import {service}.__main__ as program; program.run = lambda _: 0; program.main()"
-    flags = ["--verifiers=a:1"] if service == "gateway" else []
-    flags = ["--model=m"] if service == "verifier" else flags
-    ended = subprocess.run(
-        [sys.executable, "-c", main, *flags],
-        env=os.environ | {variable: "secret"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    line = json.loads(ended.stderr)
-    assert (line["event"], line["variable"]) == ("unknown_variable", variable)
-    assert (line["level"], line["logger"]) == ("warning", service)
-    assert "secret" not in ended.stderr
 
 
 class OptionsWithoutDefault(pydantic.BaseModel, frozen=True, extra="forbid"):

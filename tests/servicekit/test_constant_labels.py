@@ -1,6 +1,5 @@
 """Metrics of a process that all have the same labels."""
 
-import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,10 +41,3 @@ def test_one_that_cannot_be_read_is_left_out_alone() -> None:
     Gauge("broken", "Broken.", registry=labelled).set_function(fail)
     Gauge("whole", "Whole.", registry=labelled)
     assert [family.name for family in Exposition(registry).collect()] == ["whole"]
-
-
-def test_a_second_metric_of_a_name_is_refused() -> None:
-    registry = CollectorRegistry()
-    Gauge("eggs", "Eggs.", registry=ConstantLabels(registry, {"model": NAME}))
-    with pytest.raises(ValueError, match="eggs"):
-        Gauge("eggs", "Eggs.", registry=registry)

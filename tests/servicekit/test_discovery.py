@@ -245,11 +245,6 @@ async def test_the_machines_resolver_knows_localhost_and_no_invalid_names() -> N
     assert found.addresses == ["127.0.0.1:1"]
 
 
-def test_an_entry_that_is_no_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        Discovery(["verifier"], interval_s=1.0, on_change=lambda replicas: None)
-
-
 def test_a_resolver_that_hangs_does_not_hold_up_the_end_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -83,11 +83,6 @@ def test_a_folder_that_lost_a_file_is_made_anew(file: Path) -> None:
         assert (folder / name).exists()
 
 
-def test_a_folder_with_documents_is_itself(file: Path) -> None:
-    (file.parent / "config.json").write_text("{}")
-    assert model_folder(file.parent) == file.parent
-
-
 def test_tokens_are_cut_out_and_special_ones_known(file: Path) -> None:
     folder = model_folder(file)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

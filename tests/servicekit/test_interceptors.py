@@ -287,17 +287,6 @@ async def test_a_generator_that_is_left_is_closed_at_once(start_server: Any) -> 
     assert running.log_entries == []
 
 
-async def test_a_call_past_its_deadline_is_counted_as_such(start_server: Any) -> None:
-    async def act(_context: Any) -> str:
-        await asyncio.Event().wait()
-        return "never"
-
-    running = await start_server(behaviour("unary_unary", act))
-    _, error = await failure("unary_unary", call(running, "unary_unary", timeout=0.1))
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await running.counted("DEADLINE_EXCEEDED")
-
-
 async def test_an_unknown_method_is_counted_without_its_name(start_server: Any) -> None:
     running = await start_server()
     for name in ("Nope", "Nada"):
@@ -328,18 +317,6 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(
     assert running.log_entries == []
     assert caplog.records == []
     assert (await responses(shape, call(running, shape)))[-1] == "done"
-
-
-async def test_every_call_is_timed(start_server: Any) -> None:
-    async def act(_context: Any) -> str:
-        return "done"
-
-    running = await start_server(behaviour("unary_unary", act))
-    await responses("unary_unary", call(running, "unary_unary"))
-    labels = {"service": "test.v1.EchoService", "method": "Echo"}
-    name = "tandem_rpc_duration_seconds"
-    assert running.registry.get_sample_value(f"{name}_count", labels) == 1
-    assert 0 < running.registry.get_sample_value(f"{name}_sum", labels) < 5
 
 
 async def test_the_errors_of_calls_that_a_handler_makes_are_not_its_answer(

@@ -1,6 +1,5 @@
 """Logs: one JSON object per line, on stderr, from us and from other libraries."""
 
-import asyncio
 import datetime
 import errno
 import io
@@ -147,38 +146,6 @@ def test_other_libraries_lines_have_the_same_form(capsys: pytest.CaptureFixture[
     )  # fmt: skip
     assert "ValueError: broken" in line["exception"]
     assert "ts" in line
-
-
-def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs("warning", "thing")
-    for logger in (get_logger("thing"), logging.getLogger("other")):
-        logger.info("quiet")
-        logger.warning("loud")
-    assert [line["event"] for line in lines(capsys)] == ["loud", "loud"]
-    configure_logs("info", "thing")
-    for logger in (get_logger("thing"), logging.getLogger("other")):
-        logger.debug("quiet")
-        logger.info("loud")
-    assert [line["event"] for line in lines(capsys)] == ["loud", "loud"]
-
-
-async def test_what_is_bound_in_one_task_is_on_its_lines_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    configure_logs("info", "thing")
-    logger = get_logger("thing")
-
-    async def handle(request_id: str) -> None:
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await asyncio.sleep(0)
-            logger.info("handled", expected=request_id)
-
-    await asyncio.gather(handle("a"), handle("b"))
-    logger.info("after")
-    *handled, after = lines(capsys)
-    assert {line["request_id"] for line in handled} == {"a", "b"}
-    assert all(line["request_id"] == line["expected"] for line in handled)
-    assert "request_id" not in after
 
 
 def test_what_json_cannot_hold_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:

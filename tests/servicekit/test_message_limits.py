@@ -120,12 +120,13 @@ def test_bytes_that_are_no_message_and_too_large_are_refused_at_once(serialized:
         num_lines += event == "line"
         return trace
 
+    former = sys.gettrace()
     sys.settrace(trace)
     try:
         with pytest.raises(MessageLimitError):
             GENERATE.check_size(serialized)
     finally:
-        sys.settrace(None)
+        sys.settrace(former)
     # On the event loop, beside the streams of others.
     assert 0 < num_lines < 100_000, "it reads a part of them"
 

@@ -241,18 +241,6 @@ def test_a_second_sigterm_ends_even_a_process_that_is_stuck(start: Any) -> None:
     assert script.process.returncode == 128 + signal.SIGTERM
 
 
-def test_plaintext_beyond_loopback_exits_with_2_unless_a_flag_allows_it(start: Any) -> None:
-    process = start("--listen", "0.0.0.0:0").process
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "error: --listen: 0.0.0.0:0 is not loopback" in err
-    assert "--allow-plaintext" in err
-    script = start("--listen", "0.0.0.0:0", "--allow-plaintext")
-    assert script.read_address().startswith("0.0.0.0:")
-    script.process.send_signal(signal.SIGTERM)
-    assert script.end()[0] == 0
-
-
 ENDS = """
 import atexit, os
 from servicekit.serving.process import end

@@ -69,31 +69,6 @@ async def test_nobody_can_share_the_port() -> None:
                 sharer.bind(("127.0.0.1", int(server.address.rpartition(":")[2])))
 
 
-@pytest.mark.parametrize("key", ["listen", "health_listen", "metrics_listen"])
-async def test_a_name_that_no_host_can_have_is_an_error_that_names_the_flag(key: str) -> None:
-    listen: dict[str, Any] = {key: f"{'ä' * 60}.example:0"}
-    server = make_server(allow_plaintext=True, **listen)
-    # Each version of Python says something else of it.
-    with pytest.raises(
-        ConfigError, match=r"cannot listen on ä+\.example:0: (encoding|label|'idna')"
-    ) as caught:
-        await server.start()
-    assert caught.value.key == "--" + key.replace("_", "-")
-
-
-async def test_a_start_that_fails_leaves_nothing_behind() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    async with started(metrics_listen="127.0.0.1:0") as other:
-        server = make_server(listen=f"127.0.0.1:{port}", metrics_listen=other.metrics_address)
-        with pytest.raises(ConfigError, match="--metrics-listen"):
-            await server.start()
-        del server
-    async with started(listen=f"127.0.0.1:{port}") as again:
-        assert await check_health(again.address) == health_pb2.HealthCheckResponse.NOT_SERVING
-
-
 async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind() -> None:
     loop = asyncio.get_running_loop()
     failures: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.channels.channel import open_channel
-from servicekit.config import ChannelOptions, ConfigError
+from servicekit.config import ChannelOptions
 from servicekit.serving.process import run, serve_until_signalled
 from servicekit.serving.server import Server
 from tests.servicekit.factories import call, check_health, make_server
@@ -70,27 +70,6 @@ async def assert_stopped(server: Server) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await check_health(server.address)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_the_ready_line_is_on_stdout_once_health_says_serving(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    server = make_server()
-    await server.start()
-    statuses = []
-
-    def ready_line() -> str:
-        statuses.append(server._health.is_serving)
-        return "ready grpc=here"
-
-    serving = asyncio.create_task(serve_until_signalled(server, ready_line=ready_line))
-    async with asyncio.timeout(20):
-        while not statuses:  # noqa: ASYNC110 - it is printed in the task's first step
-            await asyncio.sleep(0)
-        kill_self()
-        await serving
-    assert statuses == [True]
-    assert capsys.readouterr().out == "ready grpc=here\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -229,26 +208,6 @@ async def test_streams_that_only_their_client_would_end_do_not_hold_up_the_stop(
                 await ongoing
 
 
-async def test_a_second_signal_stops_at_once(serve: Any) -> None:
-    draining, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def drain() -> None:
-        draining.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    server, task = await serve(drain=drain)
-    kill_self()
-    async with asyncio.timeout(20):
-        await draining.wait()
-        kill_self(signal.SIGINT)
-        await task
-    assert cancelled.is_set()
-    await assert_stopped(server)
-
-
 @pytest.mark.parametrize("is_draining", [False, True])
 async def test_a_failure_ends_it_with_its_error_and_without_drain(
     serve: Any, is_draining: bool
@@ -272,18 +231,6 @@ async def test_a_failure_ends_it_with_its_error_and_without_drain(
     await assert_stopped(server)
 
 
-async def test_an_error_of_the_drain_is_raised_after_the_stop(serve: Any) -> None:
-    async def drain() -> None:
-        raise TimeoutError("the drain's own")
-
-    server, task = await serve(drain=drain)
-    kill_self()
-    async with asyncio.timeout(20):
-        with pytest.raises(TimeoutError, match="the drain's own"):
-            await task
-    await assert_stopped(server)
-
-
 async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
     server, task = await serve()
     task.cancel()
@@ -296,16 +243,6 @@ async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
 # Exit codes.
 
 
-def test_a_configuration_that_cannot_run_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    async def main() -> None:
-        raise ConfigError("--listen", "cannot listen on x:\ntaken")
-
-    assert run(main) == 2
-    assert capsys.readouterr().err == "error: --listen: cannot listen on x: taken\n"
-
-
 def test_any_other_error_is_logged_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         raise RuntimeError("broken")
@@ -314,18 +251,3 @@ def test_any_other_error_is_logged_and_exit_code_1(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert "process_failed" in captured.out + captured.err
     assert "RuntimeError" in captured.out + captured.err
-
-
-def test_a_signal_before_anything_is_served_ends_the_process() -> None:
-    async def main() -> None:
-        kill_self()
-        await asyncio.sleep(10)
-
-    async def main_interrupted() -> None:
-        kill_self(signal.SIGINT)
-        await asyncio.sleep(10)
-
-    handler = signal.getsignal(signal.SIGTERM)
-    assert run(main) == 128 + signal.SIGTERM
-    assert run(main_interrupted) == 128 + signal.SIGINT
-    assert signal.getsignal(signal.SIGTERM) is handler

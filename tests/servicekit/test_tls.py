@@ -167,17 +167,6 @@ async def test_an_address_that_a_name_led_to_must_have_the_names_certificate(
         await assert_refused(server.address, "elsewhere.test", peer_tls_ca=ca)
 
 
-async def test_authorities_may_have_comments_in_any_script(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
-    """As curl's bundle has, and those that people write themselves."""
-    authorities = tmp_path / "ca.pem"
-    authorities.write_bytes("# Főtanúsítvány\n".encode() + files["ca.pem"].read_bytes())
-    async with served({**files, "ca.pem": authorities}, mtls=True) as server:
-        client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
-        assert await check_health(server.address, peer_tls_ca=authorities, **client) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "key", "message"),
     [
