@@ -1,9 +1,12 @@
-"""Stand-ins for the services, where `python -m NAME` finds them."""
+"""Stand-ins for the services, where `python -m NAME` finds them, and for a gateway alone."""
 
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
+from tests.client.stand_in_gateway import StandInGateway, stand_in_gateway
 
 
 @pytest.fixture
@@ -15,3 +18,9 @@ def folder(tmp_path: Path) -> Path:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "model" / name).write_text("{}")
     return tmp_path
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandInGateway]:
+    async with stand_in_gateway() as servicer:
+        yield servicer

@@ -5,33 +5,22 @@ import json
 import platform
 import re
 import shutil
-import signal
 import socket
-import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import gguf
 import grpc
 import pytest
-import safetensors
 import trustme
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from tandem.cli import main, up
+from tandem.cli import main
 from tandem.cli.checks import machine_checks, target_checks
 from tandem.cli.checks.check import Check, Status
-from tandem.cli.up import BUNDLED_MODEL, INSTALL_ALL
+from tandem.cli.up import BUNDLED_MODEL
 from tandem.transport.channel import TlsOptions
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
-from tests.encrypted_key import encrypted_key
-from tests.servicekit.gguf_files import write_model
 from verifier.model.describe import describe
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -81,14 +70,6 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
     assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
 
 
-def test_services_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
-    services = by_name(machine_checks.versions())["services"]
-    assert services.status is Status.WARN
-    assert services.found == "the packages of verifier are not installed"
-    assert services.advice.startswith(INSTALL_ALL)
-
-
 def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_transformers(
     tmp_path: Path,
 ) -> None:
@@ -103,30 +84,6 @@ def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_trans
     checks = by_name(machine_checks.described(describe(folder)))
     assert checks["decoder"].status is Status.WARN
     assert "models of type cohere2" in checks["decoder"].found
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        (
-            {"quantization_config": {"quant_method": "aqlm"}},
-            "quantization_config: quant_method aqlm",
-        ),
-        ({"model_type": "gpt_oss"}, "attention with sinks is not served"),
-        ({"model_type": "strange"}, "strange"),
-    ],
-)
-def test_a_model_that_neither_decoder_serves_fails(
-    changed: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(BUNDLED_MODEL, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changed))
-    checks = by_name(machine_checks.described(describe(folder)))
-    assert checks["checkpoint"].status is Status.FAIL
-    assert reason in checks["checkpoint"].found
-    assert "decoder" not in checks
 
 
 def description(**changed: Any) -> dict[str, Any]:
@@ -152,32 +109,6 @@ def description(**changed: Any) -> dict[str, Any]:
         "error": None,
     }
     return whole | changed
-
-
-def test_a_files_tensors_are_counted_by_type(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "small.gguf", {"token_embd": "Q8_0", "": "Q4_1"})
-    held = gguf.GGUFReader(path).tensors
-    found = by_name(machine_checks.described(describe(path)))["contents"].found
-    assert found.startswith(f"llama, {path.stat().st_size / MIB:.1f} MiB, tensors: ")
-    for kind in ("Q4_1", "Q8_0", "F32"):
-        sizes = [int(each.n_bytes) for each in held if each.tensor_type.name == kind]
-        assert f"{len(sizes)} of {kind} ({sum(sizes) / MIB:.1f} MiB)" in found
-    # Also of a file that is not served.
-    path = write_model(tmp_path / "strange.gguf", "F16", architecture="strange")
-    checks = by_name(machine_checks.described(describe(path)))
-    assert checks["contents"].found.startswith("strange, ")
-    assert checks["checkpoint"].status is Status.FAIL
-    path.write_bytes(b"GGUF")
-    assert "contents" not in by_name(machine_checks.described(describe(path)))
-
-
-def test_a_folders_tensors_are_counted_by_type() -> None:
-    found = by_name(machine_checks.described(describe(BUNDLED_MODEL)))["contents"].found
-    with safetensors.safe_open(BUNDLED_MODEL / "model.safetensors", "np") as file:
-        types = [file.get_slice(name).get_dtype() for name in file.keys()]  # noqa: SIM118
-    assert set(types) == {"BF16"}
-    size = (BUNDLED_MODEL / "model.safetensors").stat().st_size / MIB
-    assert found.startswith(f"Qwen3ForCausalLM, {size:.1f} MiB, tensors: {len(types)} of BF16 (")
 
 
 @pytest.mark.parametrize(
@@ -273,15 +204,6 @@ class Servicer(gateway_pb2_grpc.GenerationServiceServicer):
         return gateway_pb2.ListModelsResponse(models=self._models)
 
 
-class Refusing(Servicer):
-    """Knows no client."""
-
-    def ListModels(
-        self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
-    ) -> gateway_pb2.ListModelsResponse:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
-
-
 def serve(
     servicer: Servicer,
     certificate: trustme.LeafCert | None = None,
@@ -326,53 +248,6 @@ def test_a_gateway_must_answer_and_serve_a_model(has_model: bool) -> None:
         assert (found.status, found.found) == (Status.OK, "serves demo (2 verifiers)")
     else:
         assert (found.status, found.advice) == (Status.FAIL, "see the gateway's logs")
-
-
-@pytest.mark.parametrize(
-    ("config", "status", "told"),
-    [
-        (None, Status.OK, "temperature 1, top_p 1, top_k 0, min_p 0, repetition_penalty 1"),
-        ('{"temperature": 0.6, "top_k": 20}', Status.OK, "temperature 0.6, top_p 1, top_k 20"),
-        ('{"top_p": "high", "top_k": 20}', Status.WARN, "top_p of 'high', which is ignored"),
-        ("{", Status.FAIL, "generation_config.json: Expecting property name"),
-    ],
-)
-def test_a_model_folder_tells_how_it_is_sampled_over_http(
-    tmp_path: Path, config: str | None, status: Status, told: str
-) -> None:
-    if config is not None:
-        (tmp_path / "generation_config.json").write_text(config)
-    first, *others = machine_checks.sampling(tmp_path)
-    assert (first.name, first.status) == ("sampling", status)
-    assert told in first.found
-    assert [each.status for each in others] == [Status.OK] * (status is Status.WARN)
-
-
-@pytest.mark.stand_in
-def test_what_a_gateway_that_nobody_named_answers_is_told(unused_tcp_port: int) -> None:
-    def found(address: str) -> Check:
-        (check,) = target_checks.target(
-            address, tls=None, token=None, allow_plaintext_token=False, is_expected=False
-        )
-        return check
-
-    absent = found(f"127.0.0.1:{unused_tcp_port}")
-    assert (absent.status, absent.found) == (Status.WARN, "nobody answers there")
-    speaks_tls, address = serve(Servicer("demo"), trustme.CA().issue_cert("127.0.0.1"))
-    try:
-        encrypted = found(address)
-    finally:
-        speaks_tls.stop(0).wait()
-    assert encrypted.status is Status.FAIL
-    assert "UNAVAILABLE" in encrypted.found
-    assert "--tls" in encrypted.advice
-    server, address = serve(Refusing())
-    try:
-        refusing = found(address)
-    finally:
-        server.stop(0).wait()
-    assert refusing.status is Status.FAIL
-    assert "UNAUTHENTICATED" in refusing.found
 
 
 @pytest.mark.stand_in
@@ -421,91 +296,6 @@ def test_a_gateway_that_wants_a_certificate_of_its_client_is_no_matter_of_its_ru
         assert {"--tls", "--tls-ca", "--tls-cert"} <= set(re.findall(r"--[a-z-]+", text))
 
 
-def authority_without_key_usage() -> trustme.CA:
-    """As `openssl req -x509` makes it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-    now = datetime.datetime.now(tz=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=90))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return trustme.CA.from_pem(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
-
-
-@pytest.mark.stand_in
-def test_an_authority_that_grpc_accepts_is_trusted_also_by_a_python_that_asks_for_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = ssl.create_default_context
-
-    def as_in_python_3_13(cafile: Path | None = None) -> ssl.SSLContext:
-        context = original(cafile=cafile)
-        context.verify_flags |= ssl.VERIFY_X509_STRICT
-        return context
-
-    monkeypatch.setattr(ssl, "create_default_context", as_in_python_3_13)
-    authority = authority_without_key_usage()
-    server, address = serve(Servicer("demo"), authority.issue_cert("127.0.0.1"))
-    file = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(file))
-    try:
-        found = target(address, file)
-    finally:
-        server.stop(0).wait()
-    assert found["certificate"].status is Status.OK, found["certificate"].found
-    assert found["gateway"].status is Status.OK
-
-
-def test_ctrl_c_while_a_gateway_does_not_answer_exits_with_130() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = f"127.0.0.1:{silent.getsockname()[1]}"
-        with subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tandem", "doctor", "--model", "/nonexistent"),
-                "--target",
-                target,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                assert process.stdout is not None
-                while "model: /nonexistent" not in process.stdout.readline():
-                    assert process.poll() is None
-                with silent.accept()[0]:
-                    process.send_signal(signal.SIGINT)
-                    rest, errors = process.communicate(timeout=60.0)
-            finally:
-                process.kill()
-    assert (process.returncode, rest, errors) == (130, "", "")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff"])
-def test_a_token_file_must_be_there_and_be_text(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text("{")  # no model, so that nothing is loaded
-    file = tmp_path / "token"
-    if content is not None:
-        file.write_bytes(content)
-    assert main(["doctor", "--model", str(tmp_path), "--token-file", str(file)]) == 1
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("fail token-file: ")
-
-
 @pytest.mark.stand_in
 def test_a_gateway_tells_of_each_model_what_drafts_bring_and_how_it_is_sampled() -> None:
     servicer = Servicer("older", "demo")
@@ -528,22 +318,3 @@ def test_a_gateway_tells_of_each_model_what_drafts_bring_and_how_it_is_sampled()
     assert checks[2].found.endswith(
         ": temperature 0.6, top_p 0.95, top_k 20, min_p 0, repetition_penalty 1"
     )
-
-
-def test_an_encrypted_key_is_told_before_the_gateway_is_asked(
-    tmp_path: Path, unused_tcp_port: int
-) -> None:
-    own = trustme.CA().issue_cert("127.0.0.1")
-    certificate, key = tmp_path / "cert", tmp_path / "key"
-    own.cert_chain_pems[0].write_to_path(str(certificate))
-    key.write_bytes(encrypted_key(own))
-    (found,) = target_checks.target(
-        f"127.0.0.1:{unused_tcp_port}",
-        tls=TlsOptions(certificate=certificate, key=key),
-        token=None,
-        allow_plaintext_token=False,
-        is_expected=True,
-    )
-    assert found.status is Status.FAIL
-    assert found.found == f"{key} is encrypted; give a key without passphrase"
-    assert found.advice == "correct the files of --tls-*"

@@ -5,41 +5,21 @@ import json
 import os
 import signal
 import sys
-import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
-import trustme
 
 from tandem.cli import main
-from tandem.cli.connection_flags import ConnectionFlags
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
 from tests.cli.pseudo_terminal import pseudo_terminal
-from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
-from tests.encrypted_key import encrypted_key
+from tests.client.stand_in_gateway import StandInGateway, refusal
 
 pytestmark = pytest.mark.stand_in
 
 
-@pytest.fixture
-async def gateway() -> AsyncIterator[StandInGateway]:
-    async with stand_in_gateway() as servicer:
-        yield servicer
-
-
 async def generate(gateway: StandInGateway, *options: str) -> int:
     return await asyncio.to_thread(main, ["generate", "--target", gateway.address, *options])
-
-
-async def test_text_goes_to_stdout(
-    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await generate(gateway, "ren") == 0
-    output = capsys.readouterr()
-    assert output.out == "néw\nname\n"
-    assert output.err == ""
 
 
 async def test_json_is_one_object_with_every_usage_field(
@@ -108,18 +88,6 @@ async def test_a_models_text_steers_no_terminal_in_any_form(gateway: StandInGate
     assert "\x9b" not in shown
     assert "é" in shown
     assert json.loads(shown)["text"].startswith(gateway.script[1].chunk.text)
-
-
-async def test_a_trace_in_json_is_a_list_of_steps(
-    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gateway.script[1:1] = [traced(step_id=1), traced(step_id=2)]
-    assert await generate(gateway, "ren", "--trace", "--json") == 0
-    [line] = capsys.readouterr().out.splitlines()
-    steps = json.loads(line)["trace"]
-    assert [step["step_id"] for step in steps] == [1, 2]
-    assert steps[0]["proposals"][0]["source"] == "pool"
-    assert set(steps[0]) == {field.name for field in sampling_pb2.StepTrace.DESCRIPTOR.fields}
 
 
 def traced(step_id: int) -> gateway_pb2.GenerateResponse:
@@ -194,17 +162,6 @@ async def test_a_refusal_is_one_line_naming_the_field_and_exit_code_1(
     )
 
 
-async def test_a_failure_after_some_text_begins_on_its_own_line(
-    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gateway.script = gateway.script[:2]
-    gateway.failure = refusal(grpc.StatusCode.INTERNAL, "a bug")
-    assert await generate(gateway, "ren") == 1
-    output = capsys.readouterr()
-    assert output.out == "né\n"
-    assert output.err == "tandem generate: a bug (INTERNAL)\n"
-
-
 async def test_an_absent_gateway_is_one_line(
     unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,16 +192,6 @@ async def test_a_token_comes_from_a_file_or_the_environment(
     ]
 
 
-def test_a_token_that_would_go_out_in_plaintext_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TANDEM_TOKEN", "secret")
-    assert main(["generate", "ren", "--target", "gateway.example:1"]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert "gateway.example:1 in plaintext" in line
-    assert "secret" not in line
-
-
 @pytest.mark.parametrize("flag", ["--token-file", "--tls-ca", "--tls-cert", "--tls-key"])
 def test_a_file_that_cannot_be_read_is_one_line_that_names_the_flag(
     flag: str, capsys: pytest.CaptureFixture[str]
@@ -255,104 +202,6 @@ def test_a_file_that_cannot_be_read_is_one_line_that_names_the_flag(
         assert caught.value.code == 2
         [line] = capsys.readouterr().err.splitlines()
         assert f"{flag}: /nonexistent/file: No such file or directory" in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--tls-ca", "odd"], "--tls-ca: odd holds no certificate"),
-        (["--tls-cert", "odd"], "--tls-cert: belongs together with --tls-key"),
-        (["--tls-cert", "odd", "--tls-key", "odd"], "--tls-cert: odd, with odd: "),
-        (["--tls-cert", "cert", "--tls-key", "other"], "--tls-cert: cert, with other: KEY_VALUES"),
-        (
-            ["--tls-cert", "cert", "--tls-key", "locked"],
-            "--tls-key: locked is encrypted; give a key without passphrase",
-        ),
-        (["--tls-ca", "cert", "--tls-cert", "cert", "--tls-key", "key"], ""),
-    ],
-)
-def test_certificates_that_cannot_be_used_are_one_line_that_names_the_flag(
-    flags: list[str],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    unused_tcp_port: int,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    certificate, other = (trustme.CA().issue_cert("127.0.0.1") for _ in range(2))
-    certificate.cert_chain_pems[0].write_to_path("cert")
-    certificate.private_key_pem.write_to_path("key")
-    other.private_key_pem.write_to_path("other")
-    Path("locked").write_bytes(encrypted_key(certificate))
-    Path("odd").write_text("x")
-    arguments = ["generate", "ren", "--target", f"127.0.0.1:{unused_tcp_port}", *flags]
-    if told:
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
-    else:
-        assert main(arguments) == 1
-        told = "Connection refused"
-    [line] = capsys.readouterr().err.splitlines()
-    assert told in line
-
-
-@pytest.mark.parametrize(
-    ("target", "is_one"),
-    [
-        ("gateway:50050", True),
-        ("127.0.0.1:1,[::1]:2", True),
-        ("dns:///gateway:50050", True),
-        ("ipv4:127.0.0.1:1,127.0.0.1:2", True),
-        ("unix:/tmp/socket", True),
-        ("gateway", False),
-        ("gateway:", False),
-        ("gateway:http", False),
-        ("::1:50050", False),
-        ("http://gateway:8000", False),
-        ("gateway:1,", False),
-    ],
-)
-def test_an_address_that_is_none_is_one_line_that_names_the_flag(
-    target: str, is_one: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ConnectionFlags(named_target=target)
-    if is_one:
-        flags.check()
-        return
-    with pytest.raises(SystemExit) as caught:
-        main(["generate", "ren", "--target", target])
-    assert caught.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "--target: " in line
-    assert "HOST:PORT" in line
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["ren", "--token-ids", "1"],
-        ["--token-ids", "1,x"],
-        ["--token-ids", ""],
-        ["ren", "--temperature", "warm"],
-        ["ren", "--unknown"],
-    ],
-)
-def test_wrong_usage_exits_with_2(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["generate", *options])
-    assert caught.value.code == 2
-
-
-async def test_characters_that_stdouts_encoding_lacks_are_escaped(gateway: StandInGateway) -> None:
-    process = await started(gateway, "ren", PYTHONIOENCODING="ascii")
-    assert await process.communicate() == (b"n\\xe9w\nname\n", b"")
-    assert process.returncode == 0
-    process = await started(gateway, "ren", "--json", PYTHONIOENCODING="ascii")
-    found, _ = await process.communicate()
-    assert json.loads(found)["text"] == "néw\nname"
 
 
 async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) -> None:
@@ -436,35 +285,6 @@ async def test_accepted_drafts_have_a_colour_token_by_token(
                 response.chunk.reported_tokens.add(text=text, accepted=accepted)
     assert await generate_in_terminal(gateway, "ren", *flags, **environ) == shown
     assert gateway.requests[0].report_tokens is ("1b[1" in repr(shown))
-
-
-async def test_no_tokens_are_reported_where_no_colour_is_shown(gateway: StandInGateway) -> None:
-    for flags in (["--show-drafts"], ["--show-drafts", "--json"], ["--show-drafts", "--trace"]):
-        assert await generate(gateway, "ren", *flags) == 0
-    assert not any(request.report_tokens for request in gateway.requests)
-
-
-def test_a_token_may_come_through_a_pipe(tmp_path: Path) -> None:
-    """Which can be read once; the flags are checked before the token is used."""
-    pipe = tmp_path / "token"
-    os.mkfifo(pipe)
-    writing = threading.Thread(target=pipe.write_text, args=("secret\n",), daemon=True)
-    writing.start()
-    flags = ConnectionFlags(token_file=pipe)
-    flags.check()
-    assert flags.token() == "secret"
-    writing.join(20)
-
-
-def test_a_token_that_is_no_text_is_one_line_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "token"
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SystemExit):
-        main(["generate", "ren", "--token-file", str(file)])
-    [line] = capsys.readouterr().err.splitlines()
-    assert f"--token-file: {file} holds no text" in line
 
 
 @pytest.mark.parametrize(

@@ -216,22 +216,6 @@ def test_all_commands_and_the_openai_api_tell_the_numbers_of_the_metrics(
     )
 
 
-def test_bench_counts_what_the_server_refuses(
-    stack: RunningStack, run: Run, tmp_path: Path
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": [1 << 30]}))
-    for flags, reason in (
-        (("--target", stack.addresses["grpc"]), "INVALID_ARGUMENT: "),
-        (("--url", f"http://{stack.addresses['http']}/v1"), "HTTP 400: "),
-    ):
-        load = ("--workload", str(prompts), "--rate", "50", "--requests", "2")
-        status, _, errors = run("bench", *flags, *load)
-        assert status == 1
-        line = errors.splitlines()[-1]
-        assert line.startswith(f"tandem bench: 2 requests failed: {reason}")
-
-
 def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> None:
     # Without a model, whose description would take seconds.
     flags = ("--target", stack.addresses["grpc"], "--model", "/nonexistent")
@@ -239,27 +223,3 @@ def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> Non
     assert "fail\x1b[0m model: /nonexistent is no folder" in shown
     assert f"gateway {stack.addresses['grpc']}: serves model (1 verifier)" in shown
     assert "\x1b[32mok  \x1b[0m" in shown
-
-
-def test_ctrl_c_in_a_terminal_ends_without_a_traceback(
-    stack: RunningStack,
-) -> None:
-    flags = ("--target", stack.addresses["grpc"], "--seconds", "600", "--concurrency", "1")
-    with pseudo_terminal() as terminal:
-        process = subprocess.Popen(
-            command("bench", *flags),
-            stdout=terminal.descriptor,
-            stderr=terminal.descriptor,
-            env=ENVIRON,
-        )
-        try:
-            terminal.wait_for("requests")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60.0) == 130
-        finally:
-            process.kill()
-            process.wait()
-    assert "Traceback" not in terminal.shown
-    # A hidden cursor, or another screen, is not left behind.
-    for hide, show in (("\x1b[?25l", "\x1b[?25h"), ("\x1b[?1049h", "\x1b[?1049l")):
-        assert terminal.shown.rfind(show) >= terminal.shown.rfind(hide)

@@ -1,22 +1,15 @@
 """`tandem pool load` against a stand-in gateway on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tandem.cli import main
 from tandem.v1 import gateway_pb2
-from tests.client.stand_in_gateway import StandInGateway, stand_in_gateway
+from tests.client.stand_in_gateway import StandInGateway
 
 pytestmark = pytest.mark.stand_in
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[StandInGateway]:
-    async with stand_in_gateway() as servicer:
-        yield servicer
 
 
 async def load(gateway: StandInGateway, *files: Path) -> int:

@@ -144,38 +144,6 @@ async def test_a_service_that_is_never_ready_is_an_error_and_killed(
         os.kill(pid_of("drafter", capfd), 0)
 
 
-async def test_stop_ends_the_last_tier_first_and_waits_for_it(
-    supervisor: Start, service: Service, capfd: pytest.CaptureFixture[str]
-) -> None:
-    running = supervisor()
-    await running.start([service("drafter"), service("verifier")])
-    await running.start([service("gateway")])
-    capfd.readouterr()
-    await running.stop()
-    first, *others = log_entries(capfd)
-    assert (first["stand_in"], first["event"]) == ("gateway", "stopping")
-    assert {other["stand_in"] for other in others} == {"drafter", "verifier"}
-    assert {other["event"] for other in others} == {"stopping"}
-    await running.stop()
-
-
-async def test_stop_reaches_the_services_though_a_report_has_failed(
-    service: Service, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail_at_restarts(line: str) -> None:
-        if "starting it again" in line:
-            raise ConnectionError(line)
-
-    running = Supervisor(fail_at_restarts, FAST)
-    await running.start([service("drafter"), service("verifier")])
-    pids = {entry["stand_in"]: entry["pid"] for entry in log_entries(capfd)}
-    os.kill(pids["drafter"], signal.SIGKILL)
-    with pytest.raises(ConnectionError):
-        await running.watch()
-    await running.stop()
-    assert [entry["stand_in"] for entry in log_entries(capfd)] == ["verifier"]
-
-
 async def test_a_service_that_ignores_sigterm_is_killed_after_the_bound(
     supervisor: Start,
     service: Service,
@@ -193,34 +161,6 @@ async def test_a_service_that_ignores_sigterm_is_killed_after_the_bound(
         os.kill(pid, 0)
 
 
-async def test_a_service_that_dies_while_stopping_is_not_started_again(
-    supervisor: Start, service: Service, reports: Reports, capfd: pytest.CaptureFixture[str]
-) -> None:
-    running = supervisor(dataclasses.replace(FAST, first_backoff_s=60))
-    await running.start([service("drafter")])
-    os.kill(pid_of("drafter", capfd), signal.SIGKILL)
-    await reports.until("starting it again")
-    await running.stop()
-    assert log_entries(capfd) == []
-    assert asyncio.all_tasks() == {asyncio.current_task()}, "something still watches it"
-
-
-async def test_a_ready_line_that_lacks_an_address_is_not_accepted(
-    supervisor: Start, service: Service, reports: Reports
-) -> None:
-    spec_with_http = dataclasses.replace(
-        service("gateway"),
-        listen_flags={"grpc": "--listen", "admin": "--admin-listen"},
-        listen={"grpc": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-    )
-    start = asyncio.create_task(supervisor().start([spec_with_http]))
-    assert (await reports.until("printed: ready")).startswith("gateway printed: ready grpc=")
-    assert not start.done()
-    start.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await start
-
-
 def log_entries(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """The log entries of the stand-ins since the last call."""
     return [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[:1] == "{"]
@@ -233,8 +173,3 @@ def pid_of(name: str, capfd: pytest.CaptureFixture[str]) -> int:
         for line in log_entries(capfd)
         if line["stand_in"] == name and line["event"] == "started"
     ][-1]
-
-
-async def test_a_command_that_does_not_exist_is_an_error(supervisor: Start) -> None:
-    with pytest.raises(StartError, match="drafter could not be started"):
-        await supervisor().start([ProcessSpec(name="drafter", command=["/nonexistent/program"])])

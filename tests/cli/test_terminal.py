@@ -7,13 +7,8 @@ import sys
 import pytest
 
 from tandem.cli import main
-from tandem.cli.terminal import has_colour, is_live, report, waiting_for
+from tandem.cli.terminal import waiting_for
 from tests.cli.pseudo_terminal import pseudo_terminal
-
-
-def test_a_report_is_one_line_without_control_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    report("bench", "a server\r\nsaid\x1b[2J\x9b2J\x07")
-    assert capsys.readouterr().err == "tandem bench: a server said\\x1b[2J\\x9b2J\\x07\n"
 
 
 def test_a_wait_is_shown_once_it_is_long_and_is_erased(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +48,3 @@ def test_without_a_terminal_a_wait_shows_nothing(
     with waiting_for("the answer"):
         pass
     assert capsys.readouterr().err == ""
-
-
-def test_streams_that_are_closed_are_no_terminals_and_take_no_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Python has None in their places."""
-    monkeypatch.setattr(sys, "stderr", None)
-    assert not is_live(None)
-    assert not has_colour(None)
-    report("generate", "lost")

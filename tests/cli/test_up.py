@@ -7,10 +7,9 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ import pytest
 from tandem.cli import main, up
 from tandem.cli.processes import topology as topology_module
 from tandem.cli.processes.live_output import LiveOutput
-from tandem.cli.processes.supervisor import ProcessState, Supervisor
-from tandem.cli.processes.topology import Device, Dtype, Ports, Topology
+from tandem.cli.processes.topology import Device, Ports, Topology
 from tandem.ready_line import parse_ready_line
-from tests.cli.pseudo_terminal import pseudo_terminal
-from verifier.config import VerifierConfig
 
 pytestmark = pytest.mark.stand_in
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -130,15 +126,6 @@ async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
         assert f"tandem up: verifier-1 serves at {verifiers.split(',')[1]}" in reported
 
 
-async def test_the_gateway_starts_beside_the_others_not_after_them(folder: Path) -> None:
-    (folder / "verifier.silent").touch()
-    async with running_up(folder) as running:
-        argv = (await running.until_logged("gateway", "started"))["argv"]
-        verifier = await running.until_logged("verifier", "started")
-        assert option(verifier["argv"], "--listen") == option(argv, "--verifiers")
-        assert running.process.returncode is None
-
-
 async def test_flags_reach_the_verifier_and_only_when_given(folder: Path) -> None:
     allowed = {"--allow-trace", "--allow-structured-output"}
     async with running_up(folder) as running:
@@ -180,38 +167,6 @@ async def test_a_signal_during_the_start_stops_what_was_started(folder: Path) ->
         assert gone(verifier["pid"])
 
 
-async def test_a_second_signal_kills_what_does_not_stop(folder: Path) -> None:
-    (folder / "gateway.stubborn").touch()
-    async with running_up(folder) as running:
-        await running.ready()
-        running.process.send_signal(signal.SIGINT)
-        await running.until_logged("gateway", "stopping")
-        running.process.send_signal(signal.SIGINT)
-        assert await running.ended() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("make", [os.pipe, os.openpty])
-async def test_a_signal_stops_all_though_nobody_reads_stderr_any_more(
-    folder: Path, make: Callable[[], tuple[int, int]], number: signal.Signals
-) -> None:
-    reading, writing = make()
-    shown = Shown()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: shown, os.fdopen(reading, "rb", 0)
-    )
-    async with running_up(folder, stderr=writing) as running:
-        os.close(writing)
-        addresses = await running.ready()
-        await shown.until(b"metrics at")
-        transport.close()
-        await shown.closed.wait()
-        running.process.send_signal(number)
-        await asyncio.wait_for(running.process.wait(), 20.0)
-        with pytest.raises(ConnectionRefusedError):
-            await accepts(addresses["grpc"])
-
-
 async def test_logs_are_read_on_when_their_terminal_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,75 +188,6 @@ async def test_logs_are_read_on_when_their_terminal_is_closed(
         monkeypatch.undo()
 
 
-async def test_the_table_shows_how_far_a_start_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    # As narrow as terminals usually are.
-    monkeypatch.setenv("COLUMNS", "80")
-
-    class Starting(Supervisor):
-        def states(self) -> list[ProcessState]:
-            return [
-                ProcessState(name=name, addresses=None, is_stopped=False)
-                for name in ("drafter-0", "verifier-0")
-            ]
-
-    def log(descriptor: int, *entries: dict[str, object]) -> None:
-        os.write(descriptor, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
-
-    with pseudo_terminal() as terminal, os.fdopen(os.dup(terminal.descriptor), "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        async with LiveOutput(["drafter-0", "verifier-0"]) as output:
-            output.watch(Starting(output.report))
-            assert output.log_descriptors is not None
-            log(
-                output.log_descriptors["verifier-0"],
-                {"event": "loading", "part": "kernels", "compiled": 7},
-                {"event": "loading", "part": "weights", "percent": 43},
-                # What is not understood is shown as any line.
-                {"event": "loading", "part": "weights", "percent": "half"},
-            )
-            log(
-                output.log_descriptors["drafter-0"],
-                {"event": "loading", "part": "kernels", "compiled": 7},
-            )
-            await asyncio.to_thread(
-                terminal.wait_for,
-                r"verifier-0 .*weights #{4}\.{6} 43 %, \d+ s",
-                r"drafter-0 .*7 kernels compiled, \d+ s",
-                r'"percent": "half"',
-                timeout_s=20.0,
-            )
-        assert '"percent": 43' not in terminal.shown
-        monkeypatch.undo()
-
-
-async def test_a_service_that_dies_is_restarted_on_its_port_and_reported(folder: Path) -> None:
-    async with running_up(folder) as running:
-        await running.ready()
-        address = option((await running.until_logged("gateway", "started"))["argv"], "--verifiers")
-        os.kill((await running.until_logged("verifier", "started"))["pid"], signal.SIGKILL)
-        line = await running.until_reported("starting it again")
-        assert line.startswith("tandem up: verifier-0 was killed by SIGKILL")
-        again = await running.until_logged("verifier", "started", times=2)
-        assert option(again["argv"], "--listen") == address
-        running.process.terminate()
-        assert await running.ended() == 0
-
-
-async def test_a_service_that_cannot_start_is_named_and_nothing_is_left(folder: Path) -> None:
-    (folder / "verifier.fails").touch()
-    async with running_up(folder) as running:
-        assert await running.ended() == 1
-    assert running.reported[-2:] == [
-        "tandem up: verifier-0 exited with status 3 before it was ready",
-        "",
-    ]
-    assert running.process.stdout is not None
-    assert await running.process.stdout.read() == b""
-    for entry in running.log:
-        assert gone(entry["pid"])
-
-
 async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
     async with running_up(folder) as running:
         await running.ready()
@@ -315,17 +201,6 @@ async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
             ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [])
             assert ended
             os.close(handle)
-
-
-def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
-    code = (
-        "import sys, tandem.cli, tandem.cli.up\n"
-        "tandem.cli.up.find_spec = lambda module: None\n"
-        "assert tandem.cli.main(['up']) == 2\n"
-        "print(sorted({'grpc', 'google', 'numpy', 'numba', 'torch'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -372,14 +247,6 @@ def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> Non
     assert all(1024 <= int(each.removeprefix("127.0.0.1:")) < 32_768 for each in addresses)
 
 
-def test_missing_packages_are_named_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
-    assert main(["up"]) == 2
-    assert "the packages of verifier are not installed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("present", "missing"),
     [
@@ -398,16 +265,6 @@ def test_what_a_models_folder_lacks_is_named_before_anything_starts(
     assert error == f"tandem up: --model: {tmp_path} is not a whole model: it has {missing}\n"
 
 
-def test_a_model_that_is_no_folder_is_not_looked_for_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["up", "--model", "Qwen/Qwen3-0.6B"]) == 2
-    assert capsys.readouterr().err == (
-        "tandem up: --model: Qwen/Qwen3-0.6B is not a folder with a model; "
-        "Tandem downloads nothing\n"
-    )
-
-
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])
 def test_a_port_that_another_process_has_is_named_before_anything_starts(
     flag: str, capsys: pytest.CaptureFixture[str]
@@ -419,50 +276,6 @@ def test_a_port_that_another_process_has_is_named_before_anything_starts(
     assert capsys.readouterr().err == (
         f"tandem up: {flag}: 127.0.0.1:{number}: Address already in use; 0 picks a free port\n"
     )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--device", "gpu"],
-        ["--dtype", "int8"],
-        ["--num-verifiers", "0"],
-        ["--num-drafters", "-1"],
-        ["--port", "65536"],
-        ["--http-port", "x"],
-        ["--unknown"],
-    ],
-)
-def test_wrong_usage_exits_with_2(options: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["up", *options])
-    assert caught.value.code == 2
-
-
-@pytest.mark.parametrize(("field", "choices"), [("device", Device), ("dtype", Dtype)])
-def test_the_choices_of_the_verifier_are_those_of_tandem_up(field: str, choices: Any) -> None:
-    assert VerifierConfig.model_fields[field].annotation == choices
-
-
-class Shown(asyncio.Protocol):
-    """What was written to a pipe or a terminal until it was closed."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        self._content = b""
-        self._changed = asyncio.Event()
-
-    def data_received(self, data: bytes) -> None:
-        self._content += data
-        self._changed.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set()
-
-    async def until(self, text: bytes) -> None:
-        while text not in self._content:
-            self._changed.clear()
-            await self._changed.wait()
 
 
 def option(argv: list[str], flag: str) -> str:

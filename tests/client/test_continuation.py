@@ -57,7 +57,6 @@ REQUESTS = {
         prompt=PROMPT, max_new_tokens=1000, stop_sequences=["endless"], report_tokens=True, n=2
     ),
 }
-each_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 
 
 def run(request: GenerationRequest, cuts: Iterable[int] = ()) -> list[Event]:
@@ -97,12 +96,6 @@ def generation_of(events: list[Event]) -> Generation:
     return collector.generation()
 
 
-def seeded(request: GenerationRequest) -> GenerationRequest:
-    """The request with the seed that the first call of a scripted gateway would choose."""
-    seed = 1000 if request.sampling.seed is None else request.sampling.seed
-    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=seed))
-
-
 def without_resumes(generation: Generation) -> Generation:
     """Without what a call that was cut does not tell: it is told by Finished only."""
     return dataclasses.replace(
@@ -114,20 +107,6 @@ def without_resumes(generation: Generation) -> Generation:
             for choice in generation.choices
         ),
     )
-
-
-@each_request
-def test_without_a_failure_every_event_passes_unchanged(request_: GenerationRequest) -> None:
-    assert run(request_) == ScriptedGateway().stream(request_)
-
-
-@each_request
-def test_a_stream_cut_at_any_event_gives_the_same_result(request_: GenerationRequest) -> None:
-    uncut = run(seeded(request_))
-    for cut in range(len(uncut)):
-        # Before the start, nobody knows the seed.
-        resumed = generation_of(run(request_ if cut else seeded(request_), [cut]))
-        assert without_resumes(resumed) == without_resumes(generation_of(uncut)), cut
 
 
 @given(
@@ -171,32 +150,6 @@ def test_a_resumed_call_asks_for_the_rest_of_one_choice() -> None:
     assert wanted.sampling.prompt_logprobs is None
     assert wanted.output_token_ids
     assert wanted.request_id == "made"
-
-
-def test_usage_of_a_slow_clients_chunks_is_bounded_by_what_is_possible() -> None:
-    continuation = Continuation(REQUESTS["length"])
-    continuation.receive(Started(request_id="r", seed=1, num_prompt_tokens=5))
-    continuation.receive(
-        Chunk(
-            choice_index=0,
-            offset=0,
-            token_ids=(1, 2, 3),
-            text="",
-            num_draft_tokens=5,
-            num_accepted_tokens=1,
-            num_steps=2,
-            finish_reason=FinishReason.LENGTH,
-        )
-    )
-    (finished,) = continuation.interrupt()
-    assert finished.usage == Usage(
-        prompt_tokens=5,
-        output_tokens=3,
-        num_steps=2,
-        num_drafts=2,
-        num_draft_tokens=5,
-        num_accepted_tokens=1,
-    )
 
 
 def chunk(offset: int, *token_ids: int, choice_index: int = 0) -> Chunk:

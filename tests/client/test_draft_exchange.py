@@ -49,30 +49,6 @@ def run_exchange(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, 
         return drafts
 
 
-def count_received(model: DrafterModel) -> Callable[[], int]:
-    """Returns a function that counts the tokens received since its last call."""
-    last = 0
-
-    def count() -> int:
-        nonlocal last
-        last, before = model.num_tokens_received, last
-        return last - before
-
-    return count
-
-
-def test_only_new_tokens_are_sent_after_a_few_known_ones() -> None:
-    model, drafted, token_ids = DrafterModel(), sequence(), list(range(5000))
-    received = count_received(model)
-    run_exchange([query(drafted, token_ids)], model.answer)
-    assert received() == 5000
-    for _ in range(5):
-        token_ids += [7, 8, 9]
-        run_exchange([query(drafted, token_ids)], model.answer)
-        assert received() == 3 + 8
-    assert model.known[drafted.sequence_id] == token_ids
-
-
 def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(20_000))
     requested: list[int] = []
@@ -184,22 +160,6 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         assert delta.params == expected
         assert delta.prompt_length == 3, "the first history is the prompt"
         assert delta.max_length == 50
-
-
-def test_a_drafter_that_is_still_indexing_has_accepted_the_history() -> None:
-    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
-        [delta] = request.sequences
-        proposal = pb.Proposal(
-            sequence_id=delta.sequence_id,
-            base_length=delta.base_length + len(delta.token_ids),
-            status=pb.STATUS_INDEXING,
-        )
-        return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
-
-    indexed = sequence()
-    (draft,) = run_exchange([query(indexed, [1, 2])], answer)
-    assert draft == Draft(is_indexing=True)
-    assert indexed.num_sent == 2
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ from drafter.ngram.params import Overlap
 from tandem.client import (
     AsyncDrafterClient,
     Draft,
-    DraftedSequence,
     DrafterClient,
-    DrafterLoad,
     DraftQuery,
     DraftSource,
     Keep,
@@ -160,37 +158,6 @@ async def test_a_released_text_may_be_kept_for_others_to_draft_from(
     assert await client.propose(stranger, [7, 105, 106], max_draft_tokens=3) == Draft()
 
 
-async def test_wrong_parameters_are_an_error_of_their_sequence_alone(
-    drafter: ServedDrafter, connect: Any
-) -> None:
-    client = connect(drafter.address)
-    bad, good = client.open(params=NgramParams(min_ngram=9, max_ngram=3)), client.open()
-    with pytest.raises(TandemError) as error:
-        await client.propose(bad, [1], max_draft_tokens=1)
-    assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.value.field == "params.max_ngram"
-    text = [1, 2, 3, 1, 2]
-    refused, draft = await client.propose_batch(
-        [
-            DraftQuery(sequence=bad, token_ids=text, max_draft_tokens=1),
-            DraftQuery(sequence=good, token_ids=text, max_draft_tokens=1),
-        ]
-    )
-    assert refused.error is not None
-    assert draft.token_ids == (3,)
-
-
-async def test_load_says_how_full_the_drafter_is(drafter: ServedDrafter, connect: Any) -> None:
-    client = connect(drafter.address)
-    await client.propose(client.open(), [1, 2], max_draft_tokens=1)
-    load = await client.load()
-    assert isinstance(load, DrafterLoad)
-    assert load.num_sequences == 1
-    assert load.max_sequences == drafter.drafter.store.limits.max_sequences
-    assert load.history_bytes == drafter.drafter.store.history_bytes
-    assert load.instance_id
-
-
 @pytest.mark.stand_in
 async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any) -> None:
     async with late_drafter() as late:
@@ -220,56 +187,6 @@ async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
         for error in await asyncio.gather(*proposing, return_exceptions=True):
             assert isinstance(error, TandemError)
             assert error.code is grpc.StatusCode.CANCELLED
-
-
-@pytest.mark.stand_in
-async def test_nothing_more_of_a_history_is_sent_when_a_client_is_closed(connect: Any) -> None:
-    """It would make the sequence again that `close` has the drafter forget."""
-    async with late_drafter() as late:
-        client = connect(late.address)
-        proposing = asyncio.ensure_future(
-            client.propose(client.open(), range(9_000), max_draft_tokens=1)
-        )
-        await asyncio.sleep(0.2)
-        late.release_s = 0.2
-        closing = asyncio.ensure_future(client.close())
-        await late.has_release.wait()
-        late.may_answer.set()
-        with pytest.raises(TandemError) as caught:
-            await proposing
-        assert caught.value.code is grpc.StatusCode.CANCELLED
-        await closing
-        assert late.model.num_tokens_received == 8_192, "the message that was under way"
-
-
-async def test_sequences_outlive_their_stream_by_the_grace_period_only(
-    drafter: ServedDrafter,
-) -> None:
-    async with AsyncDrafterClient(drafter.address, streaming=True) as client:
-        sequence, text = client.open(), [1, 2, 3, 4, 1, 2]
-        await client.propose(sequence, text, max_draft_tokens=1)
-        assert client._stream is not None
-        client._stream.drop()  # as when the connection breaks
-        await drafter.drafter.servicer.streams.all_closed.wait()
-        drafter.clock.now_s += 29
-        draft = await client.propose(sequence, text, max_draft_tokens=1)
-        assert draft.token_ids == (3,)
-        drafter.clock.now_s += 2
-        draft = await client.propose(sequence, [*text, 3], max_draft_tokens=1)
-        assert draft.token_ids == (4,), "forgotten, and replayed within the call"
-        assert drafter.num_sequences == 1
-
-
-async def test_many_tasks_share_a_stream(drafter: ServedDrafter) -> None:
-    async with AsyncDrafterClient(drafter.address, streaming=True) as client:
-
-        async def draft_for(sequence: DraftedSequence, seed: int) -> None:
-            text = repeating_text(seed, 60)
-            for length in range(1, 60):
-                draft = await client.propose(sequence, text[:length], max_draft_tokens=3)
-                assert draft == expected(text[:length], DrafterParams(), 3)
-
-        await asyncio.gather(*[draft_for(client.open(), seed) for seed in range(8)])
 
 
 async def test_a_cancelled_task_does_not_disturb_others_on_the_stream(

@@ -36,12 +36,6 @@ def connect(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[StandInGateway]:
-    async with stand_in_gateway() as servicer:
-        yield servicer
-
-
-@pytest.fixture
 async def other() -> AsyncIterator[StandInGateway]:
     async with stand_in_gateway() as servicer:
         yield servicer
@@ -54,58 +48,6 @@ async def test_calls_go_to_all_addresses_in_turn(
         for _ in range(4):
             await client.generate(REQUEST)
     assert (len(gateway.requests), len(other.requests)) == (2, 2)
-
-
-async def test_calls_go_to_all_addresses_of_one_name(
-    gateway: StandInGateway, other: StandInGateway, connect: Any
-) -> None:
-    async with connect(f"ipv4:{gateway.address},{other.address}") as client:
-        # The calls go to one address until the other is connected.
-        async with asyncio.timeout(60):
-            while not (gateway.requests and other.requests):
-                await client.generate(REQUEST)
-
-
-@contextlib.asynccontextmanager
-async def slow_link(address: str) -> AsyncIterator[str]:
-    """A proxy that delays all bytes by 0.25 s each way; yields its address."""
-    tasks: set[asyncio.Task[None]] = set()
-    writers: list[asyncio.StreamWriter] = []
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        while data := await reader.read(65536):
-            loop.call_later(0.25, writer.write, data)
-        loop.call_later(0.25, writer.close)
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = address.rpartition(":")
-        far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        writers.extend((writer, far_writer))
-        for each in (forward(reader, far_writer), forward(far_reader, writer)):
-            tasks.add(asyncio.create_task(each))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        for writer in writers:
-            writer.transport.abort()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@pytest.mark.parametrize("num_targets", [1, 2])
-async def test_a_slow_link_is_not_taken_for_a_gateway_that_vanished_more_than_once(
-    gateway: StandInGateway, connect: Any, num_targets: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tandem.transport.channel.SHORT_KEEPALIVE_MS", (200, 200))
-    async with slow_link(gateway.address) as address, asyncio.timeout(60):
-        async with connect([address] * num_targets) as client:
-            assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
-        assert len(gateway.requests) <= num_targets, "calls"
 
 
 async def test_an_address_without_a_server_is_skipped(
@@ -181,16 +123,6 @@ async def test_models_are_asked_for_again(
         assert len(await client.list_models()) == 1
 
 
-async def test_without_a_policy_the_first_failure_is_raised(
-    gateway: StandInGateway, connect: Any
-) -> None:
-    gateway.interruptions = [(2, GONE)]
-    async with connect(gateway.address, retry=None) as client:
-        with pytest.raises(TandemError, match="gone"):
-            await client.generate(REQUEST)
-    assert len(gateway.requests) == 1
-
-
 async def test_a_gateway_that_lists_no_models_is_waited_for_as_long_as_the_caller_says(
     gateway: StandInGateway, connect: Any
 ) -> None:
@@ -232,27 +164,6 @@ async def test_what_runs_when_a_client_is_closed_ends_with_an_error_of_its_own(
         with pytest.raises(TandemError) as caught:
             await reading
     assert caught.value.code is grpc.StatusCode.CANCELLED
-
-
-async def test_a_closed_client_does_not_try_again(gateway: StandInGateway, connect: Any) -> None:
-    refused = asyncio.Event()
-
-    async def refuse(context: Any) -> None:
-        refused.set()
-        await refusal(grpc.StatusCode.UNAVAILABLE, "gone", retry_ms=2_000)(context)
-
-    gateway.interruptions = [(0, refuse)]
-    async with connect(gateway.address) as client:
-        running = asyncio.ensure_future(client.generate(REQUEST))
-        await refused.wait()
-        await client.list_models()  # its answer comes after the refusal
-        await client.close()
-        # At once, not after the pause that it was asked for.
-        async with asyncio.timeout(1.5):
-            with pytest.raises(TandemError, match="closed") as caught:
-                await running
-        assert caught.value.code is grpc.StatusCode.CANCELLED
-    assert len(gateway.requests) == 1
 
 
 async def test_every_call_carries_the_token(gateway: StandInGateway, connect: Any) -> None:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from tandem.generation import TandemError
-from tandem.transport.retry import Attempts, Failover, RetryBudget, RetryPolicy
+from tandem.transport.retry import Attempts, RetryBudget, RetryPolicy
 from tandem.transport.rotation import Rotation
 
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -87,11 +87,6 @@ def test_no_other_failure_is_repeated(code: grpc.StatusCode) -> None:
     assert request.fail(TandemError(code, "no")) is None
 
 
-def test_without_a_policy_nothing_is_repeated() -> None:
-    assert failures(attempts(policy=None), 1) == [None]
-    assert Failover(1, None).begin(None).fail(UNAVAILABLE) is None
-
-
 def test_no_pause_goes_beyond_the_deadline() -> None:
     clock = Clock()
     request = attempts(
@@ -122,13 +117,6 @@ def test_streams_that_are_cut_after_output_cost_no_budget() -> None:
     budget = RetryBudget(RetryPolicy(budget=2, budget_refill=0.0))
     assert None not in [failures(attempts(budget=budget), 1, output=True)[0] for _ in range(100)]
     assert failures(attempts(budget=budget), 1) == [None]
-
-
-def test_gateways_take_turns() -> None:
-    rotation = Rotation(3)
-    first = [rotation.take() for _ in range(3)]
-    assert sorted(first) == [0, 1, 2]
-    assert [rotation.take() for _ in range(3)] == first
 
 
 def test_a_gateway_that_failed_is_left_out_for_growing_pauses() -> None:
