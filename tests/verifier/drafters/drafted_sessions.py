@@ -4,14 +4,10 @@ from typing import Any
 
 from tandem.v1 import drafter_pb2, sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.opens import PROMPT
 from tests.verifier.running_verifier import ClientSession, RunningVerifier
 
-# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer: its output
-# repeats most of it.
-PROMPT = [
-    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
-    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
-]  # fmt: skip
+# The output repeats most of the prompt.
 NUM_NEW_TOKENS = 48
 SEEDED = sampling_pb2.SamplingParams(temperature=0.9, top_p=0.95, seed=7)
 

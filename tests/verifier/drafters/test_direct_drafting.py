@@ -11,28 +11,14 @@ from tests.verifier.drafters.direct_engine import A, B, Foreteller, Gate, start_
 from tests.verifier.drafters.scripted_drafter import appended
 from tests.verifier.running_engine import StartEngine
 from verifier.drafters.drafters import FedDrafter
-from verifier.drafters.messages import DrafterState
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
-from verifier.engine.messages import Decided, DrafterStatus
+from verifier.engine.messages import Decided
 from verifier.sampling import Sampling
 
 pytestmark = pytest.mark.stand_in
 
 ADAPTIVE, ALWAYS, NEVER = DraftWait.ADAPTIVE, DraftWait.ALWAYS, DraftWait.NEVER
-
-
-class TestWithoutADrafter:
-    def test_a_drafter_is_told_of_its_own_sequences_alone(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        plain = direct.session.open([1, 2, 3])
-        drafted = direct.open([1, 2, 3])
-        for sequence_id in (plain, drafted):
-            direct.session.wait_end(sequence_id)
-        direct.running.sync()
-        assert link.sent
-        assert {d.sequence_id for request in link.sent for d in request.sequences} == {drafted}
 
 
 class TestHints:
@@ -221,38 +207,6 @@ class TestWaits:
         assert direct.running.observer.waits.count(WaitOutcome.VAIN) == 1
 
 
-class TestStatus:
-    def states(self, events: list[object]) -> list[tuple[str, DrafterState]]:
-        return [(e.address, e.state) for e in events if isinstance(e, DrafterStatus)]
-
-    def test_an_idle_drafter_is_let_go_by_an_engine_that_does_nothing_else(
-        self, start_engine: StartEngine
-    ) -> None:
-        direct = start_direct(start_engine, drafter_idle_timeout_s=0.1)
-        link = direct.connect()
-        while (A, DrafterState.IDLE) not in self.states(list(direct.session.events)):
-            direct.session.read()
-        assert link.is_closed
-        again = direct.connect()
-        assert again is not link
-
-
-class TestOwnFaults:
-    def test_one_of_ours_in_reading_an_answer_costs_that_stream(
-        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        direct = start_direct(start_engine)
-        link = direct.connect()
-        monkeypatch.setattr(direct.running.engine._drafters, "answered", lambda message: 1 / 0)
-        sequence_id = direct.open([1, 2], max_new_tokens=6, draft_wait=ALWAYS)
-        link.exchange()
-        direct.running.sync()
-        assert link.failed == [(1, "internal error")]
-        link.down()
-        direct.session.wait_end(sequence_id)
-        assert direct.session.output(sequence_id) == continue_by(hashed, [1, 2], 6)
-
-
 class TestEndedTexts:
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, None])
     @pytest.mark.parametrize("how", ["end", "close"])
@@ -280,14 +234,3 @@ class TestEndedTexts:
         assert isinstance(drafter, FedDrafter)
         assert drafter.feed.histories.by_id[sequence_id].sequence is sequence
         assert adjusting(sequence) == (None, None)
-
-    def test_a_text_whose_session_is_over_awaits_no_close(self, start_engine: StartEngine) -> None:
-        direct = start_direct(start_engine)
-        direct.connect()
-        direct.session.wait_end(direct.open([1, 2, 3], pool_id="p", keep=None))
-        direct.running.sync()
-        held = direct.running.engine._drafters._held
-        assert len(list(held)) == 1
-        direct.session.detach()
-        direct.running.sync()
-        assert not list(held)

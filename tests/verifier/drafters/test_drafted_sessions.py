@@ -14,17 +14,14 @@ from tandem.v1 import verifier_pb2 as pb
 from tests.scripted_dns import ScriptedDns
 from tests.verifier.drafters.conftest import StartDrafter
 from tests.verifier.drafters.drafted_sessions import (
-    NUM_NEW_TOKENS,
-    PROMPT,
-    SEEDED,
     drafts_of,
     make_open,
     num_faults,
     output_of,
-    plain,
     statuses,
     wait_status,
 )
+from tests.verifier.opens import PROMPT
 from tests.verifier.running_verifier import PATIENCE_S, ClientSession, StartVerifier
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
@@ -72,71 +69,6 @@ async def until_released(address: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await num_sequences(address):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize(
-    "wait", [pb.DRAFT_WAIT_ADAPTIVE, pb.DRAFT_WAIT_ALWAYS, pb.DRAFT_WAIT_NEVER]
-)
-async def test_drafts_change_no_token_greedy_or_seeded(
-    start_verifier: StartVerifier,
-    start_drafter: StartDrafter,
-    wait: "pb.DraftWait.ValueType",
-) -> None:
-    address = await start_drafter()
-    running = await start_verifier(drafters=[address], draft_deadline_s=5.0)
-    session = await running.greeted_session()
-    greedy = await plain(session)
-    seeded = await plain(session, sampling=SEEDED)
-    assert greedy != seeded
-    for turn in range(2):
-        opens = [
-            make_open(f"greedy {turn}", address, draft_wait=wait),
-            make_open(f"seeded {turn}", address, draft_wait=wait, sampling=SEEDED),
-        ]
-        await session.open(*opens)
-        outputs = [await session.wait_finished(each.sequence_id) for each in opens]
-        assert outputs == [greedy, seeded]
-    if wait == pb.DRAFT_WAIT_ALWAYS:
-        assert drafts_of(session, "greedy 1")[1] > 8
-    assert num_faults(running) == 0
-    assert statuses(session) == [(address, UP)]
-
-
-async def test_every_steps_draft_is_what_the_drafter_gives_at_that_length(
-    start_verifier: StartVerifier, start_drafter: StartDrafter
-) -> None:
-    address, other = await start_drafter(), await start_drafter()
-    running = await start_verifier(drafters=[address], draft_deadline_s=5.0, allow_trace=True)
-    session = await running.greeted_session()
-    opened = make_open(
-        "a", address, draft_wait=pb.DRAFT_WAIT_ALWAYS, num_speculative_tokens=7, hint_tokens=7
-    )
-    output = await output_of(session, opened)
-    decided = session.decided("a")
-    assert sum(each.num_draft_tokens for each in decided) > 8
-    known = list(PROMPT)
-    num_sent = 0
-    for step, each in enumerate(decided):
-        if step:
-            [proposal] = await propose(
-                other,
-                drafter_pb2.SequenceDelta(
-                    sequence_id="a",
-                    base_length=num_sent,
-                    token_ids=known[num_sent:],
-                    prompt_length=len(PROMPT),
-                    max_draft_tokens=min(7, len(PROMPT) + NUM_NEW_TOKENS - len(known) - 1),
-                    params=opened.ngram,
-                ),
-            )
-            num_sent = len(known)
-            assert each.num_draft_tokens == len(proposal.token_ids)
-            accepted = list(each.token_ids[: each.num_accepted_tokens])
-            assert accepted == list(proposal.token_ids[: each.num_accepted_tokens])
-            assert each.matched_ngram_length == min(proposal.matched_ngram_length, len(known))
-            assert each.source == proposal.source
-        known += each.token_ids
-    assert known == PROMPT + output
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from tandem.v1 import drafter_pb2 as pb
 from tandem.values import Keep
@@ -15,7 +14,6 @@ from verifier.drafters import held as held_module
 from verifier.drafters.drafters import Answer, Drafters
 from verifier.drafters.messages import (
     DrafterAnswered,
-    DrafterDown,
     DrafterFault,
     DrafterMessage,
     DrafterState,
@@ -134,17 +132,6 @@ class TestUse:
         there.exchange(lambda delta: appended(delta, token_ids=[9], status=pb.STATUS_OK))
         assert world.answers[-1].hints == []
 
-    def test_a_second_sequence_with_the_same_id_gets_no_drafts(self, world: World) -> None:
-        first = world.sequence("s")
-        second = world.sequence("s", session_id=2)
-        assert first.drafter is not None
-        assert second.drafter is None
-        assert world.faults == [DrafterFault.REFUSED_SEQUENCE]
-        link = world.up()
-        world.drafters.end(second, by_itself=False)
-        world.settle(link)
-        assert released(link) == [], "the first is still there"
-
     def test_beyond_so_many_drafters_no_further_one_is_connected(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -191,12 +178,6 @@ class TestStates:
         assert world.faults == [DrafterFault.LATE_ANSWER] * 2
         assert world.drafters.count_states() == {DrafterState.UP: 1}
 
-    def test_a_drafters_own_words_are_cut(self, world: World) -> None:
-        world.sequence()
-        world.up().down("x" * 10_000)
-        [drafter] = world.drafters.in_use
-        assert len(drafter.reason) == 200
-
     @pytest.mark.parametrize(
         ("what", "answers"), [("late", False), ("down", False), ("back", True)]
     )
@@ -236,21 +217,6 @@ class TestStates:
         world.drafters.flush()
         assert list(link.receive().sequences[0].token_ids) == [4]
 
-    def test_nothing_of_an_old_stream_is_used(self, world: World) -> None:
-        world.sequence()
-        link = world.up()
-        old = link.receive()
-        link.down()
-        link.up()
-        world.drafters.flush()
-        new = link.receive()
-        propose = lambda delta: appended(delta, token_ids=[7], status=pb.STATUS_OK)  # noqa: E731
-        link.answer(old, propose, epoch=1)
-        assert world.answers[-1] == Answer([], None)
-        assert link.failed == []
-        link.answer(new, propose)
-        assert len(world.answers[-1].hints) == 1
-
 
 class TestIdleness:
     def test_a_drafter_that_nobody_needs_is_let_go_and_connected_again(self, world: World) -> None:
@@ -282,21 +248,6 @@ class TestIdleness:
         assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
         world.pass_s(10 * IDLE_TIMEOUT_S)
         assert link.is_closed
-
-    def test_one_that_is_down_is_let_go_too(self, world: World) -> None:
-        sequence = world.sequence()
-        world.up().down()
-        world.drafters.close(sequence, Keep.NOTHING, 0)
-        world.pass_s(1.0)
-        world.pass_s(IDLE_TIMEOUT_S)
-        assert world.links[A].is_closed
-
-    def test_the_engine_is_woken_for_what_is_due(self, world: World) -> None:
-        world.sequence()
-        world.drafters.tick()
-        due_s = world.drafters.due_s()
-        assert due_s is not None
-        assert 0 < due_s <= 1.0
 
 
 def held(world: World) -> list[str]:
@@ -385,15 +336,6 @@ class TestKeeping:
         assert released(link) == [("s", pb.KEEP_OUTPUT, 0)]
         assert list(link.sent[0].sequences[0].token_ids) == [1, 2, 3]
 
-    def test_a_text_waits_for_its_drafter_for_a_while_only(self, world: World) -> None:
-        sequence = world.sequence("s", pool_id="p", keep=Keep.OUTPUT)
-        world.drafters.end(sequence, by_itself=True)
-        world.pass_s(30.1)
-        link = world.up()
-        assert link.sent == []
-        world.pass_s(IDLE_TIMEOUT_S)
-        assert link.is_closed, "nothing needs it"
-
     @pytest.mark.parametrize("unit", ["", "_TOKENS"])
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, None])
     def test_no_more_than_so_much_waits_for_all_drafters_together(
@@ -414,55 +356,6 @@ class TestKeeping:
         # A Close that does not come gives way.
         assert sorted(names) == (["a", "b"] if keep is Keep.OUTPUT else ["c", "d"])
         world.pass_s(0.0)
-
-    @pytest.mark.parametrize("unit", ["", "_TOKENS"])
-    def test_no_session_gives_way_to_one_that_holds_more(
-        self, world: World, unit: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # One sequence has three tokens.
-        monkeypatch.setattr(held_module, "_MAX_HELD" + unit, 12 if unit else 4)
-        for index in range(4):
-            self.ended(world, f"modest{index}", session_id=1)
-        for index in range(20):
-            sequence = world.sequence(f"greedy{index}", pool_id="p", keep=None, session_id=2)
-            world.drafters.end(sequence, by_itself=True)
-            world.pass_s(0.0)
-        assert held(world) == ["modest2", "modest3", "greedy18", "greedy19"]
-        world.drafters.detach(2)
-        world.pass_s(1.0)
-        assert held(world) == ["modest2", "modest3"]
-
-    @pytest.mark.parametrize("unit", ["", "_TOKENS"])
-    def test_a_lost_drafter_leaves_as_much_room_to_others_as_it_takes(
-        self, world: World, unit: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(drafters_module, "_MAX_WAITING" + unit, 24 if unit else 8)
-        for address, name in ((B, "lost"), (A, "new")):
-            for index in range(8):
-                sequence = world.sequence(f"{name}{index}", address, pool_id="p", keep=Keep.ALL)
-                world.drafters.end(sequence, by_itself=True)
-        num_waiting = {
-            each.address: each.feed.histories.num_waiting for each in world.drafters.in_use
-        }
-        assert num_waiting == {B: 4, A: 2}
-        world.pass_s(30.1)
-        sequence = world.sequence("later", A, pool_id="p", keep=Keep.ALL)
-        world.drafters.end(sequence, by_itself=True)
-        [drafter] = world.drafters.in_use
-        assert drafter.feed.histories.num_waiting == 1
-
-    def test_an_id_that_ends_again_at_another_drafter_leaves_nothing_at_the_first(
-        self, world: World
-    ) -> None:
-        link = self.ended(world)
-        again = world.sequence("s", B, pool_id="p", keep=None)
-        world.drafters.end(again, by_itself=True)
-        world.settle(link)
-        assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
-        world.drafters.detach(1)
-        world.pass_s(1.0)
-        world.pass_s(IDLE_TIMEOUT_S)
-        assert world.drafters.in_use == []
 
 
 class TestFaults:
@@ -487,16 +380,6 @@ class TestFaults:
         assert hint.token_ids == [99]
         assert hint.source is None
 
-    def test_a_refused_sequence_gets_no_drafts_and_is_sent_no_more(self, world: World) -> None:
-        sequence = world.sequence()
-        link = world.up()
-        link.exchange(lambda delta: appended(delta, status=pb.STATUS_INVALID, message="no"))
-        assert sequence.drafter is None
-        assert world.faults == [DrafterFault.REFUSED_SEQUENCE]
-        world.drafters.advance(sequence)
-        world.settle(link)
-        assert sum(len(request.sequences) for request in link.sent) == 1
-
     def test_our_own_mistake_costs_that_stream_and_no_other(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -510,25 +393,3 @@ class TestFaults:
         assert a.failed == [(1, "internal error")]
         assert len(b.sent) == 1
         assert world.faults == [DrafterFault.INTERNAL_ERROR]
-
-    def test_a_drafter_s_own_words_do_not_fill_the_log(self, world: World) -> None:
-        world.sequence()
-        link = world.up()
-
-        def take(reason: str, fault: DrafterFault = DrafterFault.REFUSED_SEQUENCE) -> None:
-            world.take(DrafterDown(link=link, reason=reason, fault=fault))
-
-        with structlog.testing.capture_logs() as log:
-            for index in range(1000):
-                take("x" * index)
-            num_logged = len(log)
-            assert 1 < num_logged <= 10
-            take("of another kind", DrafterFault.PROTOCOL_ERROR)
-            assert log[-1]["detail"] == "of another kind"
-            world.pass_s(60.0)
-            for index in range(1000):
-                take("y" * index)
-        assert len(log) == 2 * num_logged + 1
-        (drafter,) = world.drafters.in_use
-        assert sum(map(len, drafter.next_log_s.values())) <= 2 * num_logged
-        assert all(len(each["detail"]) <= 200 for each in log)

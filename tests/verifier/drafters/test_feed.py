@@ -14,9 +14,8 @@ from tests.verifier.drafters.feeding import (
     next_batch,
     step,
 )
-from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S, BacklogBudget
+from verifier.drafters.backlog_budget import BURST_TOKENS, TOKENS_PER_S
 from verifier.drafters.batches import (
-    MAX_DELTA_TOKENS,
     DrafterProtocolError,
     ProposalStatus,
     Release,
@@ -38,16 +37,6 @@ class TestTokens:
         assert (delta.prompt_length, delta.max_length) == (3, 10_003)
         assert delta.encoded_params == drafted_by().encoded_params
         assert hints == []
-        assert feed.next_batch(0.0) is None
-
-    def test_a_long_prompt_is_sent_in_deltas_of_at_most_8192_tokens(self) -> None:
-        prompt = list(range(20_000))
-        feed = feed_of(fed_sequence(prompt))
-        deltas = [exchange(feed)[0].deltas[0] for _ in range(3)]
-        assert [delta.base_length for delta in deltas] == [0, 8192, 16384]
-        assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_TOKENS
-        assert [token for delta in deltas for token in delta.token_ids] == prompt
-        assert [delta.encoded_params is None for delta in deltas] == [False, True, True]
         assert feed.next_batch(0.0) is None
 
     def test_new_tokens_request_what_the_engine_wants_up_to_hint_tokens(self) -> None:
@@ -73,14 +62,6 @@ class TestTokens:
         batch, _ = exchange(feed)
         assert batch.deltas[0].token_ids == [4, 5]
         assert batch.deltas[0].max_draft_tokens == 24
-
-    def test_a_second_sequence_with_the_same_id_is_not_fed(self) -> None:
-        first, second = fed_sequence([1, 2]), fed_sequence([7, 8, 9])
-        feed = feed_of(first)
-        assert not feed.histories.add(second, drafted_by())
-        step(feed, first, 3)
-        assert next_batch(feed).deltas[0].token_ids == [1, 2, 3]
-        assert feed.histories.sequences == [first]
 
     def test_an_id_that_was_released_may_be_used_again_before_the_release_is_sent(self) -> None:
         feed = feed_of(fed_sequence([1, 2]))
@@ -109,13 +90,6 @@ class TestTokens:
 
 
 class TestHints:
-    def test_an_empty_draft_becomes_a_hint(self) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence)
-        exchange(feed)
-        step(feed, sequence, 4)
-        assert exchange(feed, status=ProposalStatus.NO_MATCH)[1] == [hint_of(sequence)]
-
     def test_the_hint_of_a_drafter_that_is_indexing_says_so(self) -> None:
         sequence = fed_sequence()
         feed = feed_of(sequence)
@@ -178,18 +152,6 @@ class TestHints:
 
 
 class TestLoss:
-    def test_lost_tokens_are_sent_again_from_the_known_length(self) -> None:
-        sequence = fed_sequence([1, 2, 3, 4, 5])
-        feed = feed_of(sequence)
-        exchange(feed)
-        step(feed, sequence, 6)
-        _, hints = exchange(feed, status=OUT_OF_SYNC, known=2)
-        assert hints == [hint_of(sequence)], "no step may wait for the lost answer"
-        batch, hints = exchange(feed, draft=(7,))
-        assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (2, [3, 4, 5, 6])
-        assert batch.deltas[0].encoded_params is None
-        assert hints == [hint_of(sequence, 7)]
-
     def test_a_drafter_that_claims_to_know_more_than_it_was_sent_is_not_believed(self) -> None:
         sequence = fed_sequence()
         feed = feed_of(sequence)
@@ -238,42 +200,12 @@ class TestLoss:
 
 
 class TestEnds:
-    def test_a_text_that_ended_before_anything_of_it_was_sent_is_kept(self) -> None:
-        feed = feed_of(fed_sequence(), **POOL)
-        feed.histories.remove("sequence", keep=Keep.ALL, until_s=30.0)
-        assert feed.histories.num_waiting == 1
-        assert feed.histories.num_waiting_tokens == 3
-        feed.restart()
-        feed.histories.expire(29.9)
-        first, _ = exchange(feed)
-        assert first.deltas[0].token_ids == [1, 2, 3]
-        assert first.deltas[0].encoded_params is not None
-        assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
-        assert feed.is_idle
-        assert feed.histories.num_waiting_tokens == 0
-
     def test_an_id_may_be_used_again_while_no_drafter_has_the_ended_text(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
         feed.histories.remove("sequence", keep=Keep.ALL)
         assert feed.histories.add(fed_sequence([7, 8]), drafted_by())
         assert feed.histories.num_waiting == 0
         assert exchange(feed)[0].deltas[0].token_ids == [7, 8]
-
-    @pytest.mark.parametrize(
-        ("policy", "keep"),
-        [({}, Keep.ALL), (POOL, Keep.NOTHING), (POOL, None)],
-        ids=["no pool", "nothing", "unspecified"],
-    )
-    def test_without_a_pool_or_a_wish_nothing_is_kept(
-        self, policy: dict[str, str], keep: Keep
-    ) -> None:
-        sequence = fed_sequence()
-        feed = feed_of(sequence, **policy)
-        exchange(feed)
-        sequence.token_ids += [4]
-        feed.histories.remove("sequence", keep=keep)
-        batch, _ = exchange(feed)
-        assert (batch.deltas, batch.releases) == ([], [Release("sequence", Keep.NOTHING, 0)])
 
 
 class TestPace:
@@ -346,12 +278,6 @@ class TestPace:
         assert sent_by(100.0 + 1.01 * due_s) >= 0.9 * due_s * TOKENS_PER_S
         assert sent_by(100.02) == pytest.approx(0.02 * TOKENS_PER_S, rel=0.2)
         assert sent_by(1e6) == BURST_TOKENS, "what was not used is not saved up"
-
-    def test_live_drafts_hold_back_prompts_for_a_moment_at_most(self) -> None:
-        budget = BacklogBudget()
-        budget.take(100 * BURST_TOKENS)
-        assert budget.room(0.0) == 0
-        assert budget.room(2 * BURST_TOKENS / TOKENS_PER_S) > 0
 
     def test_a_spent_budget_holds_back_no_live_draft_and_no_release(self) -> None:
         quick, ended = fed_sequence(name="quick"), fed_sequence(name="ended")

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,10 +17,7 @@ from tests.verifier.drafters.feeding import (
     num_unanswered,
 )
 from tests.volume import examples
-from verifier.drafters import wire
 from verifier.drafters.batches import (
-    MAX_DELTAS,
-    MAX_REQUEST_BYTES,
     Delta,
     Proposal,
     ProposalStatus,
@@ -271,29 +267,6 @@ def test_no_honest_answer_is_longer_than_its_bound(
     proposals = [_honest_proposal(delta, draw) for delta in batch.deltas]
     response = drafter_pb2.ProposeResponse(batch_id=batch.batch_id, proposals=proposals)
     assert len(response.SerializeToString()) <= batch.max_answer_bytes
-
-
-@pytest.mark.parametrize("kind", ["draft", "lost", "refused"])
-@pytest.mark.parametrize("wanted", [0, 4])
-def test_neither_are_those_to_thousands_of_deltas_and_the_request_is_bounded(
-    kind: str, wanted: int
-) -> None:
-    feed = DraftFeed()
-    for index in range(MAX_DELTAS):
-        # The wire's limit is 64 bytes, not characters.
-        sequence = fed_sequence([1, 2, 3], name="\N{GRINNING FACE}" * 15 + f"{index:04x}")
-        sequence.num_wanted_draft_tokens = wanted
-        feed.histories.add(sequence, drafted_by(pool_id="p" * 256, tokens_per_match=4))
-    draw = random.Random(1)
-    num_deltas = 0
-    while (batch := feed.next_batch(0.0)) is not None:
-        assert len(wire.request(batch)) <= MAX_REQUEST_BYTES
-        proposals = [_honest_proposal(delta, draw, kind) for delta in batch.deltas]
-        response = drafter_pb2.ProposeResponse(batch_id=batch.batch_id, proposals=proposals)
-        assert len(response.SerializeToString()) <= batch.max_answer_bytes
-        num_deltas += len(proposals)
-        feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
-    assert num_deltas >= MAX_DELTAS
 
 
 def _honest_proposal(

@@ -35,17 +35,6 @@ def kinds(recorded: RecordedLink) -> list[type]:
 
 
 class TestExchange:
-    async def test_messages_are_answered_in_order(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address)
-        epoch = await recorded.up()
-        ids = [recorded.send(epoch, DELTA) for _ in range(20)]
-        await recorded.wait(DrafterAnswered, 20)
-        assert recorded.answered == ids
-        assert [list(delta.token_ids) for delta in scripted.deltas] == [[1, 2, 3]] * 20
-        assert {message.epoch for message in recorded.of(DrafterAnswered)} == {epoch}
-
     async def test_a_drafter_that_comes_later_is_found(self, open_link: OpenLink) -> None:
         absent = ScriptedDrafter()
         await absent.start()
@@ -200,16 +189,6 @@ class TestLies:
         scripted.answers_greeting = True
         await recorded.up()
 
-    async def test_a_drafter_whose_streams_end_at_once_is_asked_about_once_a_second(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        scripted.ends_streams = True
-        recorded = open_link(scripted.address)
-        started_at_s = asyncio.get_running_loop().time()
-        await recorded.wait(DrafterDown, 3)
-        assert asyncio.get_running_loop().time() - started_at_s >= 1.0
-        assert kinds(recorded)[:4] == [DrafterUp, DrafterDown, DrafterUp, DrafterDown]
-
 
 class TestDeadlines:
     async def test_one_late_answer_is_used_and_changes_nothing(
@@ -246,21 +225,6 @@ class TestDeadlines:
         assert asyncio.get_running_loop().time() - caught_up_at_s >= 0.25
         assert kinds(recorded) == [DrafterUp, DrafterLate, DrafterAnswered, DrafterBack]
         assert scripted.num_streams == 1, "its histories are not replayed"
-
-    async def test_on_a_new_stream_it_is_no_longer_aside(
-        self, scripted: ScriptedDrafter, open_link: OpenLink
-    ) -> None:
-        recorded = open_link(scripted.address, deadline_s=0.1)
-        epoch = await recorded.up()
-        scripted.may_answer.clear()
-        recorded.send(epoch, DELTA)
-        await recorded.wait(DrafterLate, 3)
-        recorded.link.fail(epoch, "why")
-        epoch = await recorded.up(2)
-        recorded.send(epoch, DELTA)
-        await recorded.wait(DrafterLate, 6)
-        asides = [late.is_aside for late in recorded.of(DrafterLate)]
-        assert asides == [False, False, True] * 2
 
     async def test_one_that_does_not_answer_for_forty_deadlines_is_gone(
         self, scripted: ScriptedDrafter, open_link: OpenLink
