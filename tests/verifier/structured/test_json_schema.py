@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from tests.verifier.structured.random_schemas import random_schema
+from tests.verifier.structured.schema_cases import EVERYDAY, REFUSALS, TAKEN, an_object
 from tests.volume import cases
 from verifier.structured.json_schema.keywords import ENFORCED, ENFORCED_FORMATS, REFUSED
 from verifier.structured.json_schema.reader import read_schema
@@ -101,37 +102,6 @@ def test_a_random_schema_that_is_accepted_is_kept_and_ends(part: int) -> None:
     assert outcomes["kept"] > sum(outcomes.values()) // 5, outcomes
 
 
-TAKEN: dict[str, Any] = {
-    "a name that must come": {
-        "required": ["grade"],
-        "patternProperties": {"^grade$": {"type": "string", "maxLength": 4}},
-        "additionalProperties": False,
-    },
-    "a name that may come": {
-        "properties": {"a": {"maxLength": 2}},
-        "patternProperties": {"^a$": {"type": "string"}},
-        "additionalProperties": False,
-    },
-    "some of several": {
-        "properties": {"a": True, "b": True},
-        "patternProperties": {"^[ab]$": {"type": "null"}, "^c": {"type": "integer"}},
-    },
-    "every other name": {"patternProperties": {"": {"type": "null"}}},
-    "every name with another pattern": {
-        "patternProperties": {"^a": {"type": "null"}, "^([^a]|$)": {"type": "boolean"}},
-        "additionalProperties": {"type": "integer"},
-    },
-    "names that must come, counted": {
-        "required": ["a"],
-        "minProperties": 1,
-        "maxProperties": 2,
-        "patternProperties": {"^a$": {"type": "null"}},
-        "additionalProperties": {"type": "null"},
-    },
-    "a map": {"patternProperties": {"^a": {"type": "integer"}}, "minProperties": 1},
-}
-
-
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_pattern_whose_names_are_taken_is_no_dead_end(name: str) -> None:
     assert_kept({"type": "object", **TAKEN[name]}, random.Random(1), num_walks=30)
@@ -164,163 +134,6 @@ def test_bounds_of_numbers_are_kept(schema: dict[str, Any]) -> None:
     assert_kept(schema, random.Random(2), num_walks=40)
 
 
-# What Pydantic and Zod write for everyday types, with an output that each allows.
-FORMATS = [
-    "password", "binary", "path", "file-path", "directory-path", "regex", "json-pointer", "base64",
-    "base64url", "ipv4network", "ipv6interface", "ipvanyaddress", "uuid4", "multi-host-uri",
-    "nanoid", "cuid", "ulid", "jwt", "cidrv4", "emoji", "e164", "lowercase", "starts_with",
-]  # fmt: skip
-EVERYDAY: list[tuple[dict[str, Any], str]] = [
-    *(({"type": "string", "format": name}, '"any"') for name in FORMATS),
-    ({"type": "integer", "format": "int64"}, "7"),
-    ({"type": "string", "contentMediaType": "application/json", "contentSchema": {}}, '"{}"'),
-    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1,1]"),
-    ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}, '"-12.50"'),
-    ({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,2}0*$"}, '"1.25"'),
-    (
-        {
-            "type": "string",
-            "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,6}|(?=[\d.]{1,9}0*$)\d{0,6}\.\d{0,2}0*$)",
-        },
-        '"123.45"',
-    ),
-    (
-        {
-            "type": "string",
-            "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,5}|(?=[\d.]{1,6}0*$)\d*\.\d*0*$)",
-        },
-        '"12.345"',
-    ),
-    (
-        {
-            "type": "string",
-            "format": "hostname",
-            "pattern": r"^(?=.{1,253}\.?$)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z]+)*\.?$",
-        },
-        '"example.com"',
-    ),
-    (
-        {
-            "type": "string",
-            "format": "duration",
-            "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
-            r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
-        },
-        '"P1DT2H"',
-    ),
-    *(
-        (
-            {
-                "type": "string",
-                "format": "email",
-                "pattern": rf"^(?!\.)(?!.*\.\.)([{letters}0-9_'+\-\.]*)[{letters}0-9_+-]"
-                rf"@([{letters}0-9][{letters}0-9\-]*\.)+[{letters}]{{2,}}$",
-            },
-            '"a.b-c+d@mail.example.com"',
-        )
-        for letters in ("A-Za-z", "a-zA-Z")
-    ),
-    (
-        {
-            "type": "string",
-            "format": "time",
-            "pattern": r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$",
-        },
-        '"12:30:01.5"',
-    ),
-    (
-        {
-            "$defs": {
-                "Cat": {
-                    "type": "object",
-                    "properties": {"kind": {"const": "cat"}, "n": {"type": "integer"}},
-                    "required": ["kind", "n"],
-                },
-                "Dog": {
-                    "type": "object",
-                    "properties": {"kind": {"const": "dog"}, "m": {"type": "string"}},
-                    "required": ["kind", "m"],
-                },
-            },
-            "discriminator": {"propertyName": "kind"},
-            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
-        },
-        '{"kind":"dog","m":"x"}',
-    ),
-    (
-        {
-            "oneOf": [
-                {
-                    "type": "object",
-                    "properties": {"a": {}},
-                    "required": ["a"],
-                    "additionalProperties": False,
-                },
-                {
-                    "type": "object",
-                    "properties": {"b": {}},
-                    "required": ["b"],
-                    "additionalProperties": False,
-                },
-            ]
-        },
-        '{"b":1}',
-    ),
-    ({"oneOf": [{"type": "string"}, {"type": "null"}, {"type": "integer"}]}, "null"),
-    (
-        {
-            "type": "object",
-            "propertyNames": {"type": "string", "enum": ["a", "b"]},
-            "additionalProperties": {"type": "integer"},
-            "required": ["a", "b"],
-        },
-        '{"a":1,"b":2}',
-    ),
-    (
-        {
-            "$defs": {"Color": {"enum": ["a", "b"], "type": "string"}},
-            "type": "object",
-            "propertyNames": {"$ref": "#/$defs/Color"},
-            "additionalProperties": {"type": "integer"},
-        },
-        '{"b":2}',
-    ),
-    (
-        {
-            "type": "object",
-            "propertyNames": {"type": "string", "pattern": "^x-"},
-            "additionalProperties": {"type": "integer"},
-        },
-        '{"x-a":2}',
-    ),
-    ({"type": "object", "propertyNames": {"format": "uuid"}}, '{"a":1}'),
-    ({"type": "object", "properties": {"a": {"not": {}}}, "additionalProperties": False}, "{}"),
-    (
-        {
-            "$schema": "http://json-schema.org/draft-07/schema#",
-            "type": "array",
-            "items": [{"type": "null"}],
-            "additionalItems": False,
-        },
-        "[null]",
-    ),
-    (
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"$ref": "#"}},
-                {
-                    "type": "object",
-                    "propertyNames": {"type": "string"},
-                    "additionalProperties": {"$ref": "#"},
-                },
-            ]
-        },
-        '{"a":["b"]}',
-    ),
-]
-
-
 @pytest.mark.parametrize(("schema", "text"), EVERYDAY)
 def test_what_pydantic_and_zod_write_for_everyday_types_is_kept(
     schema: dict[str, Any], text: str
@@ -339,70 +152,6 @@ def test_formats_that_the_library_does_not_know_are_named_once() -> None:
     assert read_schema(contradictory).ignored_formats == ("date",)
 
 
-def _object(**members: Any) -> dict[str, Any]:
-    return {"type": "object", **members}
-
-
-# They say nothing alone.
-_BESIDE_OTHERS = {"if", "then", "else", "minContains", "maxContains"}
-REFUSALS: list[tuple[dict[str, Any], str, str]] = [
-    *(
-        (
-            _object(properties={"a b": {keyword: {"x": ["y"]}}}),
-            f'$.properties["a b"].{keyword}',
-            f"is not supported; {instead}",
-        )
-        for keyword, instead in REFUSED.items()
-        if keyword not in _BESIDE_OTHERS
-    ),
-    ({"if": {}, "then": {}}, "$.if", "write the cases as anyOf"),
-    ({"contains": {}, "maxContains": 2}, "$.contains", "constrain every item"),
-    (_object(minProperties=2), "$.minProperties", "a name may come twice"),
-    (
-        _object(properties={"a": {}, "b": {}}, minProperties=1),
-        "$.minProperties",
-        "write the names that must come as required",
-    ),
-    (
-        {"allOf": [_object(properties={"a": {}}), _object(patternProperties={"^a": {}})]},
-        "$.allOf[1].patternProperties",
-        "in one schema",
-    ),
-    (
-        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-        "$.oneOf",
-        "write anyOf, or give each object a property that is required",
-    ),
-    (
-        _object(properties={"u": {"oneOf": [_object(), _object()]}}),
-        "$.properties.u.oneOf",
-        "both 0 and 1",
-    ),
-    (
-        {"$defs": {"n": {"pattern": "a(?!b)"}}, "items": {"$ref": "#/$defs/n"}},
-        "$.$defs.n.pattern",
-        "look-around",
-    ),
-    ({"pattern": r"\\\bx"}, "$.pattern", r"without (?=, (?!, (?<=, (?<! and \b"),
-    (_object(propertyNames={"minLength": 2}), "$.propertyNames", "patternProperties"),
-    ({"const": 2**53 + 1}, "$.const", "write a string"),
-    ({"enum": ["\x01"]}, "$.enum", "control characters"),
-    ({"pattern": r"^\x01$"}, "$.pattern", "control characters"),
-    ({"$ref": "other.json"}, "$.$ref", "write the schema into $defs"),
-    ({"type": "text"}, "$.type", "must be of array, boolean"),
-    ({"items": {"minLength": -1}}, "$.items.minLength", "not negative"),
-    ({"maxItems": float("inf")}, "$.maxItems", "not negative"),
-    (
-        {
-            "$defs": {"n": _object(properties={"n": {"$ref": "#/$defs/n"}}, required=["n"])},
-            "$ref": "#/$defs/n",
-        },
-        "$",
-        "no value is valid and complete",
-    ),
-]
-
-
 @pytest.mark.parametrize(("schema", "path", "instead"), REFUSALS)
 def test_what_is_refused_is_named_by_its_path_with_what_to_write_instead(
     schema: dict[str, Any], path: str, instead: str
@@ -414,7 +163,7 @@ def test_what_is_refused_is_named_by_its_path_with_what_to_write_instead(
 
 
 def test_a_branch_that_would_never_end_is_left_out() -> None:
-    endless = _object(properties={"n": {"$ref": "#/$defs/n"}}, required=["n"])
+    endless = an_object(properties={"n": {"$ref": "#/$defs/n"}}, required=["n"])
     schema = {"$defs": {"n": endless}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}
     assert {walk(matcher_of(schema), random.Random(seed)) for seed in range(20)} == {"null"}
 
@@ -422,7 +171,7 @@ def test_a_branch_that_would_never_end_is_left_out() -> None:
 def test_a_branch_that_only_a_contradiction_ends_is_left_out() -> None:
     nothing = {"type": "array", "anyOf": [{"type": "string"}]}
     schema: dict[str, Any] = {
-        "$defs": {"n": {"anyOf": [_object(properties={"n": {"$ref": "#/$defs/n"}}), nothing]}},
+        "$defs": {"n": {"anyOf": [an_object(properties={"n": {"$ref": "#/$defs/n"}}), nothing]}},
         "type": "object",
         "properties": {"a": {"anyOf": [{"$ref": "#/$defs/m"}]}},
     }
@@ -437,31 +186,6 @@ def test_a_branch_that_only_a_contradiction_ends_is_left_out() -> None:
 @pytest.mark.parametrize("pattern", [r"^[\x00-\x7F]*$", r"^[^\x00-\x1f]+$", r"^\t\p{L}$"])
 def test_a_pattern_may_name_control_characters_with_others(pattern: str) -> None:
     assert_kept({"type": "string", "pattern": pattern}, random.Random(4))
-
-
-def test_what_the_library_says_has_the_place_in_the_schema() -> None:
-    schema = {"$defs": {"n": {"items": {"type": "string", "pattern": "("}}}, "$ref": "#/$defs/n"}
-    for kind, text in (
-        (GrammarKind.JSON_SCHEMA, json.dumps(schema)),
-        (GrammarKind.LARK, f"start: %json {json.dumps(schema)}"),
-    ):
-        grammar = library_grammar(Source(kind, text), {})
-        matcher = LLMatcher(TOKENIZER, grammar.text, log_level=0, limits=LIMITS)
-        assert grammar.named(matcher.get_error()).startswith("$.$defs.n.items: regex parse error")
-
-
-def test_a_schema_within_lark_is_read_too() -> None:
-    text = 'start: "<" value ">"\nvalue: %json {"type": "string", "format": "path"}\n'
-    assert library_grammar(Source(GrammarKind.LARK, text), {}).ignored_formats == ["path"]
-    with pytest.raises(SchemaError, match=r"^\$\.uniqueItems"):
-        library_grammar(Source(GrammarKind.LARK, 'start: %json {"uniqueItems": true}'), {})
-
-
-def test_the_library_knows_the_formats_that_are_enforced() -> None:
-    for name in ENFORCED_FORMATS:
-        matcher = matcher_of({"type": "string", "format": name})
-        assert not matcher.is_error()
-        assert matcher.validate_tokens(list(b'"\\n')) < 3, name
 
 
 def test_the_docs_list_what_is_enforced_and_what_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from tests.verifier.structured.test_grammars import END, TOKENIZER, state_of, tokens_of
+from tests.verifier.structured.compiled import END, TOKENIZER, state_of, tokens_of
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammars
 from verifier.structured.library_grammar import GrammarKind
@@ -109,15 +109,6 @@ def test_text_comes_where_the_tokenizer_puts_a_space_before_it(
     assert text_of(path, Tokenizer.from_file(str(path)).encode("hello").ids) == " hello"
     output = output_of(path, GrammarKind.CHOICES, json.dumps(["hello world"]), drafts=drafts)
     assert text_of(path, output) == "hello world"
-
-
-def test_a_lark_grammar_refers_to_a_token_by_its_name_or_its_id(tmp_path: Path) -> None:
-    path = with_token(tmp_path, "<tool_call>", is_special=False)
-    for reference in ("<tool_call>", f"<[{ID}]>"):
-        lark = f'start: "<tool_call>" {reference} "a" // <tool_call>'
-        output = output_of(path, GrammarKind.LARK, lark, drafts=False)
-        assert output.count(ID) == 1
-        assert text_of(path, output) == "<tool_call><tool_call>a"
 
 
 def test_text_that_is_an_added_token_of_unigram_comes(tmp_path: Path) -> None:

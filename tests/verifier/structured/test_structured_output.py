@@ -18,15 +18,14 @@ from tokenizers import Tokenizer
 from servicekit.errors import code_number
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.opens import PROMPT, make_open
 from tests.verifier.running_verifier import (
     PATIENCE_S,
     ClientSession,
     RunningVerifier,
     StartVerifier,
 )
-from tests.verifier.test_service import PROMPT, make_open
 from verifier.engine.messages import Command, Open
-from verifier.errors import InvalidRequestError
 from verifier.structured.grammar import Grammar
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammars
@@ -158,28 +157,6 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert 0 < last.num_accepted_tokens <= len(last.token_ids)
 
 
-async def test_a_resumed_output_goes_on(start_verifier: StartVerifier) -> None:
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    grammar, _ = GRAMMARS["json_schema"]
-    sampling = {"temperature": 1.0, "seed": 9, "logprobs": 1}
-    await session.open(constrained("a", grammar, sampling=dict(sampling)))
-    expected = await finish(session, "a")
-    logprobs = [each.logprob for decided in session.decided("a") for each in decided.logprobs]
-    assert all(each > float("-inf") for each in logprobs)
-    for cut in (1, len(expected) // 2, len(expected) - 1):
-        await session.open(
-            constrained(
-                f"cut {cut}",
-                grammar,
-                sampling=dict(sampling),
-                token_ids=[*PROMPT, *expected[:cut]],
-                prompt_length=len(PROMPT),
-            )
-        )
-        assert await finish(session, f"cut {cut}") == expected[cut:]
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
@@ -208,24 +185,6 @@ async def test_what_cannot_be_followed_is_refused_by_name(
     assert (rejected.code, rejected.field) == (code, field), rejected
     assert rejected.sequence_id == "a"
     await session.wait_finished("other")
-
-
-async def test_what_waits_for_its_grammar_counts_as_waiting(
-    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise its gateway would take the idle engine for a stuck one."""
-    compiled: Future[GrammarState] = Future()
-    monkeypatch.setattr(Grammars, "compile", lambda *_, **__: compiled)
-    running = await start_verifier(allow_structured_output=True)
-    session = await running.greeted_session()
-    await session.open(constrained("a", {"regex": "a"}))
-    async with asyncio.timeout(PATIENCE_S):
-        while (load := await running.load()).num_waiting != 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert load.num_running == 0
-    compiled.set_exception(InvalidRequestError("wrong", field="regex"))
-    await session.wait_rejected()
-    assert (await running.load()).num_waiting == 0
 
 
 async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
