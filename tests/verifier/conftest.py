@@ -11,19 +11,23 @@ import pytest
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from servicekit.channels.discovery import Resolve, resolve_host
 from servicekit.config import ServerOptions
 from tandem.v1 import verifier_pb2_grpc
+from tests.verifier.opens import NUM_NEW_TOKENS, PROMPT
 from tests.verifier.paged_model import PagedModel, load_bundled_model
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import RunningVerifier, StartVerifier
+from tests.verifier.saved_models import SaveModel
 from tests.verifier.scoring_engine import StartScoring, started
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine
 from verifier.engine.observation import EngineObserver
 from verifier.server import VerifierServer
+from verifier.transformers_model.checkpoint import reference_logits
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"
 
@@ -39,6 +43,21 @@ def start_engine() -> Iterator[StartEngine]:
             return running
 
         yield start
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> SaveModel:
+    """Writes a small random model to a folder, as transformers does."""
+
+    def save(config: Any) -> Path:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        folder = tmp_path / "model"
+        model.save_pretrained(folder)
+        return folder
+
+    return save
 
 
 @pytest.fixture(scope="session")
@@ -127,3 +146,14 @@ async def start_verifier(
             return running
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def greedy_output(bundled_float32: PagedModel) -> list[int]:
+    """Greedy output by transformers' own attention, recomputed for every token."""
+    known = list(PROMPT)
+    for _ in range(NUM_NEW_TOKENS):
+        known.append(int(reference_logits(bundled_float32.model, known)[-1].argmax()))
+    output = known[len(PROMPT) :]
+    assert len(set(output)) > 3, "a text that says something about drafts"
+    return output

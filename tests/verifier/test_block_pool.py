@@ -97,20 +97,3 @@ def test_blocks_that_were_used_are_allocated_before_others() -> None:
     pool.release(first)
     pool.extend(second, 3)
     assert set(second) == used
-
-
-@pytest.mark.parametrize(
-    ("tables", "complaint"),
-    [
-        pytest.param([[0, 1], [1, 2]], "in two tables", id="shared"),
-        pytest.param([[0, 1, 2, 5]], "in no table", id="held though free"),
-        pytest.param([[0, 1]], "in no table", id="lost"),
-    ],
-)
-def test_the_integrity_check_finds_every_kind_of_damage(
-    tables: list[list[int]], complaint: str
-) -> None:
-    pool = BlockPool(8)
-    pool.extend([], 3)
-    with pytest.raises(AssertionError, match=complaint):
-        pool.check_integrity(tables)

@@ -25,7 +25,6 @@ from verifier.model.gpu_memory import (
     free_for_kv_bytes,
     largest_steps,
 )
-from verifier.model.kv_room import room_for_kv_blocks
 from verifier.model.memory import (
     MEASURED_FRACTION,
     choose_num_kv_blocks,
@@ -33,7 +32,6 @@ from verifier.model.memory import (
     free_memory_bytes,
 )
 from verifier.model.model_part import ModelPart, room_for_part
-from verifier.model.ready_model import choose_max_model_len
 
 MIB = 1 << 20
 GPU = torch.device("cuda")
@@ -105,19 +103,6 @@ def test_the_containers_limit_counts_and_not_the_nodes_memory(
     membership: str, files: dict[str, str], expected_mib: int, tmp_path: Path
 ) -> None:
     assert free(tmp_path, membership, files) == expected_mib * MIB
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_pages_of_a_file_that_was_just_read_may_be_counted(version: int, tmp_path: Path) -> None:
-    names = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
-    prefix, membership = "total_", "4:memory:/\n"
-    if version == 2:
-        names = ("memory.max", "memory.current", "memory.stat")
-        prefix, membership = "", "0::/\n"
-    stat = f"{prefix}inactive_file {10 * MIB}\n{prefix}active_file {20 * MIB}\n"
-    files = dict(zip(names, (str(300 * MIB), str(100 * MIB), stat), strict=True))
-    assert free(tmp_path, membership, files) == 210 * MIB
-    assert free(tmp_path, membership, files, keeps_used_files=False) == 230 * MIB
 
 
 def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
@@ -362,53 +347,3 @@ def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
             int(left_bytes * MEASURED_FRACTION // num_bytes),
             [PROFILE_BLOCKS],
         )
-
-
-def room_for_kv(
-    gpu: StandInGpu, *, graph_bytes: int = 0, block_bytes: int = 64, **flags: Any
-) -> int:
-    return room_for_kv_blocks(
-        config_with(max_num_batched_tokens=200, **flags),
-        GPU,
-        lambda num_blocks: StandInModel(gpu),
-        model_limit=4096,
-        block_size=16,
-        block_bytes=block_bytes,
-        vocab_size=10,
-        graph_bytes=graph_bytes,
-    )
-
-
-@pytest.mark.stand_in
-@pytest.mark.parametrize(
-    ("graph_bytes", "block_bytes", "free_bytes"),
-    [(400_000, 64, 600_000), (0, 1_000_000, 600_000), (0, 64, 200_310)],
-)
-def test_a_gpu_without_room_for_a_block_is_refused(
-    gpu: StandInGpu, graph_bytes: int, block_bytes: int, free_bytes: int
-) -> None:
-    """Because of graphs, the size of a block, or the largest step."""
-    gpu.total = 400_000 + free_bytes
-    with pytest.raises(ConfigError, match="leaves no memory for the K/V cache"):
-        room_for_kv(gpu, graph_bytes=graph_bytes, block_bytes=block_bytes)
-
-
-@pytest.mark.stand_in
-def test_no_measured_step_is_longer_than_the_model_or_memory_allows(gpu: StandInGpu) -> None:
-    """Tables have no room for one that is longer than the model allows."""
-    longest = []
-
-    class NotingModel(StandInModel):
-        def forward(self, layout: BatchLayout) -> FloatArray:
-            longest.append(layout.seq_lens.max())
-            return super().forward(layout)
-
-    left_bytes = free_for_kv(gpu, make_model=lambda: NotingModel(gpu), max_model_len=5000)
-    assert max(longest) == 4096
-    with pytest.raises(ConfigError, match="--max-model-len: 5000: the model's limit is 4096"):
-        choose_max_model_len(
-            config_with(max_model_len=5000), model_limit=4096, room=left_bytes // 64 * 16
-        )
-    longest.clear()
-    free_for_kv(gpu, make_model=lambda: NotingModel(gpu), block_bytes=50_000)
-    assert max(longest) == (600_000 - 300) // 50_000 * 16

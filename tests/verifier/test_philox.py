@@ -1,14 +1,11 @@
 """The noise: Philox's published known answers, purity, distribution, and its compilation."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from servicekit.kernels.jit import kernel
 from tests.verifier.goodness_of_fit import kolmogorov_smirnov
 from verifier.sampling.philox import philox4x32, uniforms
 
@@ -92,11 +89,3 @@ def test_noise_is_exponential_along_every_axis(axis: str) -> None:
     assert kolmogorov_smirnov(ascending, 1 - np.exp(-ascending)) < 1.95
     neighbours = np.corrcoef(np.exp(-noise[:-1]), np.exp(-noise[1:]))[0, 1]
     assert abs(neighbours) < 4 / math.sqrt(count)
-
-
-def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_written() -> None:
-    # Source in a folder that does not exist and cannot be made, as below a read-only root.
-    namespace: dict[str, Any] = {}
-    exec(compile("def double(x):\n    return 2 * x\n", "/nowhere/at/all.py", "exec"), namespace)
-    double: Callable[[int], int] = kernel(namespace["double"])
-    assert double(21) == 42

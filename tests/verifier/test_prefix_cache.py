@@ -11,7 +11,6 @@ from tests.verifier.running_engine import StartEngine
 from tests.verifier.scheduled_world import ScheduledWorld
 from tests.verifier.sequences import make_sequence
 from tests.verifier.test_scheduler import make_scheduler
-from verifier.engine.messages import Opened
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 
@@ -212,19 +211,6 @@ class TestEviction:
 
 
 class TestEngine:
-    def test_hits_are_reported_in_the_session_and_the_load(self, start_engine: StartEngine) -> None:
-        running = start_engine()
-        session = running.attach()
-        session.wait_end(session.open(TEXT[:20], max_new_tokens=1))
-        second = session.open(TEXT[:22], max_new_tokens=3)
-        session.wait_end(second)
-        assert session.output(second) == continue_by(hashed, TEXT[:22], 3)
-        opened = session.of(second)[0]
-        assert isinstance(opened, Opened)
-        assert opened.num_cached_tokens == 20
-        load = running.engine.load
-        assert (load.num_prefix_cache_queries, load.num_prefix_cache_hits) == (42, 20)
-
     def test_a_sequence_larger_than_the_pool_is_refused(self, start_engine: StartEngine) -> None:
         session = start_engine(num_blocks=10, max_model_len=200).attach()
         too_long = session.wait_end(session.open([1] * 20, max_new_tokens=21))

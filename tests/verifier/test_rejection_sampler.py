@@ -3,19 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.values import StructuredOutput
 from tests.verifier.goodness_of_fit import follows
 from verifier.sampling import Sampling
-from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import (
     PADDING,
@@ -109,21 +105,6 @@ def test_nothing_is_accepted_from_an_unusable_row_on(
         assert num_accepted[i] == stood
         assert last_is_usable[i] == sequence[stood][2]
         assert outputs[i].tolist() == expected + [PADDING] * (outputs.shape[1] - len(expected))
-
-
-@pytest.mark.parametrize(
-    ("num_samples", "num_drafts", "counts"), [(3, 2, [1]), (3, 1, [2]), (2, 2, [2]), (2, 0, [-1])]
-)
-def test_arrays_that_contradict_each_other_are_refused(
-    num_samples: int, num_drafts: int, counts: list[int]
-) -> None:
-    with pytest.raises(ValueError, match="different lengths"):
-        accept_rows(
-            ints([0] * num_samples),
-            ints([0] * num_drafts),
-            ints(counts),
-            np.ones(num_samples, bool),
-        )
 
 
 def judge(
@@ -329,42 +310,6 @@ def test_the_token_after_an_accepted_draft_has_its_own_distribution() -> None:
     assert follows(counts, torch.softmax(bonus_logits.double(), dim=-1).numpy())
 
 
-def test_seeded_output_is_the_same_whatever_the_drafts_and_the_batch() -> None:
-    """Sequences decoded token by token, and with drafts that are right, wrong and absurd."""
-    generator = torch.Generator().manual_seed(5)
-    num_tokens, vocab_size = 40, 12
-    rows = torch.randn(num_tokens, vocab_size, generator=generator) * 2
-    sampling = Sampling(temperature=0.8, top_p=0.95, seed=2**64 - 3)
-    plain = [verify_one(rows[i : i + 1], [], sampling, first_position=i)[0][0]
-             for i in range(num_tokens)]  # fmt: skip
-
-    draw = np.random.default_rng(7)
-    bystander = Sampling(temperature=1.5, seed=1)
-    output: list[int] = []
-    num_accepted = num_rejected = 0
-    while len(output) < num_tokens:
-        start = len(output)
-        num_drafts = int(draw.integers(0, min(7, num_tokens - start - 1) + 1))
-        drafts = ints(plain[start : start + num_drafts])
-        wrong = draw.random(num_drafts) < 0.3
-        drafts[wrong] = draw.choice([*OUT_OF_RANGE, 0, 1, 2], size=int(wrong.sum()))
-        noise_rows = torch.randn(3, vocab_size, generator=generator)
-        verdict = judge(
-            torch.cat([noise_rows, rows[start : start + num_drafts + 1]]),
-            sampling=[bystander, sampling],
-            first_positions=ints([start, start]),
-            draft_token_ids=np.concatenate([ints([5, 6]), drafts]),
-            num_draft_tokens=ints([2, num_drafts]),
-        )
-        accepted = int(verdict.num_accepted_tokens[1])
-        output += verdict.output_token_ids[1, : accepted + 1].tolist()
-        num_accepted += accepted
-        num_rejected += num_drafts - accepted
-    assert output == plain
-    assert num_accepted > 0
-    assert num_rejected > 0
-
-
 SAMPLINGS = {
     "greedy": Sampling(),
     "greedy with penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.3),
@@ -400,78 +345,6 @@ def logits() -> torch.Tensor:
     return logits
 
 
-class Masked:
-    """A constraint whose masks are given; says of tokens what they say, or asks for the masks."""
-
-    def __init__(self, is_allowed: npt.NDArray[np.bool_], *, tells: bool) -> None:
-        """`is_allowed`: [K + 1, V]."""
-        self._is_allowed = is_allowed
-        self._tells = tells
-        self.num_asked = 0
-
-    def allows(self, token_ids: Sequence[int]) -> bool:
-        rows = range(len(token_ids))
-        return self._tells and bool(self._is_allowed[rows, token_ids].all())
-
-    def allowed(self, draft_token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        self.num_asked += 1
-        bits = np.packbits(self._is_allowed, axis=-1, bitorder="little")
-        return bits.view(np.int32)
-
-
-@pytest.mark.parametrize(
-    ("fields", "may_tell"),
-    [
-        ({}, True),
-        ({"temperature": 0.7, "seed": 3}, False),
-        ({"frequency_penalty": 0.9}, False),
-        ({"logit_bias": {2: 1.5}}, False),
-        ({"min_new_tokens": 9}, False),
-    ],
-)
-def test_masks_are_not_asked_for_where_the_likeliest_tokens_are_allowed(
-    fields: dict[str, Any], may_tell: bool
-) -> None:
-    """And the tokens are those that they would give, with and without drafts."""
-    draw = np.random.default_rng(8)
-    sampling = Sampling(structured_output=StructuredOutput(), **fields)
-    num_asked = num_steps = 0
-    for _ in range(300):
-        num_drafts, vocab_size = int(draw.integers(0, 4)), 32
-        # Ties, and rows that cannot be used.
-        logits = draw.integers(0, 5, (num_drafts + 1, vocab_size)).astype(np.float32)
-        logits[draw.random(num_drafts + 1) < 0.1, 3] = np.nan
-        drafts = logits.argmax(axis=-1)[:-1]
-        drafts[draw.random(num_drafts) < 0.2] = 1
-        is_allowed = draw.random(logits.shape) < 0.8
-        verdicts = []
-        for tells in (True, False):
-            constraint = Masked(is_allowed, tells=tells)
-            adjustments = Adjustments(
-                sampling, prompt_length=1, stop_token_ids=frozenset({2}), constraint=constraint
-            )
-            adjustments.count([1, 4])
-            history = History(adjustments=adjustments, draft_token_ids=drafts.tolist())
-            verdicts.append(
-                verify(
-                    logits,
-                    [JudgedSequence(sampling=sampling, history=history, first_position=2)],
-                    draft_token_ids=drafts,
-                    num_draft_tokens=ints([num_drafts]),
-                )
-            )
-            num_asked += constraint.num_asked * tells
-        assert_same_verdict(*verdicts)
-        num_steps += 1
-    assert 0 < num_asked < num_steps if may_tell else num_asked == num_steps
-
-
-def assert_same_verdict(one: Verdict, other: Verdict) -> None:
-    assert one.is_finite.tolist() == other.is_finite.tolist()
-    assert one.num_accepted_tokens.tolist() == other.num_accepted_tokens.tolist()
-    assert one.output_token_ids.tolist() == other.output_token_ids.tolist()
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("sampling_name", SAMPLINGS)
 class TestRowsThatAreNotFinite:
@@ -501,21 +374,6 @@ class TestRowsThatAreNotFinite:
         for other in (0, 2):
             assert (verdict.output_token_ids[other] == healthy.output_token_ids[other]).all()
             assert verdict.logprobs[other] == healthy.logprobs[other]
-
-    def test_change_nothing_after_a_rejected_draft(
-        self, logits: torch.Tensor, sampling_name: str, bad: float
-    ) -> None:
-        drafts = RIGHT_DRAFTS
-        for num_right in range(3):
-            lying = [*drafts[:num_right], OUT_OF_RANGE[num_right], *drafts[num_right + 1 :]]
-            healthy = three_sequences(logits, lying, SAMPLINGS[sampling_name])
-            broken = logits.clone()
-            broken[3 + num_right : 6] = bad
-            verdict = three_sequences(broken, lying, SAMPLINGS[sampling_name])
-            assert verdict.is_finite.all()
-            assert verdict.num_accepted_tokens[1] == num_right
-            assert (verdict.output_token_ids == healthy.output_token_ids).all()
-            assert verdict.logprobs == healthy.logprobs
 
 
 @pytest.mark.parametrize("failing", range(3))

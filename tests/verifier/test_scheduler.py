@@ -1,6 +1,5 @@
 """The scheduler alone: budget, order, room for drafts, and that every sequence finishes."""
 
-import random
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tests.volume import examples
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import Scoring, ScoringMethod, Sequence
+from verifier.scheduling.sequence import Sequence
 
 
 def make_scheduler(
@@ -63,10 +62,6 @@ def decoding(scheduler: Scheduler, num_sequences: int, **fields: Any) -> list[Se
     return sequences
 
 
-def num_tokens(scheduled: list[ScheduledSequence]) -> int:
-    return sum(item.num_new_tokens + len(item.draft_token_ids) for item in scheduled)
-
-
 def test_prompts_are_cut_into_chunks_that_fit_the_budget() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
     sequence = make_sequence(23)
@@ -90,15 +85,6 @@ def test_decodes_come_before_prompts_and_prompts_get_the_rest() -> None:
     assert [item.sequence for item in scheduled] == [*decodes, prompt]
     assert [item.num_new_tokens for item in scheduled] == [1, 1, 1, 7]
     assert [item.is_sampled for item in scheduled] == [True, True, True, False]
-
-
-def test_a_sequence_that_is_only_scored_is_not_sampled() -> None:
-    scheduler = make_scheduler()
-    scoring = Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0)
-    scheduler.add(make_sequence(8, scoring=scoring, rows_to_score=range(4, 8)))
-    scheduler.admit()
-    [item] = scheduler.schedule()
-    assert (item.num_new_tokens, item.is_sampled) == (8, False)
 
 
 def prompts(scheduler: Scheduler, *lengths: int, **fields: Any) -> list[Sequence]:
@@ -256,14 +242,6 @@ def test_one_half_of_the_budget_goes_in_order_and_the_other_to_prompts_that_end(
                 assert got[j] == missing[j], "one with fewer tokens was left behind"
 
 
-def test_a_prompt_needs_room_for_its_first_chunk_only() -> None:
-    scheduler = make_scheduler(num_blocks=16, max_num_batched_tokens=16)
-    decoding(scheduler, 1, num_output_tokens=30)
-    large = make_sequence(56)
-    scheduler.add(large)
-    assert scheduler.admit() == [large]
-
-
 def test_long_prompts_are_looked_up_in_several_steps_as_they_take_long() -> None:
     scheduler = make_scheduler(num_blocks=4000, max_num_seqs=16)
     text = list(range(8000))
@@ -362,77 +340,3 @@ def test_a_sequence_that_must_await_a_draft_is_left_out_of_steps() -> None:
     assert [item.sequence for item in scheduler.schedule()] == [other]
     awaiting.draft_buffer.offer(len(awaiting.token_ids), [], 0, awaiting.token_ids)
     assert [item.sequence for item in scheduler.schedule()] == [awaiting, other]
-
-
-@settings(max_examples=examples(60))
-@given(
-    seed=st.integers(0, 2**32),
-    num_blocks=st.integers(3, 12),
-    max_num_seqs=st.integers(1, 5),
-    extra_budget=st.integers(0, 12),
-)
-def test_every_sequence_finishes_in_a_tiny_pool(
-    seed: int, num_blocks: int, max_num_seqs: int, extra_budget: int
-) -> None:
-    block_size = 4
-    draw = random.Random(seed)
-    scheduler = make_scheduler(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + extra_budget,
-    )
-    longest = num_blocks * block_size
-    coming = []
-    for i in range(25):
-        num_prompt = draw.randrange(1, longest)
-        coming.append(
-            make_sequence(
-                # None begins like another one, and waits for that.
-                token_ids=[i] * num_prompt,
-                num_output_tokens=draw.randint(1, longest - num_prompt),
-            )
-        )
-    order = list(coming)
-    admitted: list[Sequence] = []
-    num_steps = 0
-    while coming or scheduler.running or scheduler.waiting:
-        for _ in range(draw.randrange(4)):
-            if coming:
-                scheduler.add(coming.pop(0))
-        if (held := [*scheduler.running, *scheduler.waiting]) and draw.random() < 0.05:
-            cancelled = draw.choice(held)
-            scheduler.finish(cancelled)
-            order.remove(cancelled)
-            admitted = [s for s in admitted if s is not cancelled]
-        admitted += scheduler.admit()
-        for sequence in scheduler.running:
-            give_hint(sequence, draw.randrange(10))
-        scheduled = scheduler.schedule()
-        assert scheduled or not scheduler.running, "somebody runs, but nobody is scheduled"
-        check_step(scheduler, scheduled)
-        for item in scheduled:
-            commit(scheduler, item, draw.randint(0, len(item.draft_token_ids)))
-        scheduler.check_integrity()
-        num_steps += 1
-        assert num_steps < 25 * 2 * longest
-    assert admitted == order, "not in the order of arrival"
-    assert scheduler.block_pool.num_used == 0
-
-
-def check_step(scheduler: Scheduler, scheduled: list[ScheduledSequence]) -> None:
-    assert num_tokens(scheduled) <= scheduler.max_num_batched_tokens
-    assert len(scheduler.running) <= scheduler.max_num_seqs
-    in_decode = {id(s) for s in scheduler.running if not s.is_prefilling}
-    prefill_begins = next(
-        (i for i, item in enumerate(scheduled) if id(item.sequence) not in in_decode),
-        len(scheduled),
-    )
-    assert {id(item.sequence) for item in scheduled[:prefill_begins]} == in_decode
-    for item in scheduled:
-        sequence = item.sequence
-        assert 0 < item.num_new_tokens <= len(sequence.token_ids) - sequence.num_computed_tokens
-        assert len(item.draft_token_ids) <= max(0, sequence.remaining - 1)
-        assert item.is_sampled or not item.draft_token_ids
-        end = sequence.num_computed_tokens + item.num_new_tokens + len(item.draft_token_ids)
-        assert len(sequence.block_table) * scheduler.block_size >= end

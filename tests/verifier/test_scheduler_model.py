@@ -200,17 +200,6 @@ class TestPreemption:
         assert second.is_preempted
         assert world.scheduler.counts.num_preemptions == 1, "computed again for nothing"
 
-    def test_after_readmission_it_is_not_preempted_before_some_sequence_has_grown(self) -> None:
-        world = ScheduledWorld(
-            num_blocks=19, max_num_seqs=5, growth_tokens=16, has_prefix_cache=False
-        )
-        for i, (num_prompt_tokens, num_output_tokens) in enumerate(
-            [(6, 42), (8, 43), (5, 56), (8, 42)]
-        ):
-            world.open([i % 3] * num_prompt_tokens, num_output_tokens)
-        world.run_to_end()  # the world asserts it in every step
-        assert world.scheduler.counts.num_preemptions == 3
-
 
 class TestFairness:
     def test_every_decode_is_in_every_step_under_a_stream_of_long_prompts(self) -> None:

@@ -18,7 +18,6 @@ from tests.verifier.running_engine import (
 )
 from tests.verifier.scoring_engine import (
     StartScoring,
-    oracle_logits,
     score,
     stacked,
 )
@@ -27,7 +26,6 @@ from verifier.engine.messages import Rejected
 from verifier.engine.observation import StepRecord
 from verifier.errors import ModelOutputError
 from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import target_probs
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import (
@@ -126,26 +124,6 @@ class TestBothMethods:
             assert session.prompt_logprobs(repeated) == session.prompt_logprobs(stream)
         session.detach()
 
-    @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-    def test_score_the_processed_distribution_with_each_rows_own_history(
-        self, start_scoring: StartScoring, method: ScoringMethod, bundled_model: LoadedModel
-    ) -> None:
-        sequence = to_score(12, 6, 3, bundled_model.served.vocab_size)
-        drafts = sequence.draft_token_ids
-        # A draft that occurs twice: counted once in the rows after the first, twice later.
-        drafts[3] = drafts[0]
-        sampling = Sampling(
-            temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.7,
-            presence_penalty=0.3, logit_bias={5: 4.0, drafts[1]: 2.0},
-        )  # fmt: skip
-        [scores] = score(
-            start_scoring(max_num_batched_tokens=16), [sequence], sampling=sampling, method=method
-        )
-        logits = oracle_logits(sequence.token_ids + drafts)[-7:]
-        expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
-        torch.testing.assert_close(stacked(scores, "probs"), expected, atol=3e-4, rtol=0)
-        torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=3e-4, rtol=0)
-
 
 def options(**fields: object) -> ScoreOptions:
     values = {"method": SINGLE_PASS, "num_top": 1, **fields}
@@ -196,20 +174,6 @@ class TestRecomputation:
         assert [p.rank for p in scores.prompt_logprobs] == [1] * 39
         assert [p.top_token_id for p in scores.positions] == [*text[40:], 1]
         assert [p.draft and p.draft.rank for p in scores.positions] == [1] * 20 + [None]
-
-    def test_prompt_logprobs_are_reported_once(
-        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        text = [i % 3 for i in range(80)]
-        running = start_engine(rule=follow(text), max_num_batched_tokens=8)
-        preempt_after({2, 6, 15}, running, monkeypatch)
-        session = running.attach()
-        sequence_id = session.open(
-            text[:50], max_new_tokens=10, sampling=Sampling(prompt_logprobs=0)
-        )
-        session.wait_end(sequence_id)
-        assert [p.token_id for p in session.prompt_logprobs(sequence_id)] == text[1:50]
-        assert session.output(sequence_id) == text[50:60]
 
 
 def test_sequences_as_long_as_the_whole_pool_are_scored_also_when_cached(

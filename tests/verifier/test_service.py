@@ -4,66 +4,26 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import threading
-from collections.abc import Callable
 
 import grpc
 import pytest
-import torch
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from servicekit.errors import code_number, field_violation, retry_after_ms
-from servicekit.logs import get_logger
-from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2_grpc
+from servicekit.errors import code_number, field_violation
+from tandem.v1 import drafter_pb2, sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
-from tests.verifier.paged_model import PagedModel
+from tests.verifier.opens import PROMPT, VOCAB_SIZE, make_open
 from tests.verifier.running_verifier import (
     PATIENCE_S,
-    ClientSession,
-    RunningVerifier,
     StartVerifier,
 )
-from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.errors import OverloadedError
-from verifier.server import VerifierServer
 from verifier.service import event_wire
-from verifier.transformers_model.checkpoint import reference_logits
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
 UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
-
-# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer.
-PROMPT = [
-    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
-    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
-]  # fmt: skip
-NUM_NEW_TOKENS = 24
-VOCAB_SIZE = 2048
-
-
-def make_open(sequence_id: str = "a", **fields: object) -> pb.Open:
-    defaults: dict[str, object] = {
-        "token_ids": PROMPT,
-        "max_new_tokens": NUM_NEW_TOKENS,
-        "ignore_eos": True,
-        "draft_wait": pb.DRAFT_WAIT_NEVER,
-    }
-    return pb.Open(sequence_id=sequence_id, **(defaults | fields))  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def greedy_output(bundled_float32: PagedModel) -> list[int]:
-    """Greedy output by transformers' own attention, recomputed for every token."""
-    known = list(PROMPT)
-    for _ in range(NUM_NEW_TOKENS):
-        known.append(int(reference_logits(bundled_float32.model, known)[-1].argmax()))
-    output = known[len(PROMPT) :]
-    assert len(set(output)) > 3, "a text that says something about drafts"
-    return output
 
 
 class TestGreeting:
@@ -224,44 +184,16 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
     ),
     "long digest": (make_open(expected_model_digest="x" * 257), "expected_model_digest"),
     "more tokens than any model takes": (make_open(token_ids=[1] * (1 << 20 | 1)), "token_ids"),
-    "negative temperature": (
-        make_open(sampling=SamplingParams(temperature=-0.1, seed=1)),
-        "sampling.temperature",
-    ),
-    "temperature nan": (
-        make_open(sampling=SamplingParams(temperature=float("nan"), seed=1)),
-        "sampling.temperature",
-    ),
-    "temperature infinite": (
-        make_open(sampling=SamplingParams(temperature=float("inf"), seed=1)),
-        "sampling.temperature",
-    ),
-    "top_p of 2": (make_open(sampling=SamplingParams(top_p=2)), "sampling.top_p"),
-    "top_p of 0": (make_open(sampling=SamplingParams(top_p=0)), "sampling.top_p"),
-    "top_p nan": (make_open(sampling=SamplingParams(top_p=float("nan"))), "sampling.top_p"),
-    "min_p over 1": (make_open(sampling=SamplingParams(min_p=1.5)), "sampling.min_p"),
-    "repetition penalty of 0": (
-        make_open(sampling=SamplingParams(repetition_penalty=0)),
-        "sampling.repetition_penalty",
-    ),
-    "frequency penalty under -2": (
-        make_open(sampling=SamplingParams(frequency_penalty=-2.5)),
-        "sampling.frequency_penalty",
-    ),
-    "presence penalty nan": (
-        make_open(sampling=SamplingParams(presence_penalty=float("nan"))),
-        "sampling.presence_penalty",
-    ),
     "bias of no token": (
         make_open(sampling=SamplingParams(logit_bias={VOCAB_SIZE: 1})),
         "sampling.logit_bias",
     ),
     "too many logprobs": (make_open(sampling=SamplingParams(logprobs=21)), "sampling.logprobs"),
-    "long salt": (make_open(cache_salt="x" * 257), "cache_salt"),
     "too many prompt logprobs": (
         make_open(sampling=SamplingParams(prompt_logprobs=21)),
         "sampling.prompt_logprobs",
     ),
+    "long salt": (make_open(cache_salt="x" * 257), "cache_salt"),
     "no seed": (make_open(sampling=SamplingParams(temperature=1)), "sampling.seed"),
     "unknown logprobs mode": (
         make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
@@ -312,23 +244,6 @@ class TestOpening:
         await session.open(make_open("good"))
         assert await session.wait_finished("good") == greedy_output
 
-    async def test_values_at_their_limits_are_accepted(self, start_verifier: StartVerifier) -> None:
-        session = await (await start_verifier()).greeted_session()
-        await session.open(
-            make_open("x" * 64, max_new_tokens=1),
-            make_open("no room but for one", token_ids=[1] * 2047, max_new_tokens=0),
-            make_open("limits", num_speculative_tokens=31, stop_token_ids=range(1024)),
-            make_open("neutral", max_new_tokens=1, sampling=SamplingParams(
-                top_p=1, repetition_penalty=1,
-                logprobs_mode=sampling_pb2.LOGPROBS_MODE_PROCESSED)),
-            make_open("last id", token_ids=[VOCAB_SIZE - 1], max_new_tokens=1),
-        )  # fmt: skip
-        assert len(await session.wait_finished("x" * 64)) == 1
-        assert len(await session.wait_finished("no room but for one")) == 1
-        await session.wait_finished("limits")
-        await session.wait_finished("neutral")
-        await session.wait_finished("last id")
-
     async def test_another_model_is_refused(
         self, start_verifier: StartVerifier, bundled_model: LoadedModel
     ) -> None:
@@ -358,25 +273,6 @@ class TestOpening:
 
 
 class TestPromptLogprobs:
-    async def test_come_by_chunk_before_the_first_token(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier(max_num_batched_tokens=16)
-        session = await running.greeted_session()
-        sampling = sampling_pb2.SamplingParams(prompt_logprobs=2)
-        await session.open(make_open(sampling=sampling))
-        assert await session.wait_finished("a") == greedy_output
-        kinds = [event.WhichOneof("event") for event in session.events]
-        assert kinds[1:6] == ["opened", *["prompt_scored"] * 3, "decided"]
-        chunks = [e.prompt_scored for e in session.events if e.HasField("prompt_scored")]
-        assert [chunk.base_length for chunk in chunks] == [1, 17, 33]
-        reported = [logprob for chunk in chunks for logprob in chunk.logprobs]
-        expected = torch.log_softmax(oracle_logits(PROMPT), dim=-1)
-        assert [logprob.token_id for logprob in reported] == PROMPT[1:]
-        for logprob, row in zip(reported, expected[:-1], strict=True):
-            assert abs(logprob.logprob - float(row[logprob.token_id])) < 1e-4
-            assert [top.token_id for top in logprob.top] == row.topk(2).indices.tolist()
-
     async def test_over_the_bound_are_refused(self, start_verifier: StartVerifier) -> None:
         running = await start_verifier(max_model_len=8000)
         session = await running.greeted_session()
@@ -384,21 +280,6 @@ class TestPromptLogprobs:
         await session.open(make_open(token_ids=[1] * 6500, sampling=sampling))
         rejected = await session.wait_rejected()
         assert (rejected.code, rejected.field) == (INVALID, "sampling.prompt_logprobs")
-
-
-class TestDrafts:
-    async def test_right_drafts_are_accepted(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        session = await (await start_verifier()).greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        await session.draft("a", len(PROMPT) + 1, greedy_output[1:20])
-        decided = await session.wait_decided("a", 2)
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (19, 19)
-        assert list(decided.token_ids) == greedy_output[1:21]
-        assert decided.base_length == len(PROMPT) + 1
-        assert decided.num_wanted_draft_tokens == NUM_NEW_TOKENS - 21 - 1
 
 
 class TestSessions:
@@ -474,188 +355,3 @@ class TestSessions:
             await flooding
         size = sum(response.ByteSize() for response in session.responses)
         assert size < 16 << 20, "what was kept for it is not bounded"
-
-
-class TestDrain:
-    async def test_refuses_opens_and_finishes_what_runs(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier()
-        session, idle = await running.greeted_session(), await running.greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        draining = asyncio.create_task(running.verifier.servicer.drain())
-        await asyncio.sleep(0)  # it has begun
-        newcomer = await running.greeted_session()
-        for refused in (session, idle, newcomer):
-            await refused.open(make_open("late"))
-            rejected = await refused.wait_rejected()
-            assert rejected.sequence_id == "late"
-            assert rejected.code == code_number(grpc.StatusCode.UNAVAILABLE)
-            assert rejected.retry_after_ms > 0
-            told = [event for event in refused.events if event.HasField("draining")]
-            assert len(told) == 1
-        assert not draining.done()
-        await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
-        assert await session.wait_finished("a") == greedy_output
-        async with asyncio.timeout(PATIENCE_S):
-            await draining
-        for ended in (session, idle, newcomer):
-            assert await ended.read_to_end() == grpc.StatusCode.OK
-
-    async def test_with_nothing_open_ends_at_once(self, start_verifier: StartVerifier) -> None:
-        running = await start_verifier()
-        session = await running.greeted_session()
-        async with asyncio.timeout(PATIENCE_S):
-            await running.verifier.servicer.drain()
-        assert await session.read_to_end() == grpc.StatusCode.OK
-
-
-class TestUnaryCalls:
-    async def test_get_model_info(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel
-    ) -> None:
-        running = await start_verifier()
-        response = await running.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert response.model_id == "renamer"
-        assert response.model_digest == bundled_model.served.model_digest
-        assert response.architecture == "Qwen3ForCausalLM"
-        assert response.dtype == "float32"
-        assert response.device == "cpu"
-        assert response.numerics == "strict"
-        assert response.attention_backend == "own"
-        assert list(response.eos_token_ids) == [0]
-        assert response.limits.vocab_size == VOCAB_SIZE
-
-    async def test_get_verifier_load(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel
-    ) -> None:
-        running = await start_verifier(max_num_seqs=1)
-        session = await running.greeted_session()
-        await session.open(*(make_open(str(i), draft_wait=pb.DRAFT_WAIT_ALWAYS) for i in range(2)))
-        await session.wait_decided("0")
-        await session.draft("0", len(PROMPT) + 1, [])
-        await session.wait_decided("0", 2)
-        await running.sync()
-        load = await running.load()
-        assert load.instance_id == bundled_model.served.instance_id
-        assert (load.num_running, load.num_waiting) == (1, 1)
-        assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (3, 512)
-        assert load.num_steps == 2
-        assert load.step_duration_s > 0
-        assert load.hop_duration_s > 0
-        running.engine._estimates._recent_hops_s.extend([1.0] * 98 + [2.0] * 2)
-        load = await running.load()
-        assert (load.hop_p50_s, load.hop_p99_s) == (1.0, 2.0)
-
-
-class TestMetrics:
-    async def test_count_steps_hints_and_blocks(
-        self, start_verifier: StartVerifier, greedy_output: list[int]
-    ) -> None:
-        running = await start_verifier()
-        session = await running.greeted_session()
-        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
-        await session.wait_decided("a")
-        await session.draft("a", len(PROMPT) + 1, greedy_output[1:4])
-        await session.wait_decided("a", 2)
-        await session.draft("a", len(PROMPT) + 1, [1])
-        await session.draft("a", len(PROMPT) + 5, [])
-        await session.wait_decided("a", 3)
-        await running.sync()
-        assert sample(running, "tandem_kv_blocks_total") == 512
-        assert sample(running, "tandem_kv_blocks_used") == 3
-        assert sample(running, "tandem_verifier_sequences_running") == 1
-        assert sample(running, "tandem_verifier_max_num_seqs") == 8
-        assert sample(running, "tandem_draft_hints_total", outcome="used") == 1
-        assert sample(running, "tandem_draft_hints_total", outcome="stale") == 1
-        assert sample(running, "tandem_draft_hop_seconds_count") == 2
-        assert sample(running, "tandem_step_tokens_sum") == len(PROMPT) + 4 + 1
-        for phase in ("schedule", "forward", "verify", "commit"):
-            assert sample(running, "tandem_step_duration_seconds_count", phase=phase) == 3
-        # Each step by its drafts: the prompt's 0, then 3, then 0; 4 + 1 tokens in 2 decode steps.
-        assert sample(running, "tandem_speculation_depth_bucket", le="0.0") == 2
-        assert sample(running, "tandem_speculation_depth_bucket", le="3.0") == 3
-        assert sample(running, "tandem_speculation_depth_count") == 3
-        assert sample(running, "tandem_speculation_depth_sum") == 3
-        assert sample(running, "tandem_step_cost_error_ratio_count") == 3
-        assert sample(running, "tandem_decode_seconds_total") > 0
-        assert sample(running, "tandem_decode_plain_seconds_total") > 0
-        assert sample(running, "tandem_verifier_pending_commands") == 0
-
-
-def sample(running: RunningVerifier, name: str, **labels: str) -> float:
-    values = [
-        sample.value
-        for family in running.registry.collect()
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
-    assert values, f"{name}{labels} is not measured"
-    return sum(values)
-
-
-async def test_while_the_model_loads_health_is_not_serving_and_calls_are_refused(
-    bundled_config: VerifierConfig, bundled_model: LoadedModel
-) -> None:
-    loads, goes_on = threading.Event(), threading.Event()
-
-    def load(_: VerifierConfig) -> LoadedModel:
-        loads.set()
-        goes_on.wait(PATIENCE_S)
-        return bundled_model
-
-    verifier = VerifierServer(
-        bundled_config, registry=CollectorRegistry(), logger=get_logger("test")
-    )
-    starting = asyncio.create_task(verifier.start(load))
-    try:
-        assert await asyncio.to_thread(loads.wait, PATIENCE_S)
-        async with grpc.aio.insecure_channel(verifier.server.address) as channel:
-            await assert_refused_while_loading(channel)
-            goes_on.set()
-            engine = await starting
-            await verifier_pb2_grpc.VerifierServiceStub(channel).GetModelInfo(
-                pb.GetModelInfoRequest()
-            )
-        engine.stop()
-        await asyncio.wrap_future(engine.stopped)
-    finally:
-        goes_on.set()
-        await asyncio.wait([starting])
-        await verifier.server.stop(0)
-
-
-async def assert_refused_while_loading(channel: grpc.aio.Channel) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
-    for service in ("", "tandem.v1.VerifierService"):
-        response = await health.Check(health_pb2.HealthCheckRequest(service=service))
-        assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-    session = ClientSession(stub.Session())
-    calls: list[Callable[[], object]] = [
-        lambda: stub.GetModelInfo(pb.GetModelInfoRequest()),
-        lambda: stub.GetVerifierLoad(pb.GetVerifierLoadRequest()),
-        session.call.read,
-    ]
-    for call in calls:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call()  # type: ignore[misc]
-        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert retry_after_ms(error.value)
-
-
-async def test_a_model_that_cannot_be_loaded_leaves_no_server_running(
-    bundled_config: VerifierConfig,
-) -> None:
-    def fail(_: VerifierConfig) -> LoadedModel:
-        raise RuntimeError("no such weights")
-
-    verifier = VerifierServer(
-        bundled_config, registry=CollectorRegistry(), logger=get_logger("test")
-    )
-    with pytest.raises(RuntimeError, match="no such weights"):
-        await verifier.start(fail)
-    host, _, port = verifier.server.address.rpartition(":")
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection(host, int(port))

@@ -16,38 +16,7 @@ from verifier.scheduling.sequence import MAX_TRACED_TOKENS
 from verifier.service import event_wire
 
 ALWAYS = DraftWait.ALWAYS
-TEXT = [
-    3,
-    1,
-    4,
-    1,
-    5,
-    9,
-    2,
-    6,
-    5,
-    3,
-    5,
-    8,
-    9,
-    7,
-    9,
-    3,
-    2,
-    3,
-    8,
-    4,
-    6,
-    2,
-    6,
-    4,
-    3,
-    3,
-    8,
-    3,
-    2,
-    7,
-] * 2
+TEXT = [int(digit) for digit in "314159265358979323846264338327"] * 2
 BLOCK_SIZE = 4
 
 

@@ -5,26 +5,19 @@ import contextlib
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import sampling_pb2, verifier_pb2_grpc
 from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.opens import NUM_NEW_TOKENS, PROMPT, make_open
 from tests.verifier.parallel_verifier import PATIENCE_S, Rank, start_ranks
 from tests.verifier.running_verifier import ClientSession, StartVerifier
-from verifier.checkpoint.digests import begin_digest
-from verifier.config import VerifierConfig
-from verifier.model import model_part
-from verifier.model.model_part import load_part
-from verifier.transformers_model import checkpoint
 
 FLAGS = [
     "--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
@@ -32,14 +25,8 @@ FLAGS = [
     "--max-num-batched-tokens", "64",
 ]  # fmt: skip
 
-# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer.
-PROMPT = [
-    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
-    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
-]  # fmt: skip
 # The second one is longer than a step; both decode beside each other.
 PROMPTS = {"a": PROMPT, "b": PROMPT * 7}
-NUM_NEW_TOKENS = 24
 GREEDY = sampling_pb2.SamplingParams(logprobs=2)
 SEEDED = sampling_pb2.SamplingParams(logprobs=2, temperature=1.0, seed=7)
 
@@ -48,15 +35,6 @@ SEEDED = sampling_pb2.SamplingParams(logprobs=2, temperature=1.0, seed=7)
 async def client(address: str) -> AsyncIterator["verifier_pb2_grpc.VerifierServiceAsyncStub"]:
     async with grpc.aio.insecure_channel(address) as channel:
         yield verifier_pb2_grpc.VerifierServiceStub(channel)
-
-
-def make_open(sequence_id: str, **fields: object) -> pb.Open:
-    defaults: dict[str, object] = {
-        "token_ids": PROMPT,
-        "max_new_tokens": NUM_NEW_TOKENS,
-        "ignore_eos": True,
-    }
-    return pb.Open(sequence_id=sequence_id, **(defaults | fields))  # type: ignore[arg-type]
 
 
 async def generate(
@@ -206,17 +184,6 @@ def wait_all(ranks: list[Rank]) -> tuple[list[int], list[str]]:
     return [rank.wait() for rank in ranks], [rank.log().splitlines()[-1] for rank in ranks]
 
 
-async def test_a_rank_that_cannot_load_ends_all(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    (tmp_path / "model.safetensors").touch()
-    wrong = {1: ["--model", str(tmp_path)]}
-    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2", flags_by_rank=wrong) as ranks:
-        codes, lines = await asyncio.to_thread(wait_all, ranks)
-    assert codes == [1, 2]
-    assert lines[1] == "error: rank 1: --model: t5: encoder-decoder models are not served"
-    assert "rank 1 failed: --model: t5: encoder-decoder models are not served" in lines[0]
-
-
 async def test_a_rank_with_other_files_is_refused(tmp_path: Path) -> None:
     # Of equal contents: rank 0 alone reads them all.
     copy = shutil.copytree(MODEL_FOLDER, tmp_path / "copy")
@@ -225,44 +192,3 @@ async def test_a_rank_with_other_files_is_refused(tmp_path: Path) -> None:
         codes, lines = await asyncio.to_thread(wait_all, ranks)
     assert codes[0] == 2
     assert lines[0].startswith("error: --model: rank 1 has ")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_alone_digests_the_files(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    digested: list[Path] = []
-
-    def begin(folder: Path) -> Future[str]:
-        digested.append(folder)
-        return begin_digest(folder)
-
-    monkeypatch.setattr(checkpoint, "begin_digest", begin)
-    monkeypatch.setattr(model_part, "shard", lambda *args, **kwargs: None)
-    config = VerifierConfig(model=MODEL_FOLDER, device="cpu", dtype="float32", num_kv_blocks=8)
-    collectives = SimpleNamespace(rank=rank, size=2)
-    part = load_part(config, device=torch.device("cpu"), collectives=collectives)
-    assert digested == [MODEL_FOLDER] * (rank == 0)
-    assert bool(part.checkpoint.model_digest) is (rank == 0)
-
-
-REFUSED = {
-    "heads": (
-        3,
-        ["--tensor-parallel-size", "3"],
-        "--tensor-parallel-size: 3: does not divide the model's num_attention_heads, 8",
-    ),
-    "processes": (
-        2,
-        [],
-        "--tensor-parallel-size: 1: torchrun has started 2 processes",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-async def test_conflicting_flags_are_refused(name: str) -> None:
-    size, flags, message = REFUSED[name]
-    with start_ranks(size, *FLAGS, *flags) as ranks:
-        codes, lines = await asyncio.to_thread(wait_all, ranks)
-    assert codes[0] == 2
-    assert all(codes)
-    assert lines[0] == f"error: {message}"

@@ -136,14 +136,6 @@ def test_a_newcomer_waits_for_none_of_the_long_requests_that_hold_all(num_blocks
     assert len(ends) >= 60, "they were done anyway"
 
 
-def test_nobody_makes_way_where_each_tenant_has_its_share() -> None:
-    world = ScheduledWorld(num_blocks=400, max_num_seqs=4)
-    for name in "abab" * 4:
-        world.open([1] * 4, 50, cache_salt=name)
-    world.run_to_end()
-    assert not world.made_way
-
-
 def admitted(sequences: list[Sequence]) -> str:
     return "".join(sequence.cache_salt for sequence in sequences)
 
