@@ -2,8 +2,6 @@
 
 import json
 import secrets
-import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.client import GenerationRequest, TandemClient
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.integration.otlp_collector import (
     CollectedSpan,
     Collector,
     running_collector,
-    silent_collector,
 )
 from tests.integration.processes import Service, gateway, verifier_with_drafter
 
@@ -160,36 +156,3 @@ def test_a_refused_request_is_a_failed_span(collector: Collector, traced: Servic
     spans = collector.wait_for(lambda all_: bool(names(all_, trace_id)))
     (span,) = [span for span in spans if span.trace_id == trace_id]
     assert (span.name, span.status) == ("generate", "INVALID_ARGUMENT")
-
-
-def test_a_chat_is_told_from_a_completion(collector: Collector, traced: Service) -> None:
-    trace_parent, trace_id, _ = new_trace_parent()
-    message = {"role": "user", "content": PROMPT}
-    post(traced, "chat/completions", trace_parent, messages=[message], max_tokens=1)
-    spans = collector.wait_for(
-        lambda all_: names(all_, trace_id) >= {("tandem-gateway", "generate")}
-    )
-    (span,) = [each for each in spans if each.trace_id == trace_id and each.name == "generate"]
-    assert span.attributes["gen_ai.operation.name"] == "chat"
-
-
-@pytest.mark.parametrize("kind", ["closed", "silent"])
-def test_requests_are_served_and_processes_end_without_a_collector(
-    engines: tuple[Service, Service], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with silent_collector() as address, socket.create_server(("127.0.0.1", 0)) as reserved:
-        if kind == "closed":
-            address = f"127.0.0.1:{reserved.getsockname()[1]}"
-            reserved.close()
-        monkeypatch.setenv(ENDPOINT, f"http://{address}")
-        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-        # More spans than the queue holds.
-        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "2")
-        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
-        with gateway(*engines) as running:
-            with TandemClient(running.address) as client:
-                request = GenerationRequest(prompt=PROMPT, max_new_tokens=8)
-                for _ in range(4):
-                    assert client.generate(request).choices[0].token_ids
-            running.process.send_signal(signal.SIGTERM)
-            assert running.process.wait(timeout=120) == 0
