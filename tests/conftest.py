@@ -23,13 +23,12 @@ from tests.changes import REPOSITORY, resting
 
 TESTS = Path(__file__).parent
 
-# Folders and files of which every test is marked slow: processes, whole stacks, training, volume.
+# Folders and files of which every test is marked slow: processes, whole stacks, volume.
 SLOW = (
     "benchmarks",
     "cli/test_up.py",
     "deploy/monitoring/test_live.py",
     "deploy/test_chart.py",
-    "drafter/test_event_loop.py",
     "drafter/test_growing_texts.py",
     "drafter/test_process.py",
     "drafter/test_snapshot.py",
@@ -46,6 +45,7 @@ SLOW = (
     "verifier/drafters/test_drafted_sessions.py",
     "verifier/drafters/test_feed_model.py",
     "verifier/test_checkpoint.py",
+    "verifier/test_checkpoint_refusals.py",
     "verifier/test_event_loop.py",
     "verifier/test_in_the_interpreter.py",
     "verifier/test_not_finite_kv.py",

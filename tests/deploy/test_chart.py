@@ -182,23 +182,6 @@ def test_every_value_has_a_default_and_every_default_is_allowed() -> None:
         assert values[name].keys() == schema["properties"][name]["properties"].keys()
 
 
-def test_numbers_reach_the_services_as_they_are_written() -> None:
-    config = {"max_history_bytes": 123456789012, "drain_timeout_s": 0.5, "log_level": "debug"}
-    [_, drafter, _] = workloads_of(render({"drafter": {"config": config}}))
-    environment = drafter.environment
-    assert environment["TANDEM_DRAFTER_MAX_HISTORY_BYTES"] == "123456789012"
-    assert environment["TANDEM_DRAFTER_DRAIN_TIMEOUT_S"] == "0.5"
-    config = {"prefix_cache": False, "max_num_seqs": 128}
-    models = [{**MODEL, "gpus": 0, "config": config}]
-    [_, _, verifier] = workloads_of(
-        render({"modelDefaults": {"config": {"prefix_cache": True}}, "models": models})
-    )
-    assert verifier.environment["TANDEM_VERIFIER_PREFIX_CACHE"] == "false"
-    assert verifier.environment["TANDEM_VERIFIER_MAX_NUM_SEQS"] == "128"
-    assert verifier.environment["TANDEM_VERIFIER_DEVICE"] == "cpu"
-    assert "nvidia.com/gpu" not in json.dumps(verifier.pod)
-
-
 def test_what_is_extra_is_in_the_services_own_pods() -> None:
     claim = {"name": "verdicts", "persistentVolumeClaim": {"claimName": "verdicts"}}
     mount = {"name": "verdicts", "mountPath": "/verdicts"}
@@ -222,15 +205,6 @@ def test_what_is_extra_is_in_the_services_own_pods() -> None:
         assert (mount in workload.container["volumeMounts"]) is is_there
         assert (variable in workload.container["env"]) is is_there
         assert ("annotations" in workload.template["metadata"]) is is_there
-
-
-def test_a_cluster_may_choose_the_uid() -> None:
-    security = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
-    for workload in workloads_of(render({"podSecurityContext": security})):
-        assert workload.pod["securityContext"] == {
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
 
 
 def test_the_documented_clients_file_reaches_the_gateways(tmp_path: Any) -> None:

@@ -46,11 +46,6 @@ def image_environment(service: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def test_there_is_one_dockerfile_per_service() -> None:
-    names = {path.name.removesuffix(".Dockerfile") for path in DOCKERFILES}
-    assert names == {*SERVICES, "demo-model"}
-
-
 def test_hadolint_finds_no_problem() -> None:
     hadolint = find_tool("hadolint")
     done = subprocess.run(

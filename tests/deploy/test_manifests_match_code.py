@@ -127,18 +127,6 @@ def test_ports_are_those_of_the_configuration(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_clients_of_http_have_one_address_for_all_gateways(variant: str) -> None:
-    service = named(variant, "Service", "tandem-gateway-http")["spec"]
-    assert service.get("clusterIP") != "None"
-    headless = named(variant, "Service", "tandem-gateway")["spec"]
-    assert service["selector"] == headless["selector"]
-    assert service["ports"] == [port for port in headless["ports"] if port["name"] == "http"]
-    for certificate in of_kind(variant, "Certificate"):
-        if certificate["metadata"]["name"] == "tandem-gateway":
-            assert "tandem-gateway-http.tandem.svc" in certificate["spec"]["dnsNames"]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_probes_use_the_health_port_and_known_health_services(variant: str) -> None:
     for workload in workloads(variant):
         container = workload.container
@@ -312,11 +300,6 @@ def test_models_are_mounted_where_the_services_read_them(variant: str) -> None:
 def test_gateways_know_the_aliases() -> None:
     aliases = parse_aliases(configuration(workloads("canary")[0]).model_aliases)
     assert aliases == {"chat": {"model": 9, "organisation/new:1": 1}}
-
-
-def test_each_model_has_an_id_of_its_own() -> None:
-    ids = [configuration(each).model_id for each in workloads("two-models")[2:]]
-    assert ids == ["qwen3-8b", "meta-llama/Llama-3.3-70B-Instruct"]
 
 
 @pytest.mark.parametrize("variant", ["gpu", "ha", "tensor-parallel", "two-models"])

@@ -93,13 +93,6 @@ def test_values_say_on_which_machines_pods_run() -> None:
     assert not {"nodeSelector", "tolerations", "priorityClassName"} & drafter.pod.keys()
 
 
-def test_elsewhere_one_machine_is_enough() -> None:
-    for variant in ("dev", "gpu"):
-        for workload in workloads(variant):
-            assert workload.manifest["spec"]["replicas"] == 1
-            assert spread(workload)[MACHINE]["whenUnsatisfiable"] == "ScheduleAnyway"
-
-
 def test_a_gpu_is_asked_for_by_its_resource_alone() -> None:
     # Labels of nodes depend on what else is installed in the cluster.
     pod = workloads("gpu")[2].pod

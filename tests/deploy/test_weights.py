@@ -93,11 +93,6 @@ def test_the_services_read_the_folder_that_is_filled(source: str) -> None:
             assert re.fullmatch(r"[A-Za-z0-9.-]{1,60}", folder)
 
 
-def test_other_weights_go_to_another_folder() -> None:
-    sources = [HUB, HUB + "e", STORE, STORE + "2"]
-    assert len({read_by(pods(source)[1]) for source in sources}) == len(sources)
-
-
 @pytest.mark.parametrize("source", DOWNLOADS)
 def test_only_pods_that_download_may_call_the_internet(source: str) -> None:
     other = {"name": "other", "weights": "pvc://models"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import structlog
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Route, expect
 from playwright.async_api import Error as BrowserError
 from prometheus_client import CollectorRegistry
 
@@ -29,7 +29,8 @@ from tests.integration.stack import (
     verifier_config,
     wait_until,
 )
-from tests.page.browser import CHROMIUM, open_page, run_to_end, running_chromium, wait_until_usable
+from tests.page.browser import CHROMIUM, run_to_end, running_chromium, wait_until_usable
+from tests.page.visits import Visit, begin_visit
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -46,45 +47,9 @@ RENAMES: list[dict[str, Any]] = json.loads(SAMPLES.read_text())["renames"]
 # The sample of which many drafts are rejected.
 HARD_SAMPLE = next(sample["title"] for sample in RENAMES if "rejected" in sample["title"])
 
-# Keeps the whole answers to requests for completions; the browser does not keep those of streams.
-KEEP_ANSWERS = """
-const original = window.fetch;
-window.answers = [];
-window.fetch = async (...request) => {
-  const answer = await original(...request);
-  if (answer.url.endsWith("/v1/completions")) {
-    window.answers.push(answer.clone().text().catch(() => "cancelled"));
-  }
-  return answer;
-};
-"""
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 HTML = "<script>document.title = 1</script><img src=x onerror='document.title = 2'>"
-
-
-@dataclasses.dataclass
-class Visit:
-    """One visit to a page: what the browser reported meanwhile.
-
-    Attributes:
-        messages: errors and warnings on the console, violations of the policy included.
-        hosts: that were asked.
-    """
-
-    page: Page
-    messages: list[str]
-    hosts: set[str]
-
-    async def chunks(self, index: int) -> list[dict[str, Any]]:
-        """The chunks of an answer: 0 is the one that is not timed, 1 that with speculation."""
-        answers = await self.page.evaluate("Promise.all(window.answers)")
-        data = [event.removeprefix("data: ") for event in answers[index].split("\n\n") if event]
-        assert data[-1] == "[DONE]"
-        return [json.loads(each) for each in data[:-1]]
-
-    async def number(self, id_: str) -> str:
-        return await self.page.inner_text(f"#{id_}")
 
 
 @pytest.fixture(scope="module")
@@ -155,17 +120,6 @@ async def another_gateway(stack: Stack, **options: Any) -> AsyncIterator[Gateway
         yield gateway
     finally:
         await gateway.stop()
-
-
-async def begin_visit(browser: Browser, address: str | None, **options: Any) -> Visit:
-    context = await browser.new_context(**options)
-    await context.add_init_script(KEEP_ANSWERS)
-    visit = Visit(page=await context.new_page(), messages=[], hosts=set())
-    visit.page.on("console", lambda message: visit.messages.append(message.text))
-    visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
-    visit.page.on("request", lambda request: visit.hosts.add(request.url.split("/")[2]))
-    await open_page(visit.page, address)
-    return visit
 
 
 async def test_every_sample_is_renamed_alike_on_both_sides(visit: Visit) -> None:
