@@ -20,8 +20,8 @@ from gateway.text.output.tool_call_reader import CallDelta
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import post
 from tests.gateway.openai.conftest import StartApi
-from tests.gateway.output_pieces import merged, reads_of
 from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.text.output_pieces import merged, reads_of
 
 READING = Reading(has_channels=True, tools={"add": {}, "now": {}})
 CALL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"

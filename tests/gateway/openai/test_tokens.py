@@ -12,7 +12,7 @@ from gateway.api.openai.writing.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
-from tests.gateway.test_tokenizer import SENTENCEPIECE, byte_level, composing
+from tests.gateway.text.test_tokenizer import SENTENCEPIECE, byte_level, composing
 
 THE, CAT, SAT = (
     SENTENCEPIECE._tokenizer.get_vocab()[f"\N{LOWER ONE EIGHTH BLOCK}{word}"]

@@ -14,7 +14,7 @@ from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_form import ToolCallForm
 from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.reasoning import BEGIN, END, Reasoning, reasoning_after
-from tests.gateway.output_pieces import merged, reads_of
+from tests.gateway.text.output_pieces import merged, reads_of
 
 TEXTS = st.lists(
     st.sampled_from([BEGIN, END, "<", "<think", "</th", "ink>", ">", " ", "\n", "a", "b c", "é"]),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.text.detokenizer import REPLACEMENT, ByteDetokenizer
 from gateway.text.output.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
-from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
+from tests.gateway.text.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
 
 
 def test_a_stop_string_is_found_early_in_a_long_output_that_was_given(

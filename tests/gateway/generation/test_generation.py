@@ -17,7 +17,7 @@ from gateway.text.output.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
 from tandem.values import FinishReason, SamplingParams
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
-from tests.gateway.test_tokenizer import BUNDLED
+from tests.gateway.text.test_tokenizer import BUNDLED
 
 
 def chunk(**fields: object) -> Chunk:

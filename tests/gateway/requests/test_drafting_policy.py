@@ -10,7 +10,7 @@ from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy
 from tandem.v1 import sampling_pb2
 from tandem.values import SpeculationParams
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "drafting.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "drafting.md").read_text()
 
 
 def override(policy: DraftingPolicy, **values: Any) -> DraftingPolicy:

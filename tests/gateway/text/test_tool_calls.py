@@ -19,7 +19,7 @@ from gateway.text.tool_calls import (
     ToolCallParser,
     form_of_template,
 )
-from tests.gateway.tool_call_cases import (
+from tests.gateway.text.tool_call_cases import (
     ADD,
     CASES,
     INFINITE,

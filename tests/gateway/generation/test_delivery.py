@@ -14,7 +14,7 @@ from gateway.generation.delivery import (
 from gateway.generation.generation import Generation
 from tandem.values import FinishReason
 from tests.gateway.factories import append_step, make_generation
-from tests.gateway.test_tokenizer import BUNDLED
+from tests.gateway.text.test_tokenizer import BUNDLED
 
 # Nothing that gathers is served within a test.
 LONG_S = 600.0

@@ -17,7 +17,7 @@ from gateway.text.tokenizer import (
     TooManyTokensError,
 )
 
-MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+MODEL_FOLDER = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
 BUNDLED = Tokenizer.load(MODEL_FOLDER)
 
 

@@ -10,7 +10,7 @@ from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
-STATIC = Path(__file__).parents[2] / "gateway" / "page" / "static"
+STATIC = Path(__file__).parents[3] / "gateway" / "page" / "static"
 PATHS = ["/", *(f"/page/{file.name}" for file in STATIC.iterdir() if file.name != "index.html")]
 
 
