@@ -12,7 +12,7 @@ from drafter.history.history import SequenceDelta
 from drafter.history.store import HistoryStore
 from drafter.history_spans import HistorySpans
 from servicekit.telemetry.spans import Spans
-from tests.drafter.test_history_store import LIMITS
+from tests.drafter.history.test_history_store import LIMITS
 from tests.drafter.texts import KMP
 
 CALLER = f"00-{1:032x}-{1:016x}-01"

@@ -13,7 +13,7 @@ from drafter.pool_index.tokens import FIRST
 from drafter.pools.store import PoolStore
 from tests.drafter.pool_drafts import draft_from_pool
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NGRAMS = 0b11110
 EARLIEST, LATEST = 0, 1
 TOKENS_PER_BLOCK = BLOCK_WORDS - FIRST

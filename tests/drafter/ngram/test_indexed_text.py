@@ -23,7 +23,7 @@ from drafter.ngram.text import IndexedText, tokens_that_fit
 from tests.drafter.texts import INDEXED, KMP, MAX_TOKENS, propose_for, text_of
 from tests.volume import cases, examples
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:

@@ -22,7 +22,7 @@ from tests.drafter import brute_force
 from tests.drafter.texts import KMP, propose, propose_for, text_of
 from tests.volume import examples
 
-GOLDEN_TRACE = Path(__file__).parents[1] / "data" / "golden_trace.json"
+GOLDEN_TRACE = Path(__file__).parents[2] / "data" / "golden_trace.json"
 
 OPTION_PAIRS = list(itertools.product(Overlap, Tie))
 
