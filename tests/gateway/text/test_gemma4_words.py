@@ -15,6 +15,7 @@ from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_form import ToolCallForm, form_of_template
 from gateway.text.output.tool_call_reader import CallDelta
 from gateway.text.reasoning import Reasoning, Tags, reasoning_after, tags_of_template
+from tests.gateway.text.output_pieces import merged, reads_of
 
 TEMPLATE = """{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '}<tool_call|>' -}}
 {{- '<|channel>thought\n' + thinking_text + '\n<channel|>' -}}"""
@@ -50,20 +51,7 @@ def read(pieces: Sequence[str], reasoning: Reasoning = Reasoning.NONE) -> list[P
     reader = OutputReader(
         Reading(reasoning=reasoning, tags=tags(), form=form, tools=TOOLS), StopStrings()
     )
-    told = [part for piece in pieces for part in reader.feed(piece).pieces]
-    told += reader.finish().pieces
-    result: list[Piece] = []
-    for part in told:
-        last = result[-1] if result else None
-        if isinstance(part, str) and isinstance(last, str):
-            result[-1] = last + part
-        elif isinstance(part, ReasoningText) and isinstance(last, ReasoningText):
-            result[-1] = ReasoningText(last.text + part.text)
-        elif isinstance(part, CallDelta) and isinstance(last, CallDelta) and part.name is None:
-            result[-1] = CallDelta(last.name, last.arguments + part.arguments)
-        else:
-            result.append(part)
-    return result
+    return merged(reads_of(reader, pieces))
 
 
 KEYS = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)

@@ -13,9 +13,10 @@ from gateway.text.output.parts import Piece, Read, Reading, ReasoningText
 from gateway.text.output.stop_strings import StopStrings
 from gateway.text.output.tool_call_form import ToolCallForm
 from gateway.text.output.tool_call_reader import CallDelta
-from gateway.text.reasoning import BEGIN, END, Reasoning, reasoning_after
+from gateway.text.reasoning import THINK, Reasoning, reasoning_after
 from tests.gateway.text.output_pieces import merged, reads_of
 
+BEGIN, END = THINK.begin, THINK.end
 TEXTS = st.lists(
     st.sampled_from([BEGIN, END, "<", "<think", "</th", "ink>", ">", " ", "\n", "a", "b c", "é"]),
     max_size=8,
@@ -52,7 +53,7 @@ def told_apart(text: str, has_begun: bool) -> tuple[str, str]:
 def test_pieces_are_read_as_the_whole_text_is(
     text: str, cuts: list[int], prompt: str, has_tools: bool
 ) -> None:
-    reasoning = reasoning_after(prompt)
+    reasoning = reasoning_after(prompt, THINK)
     form, tools = (ToolCallForm.HERMES, TOOLS) if has_tools else (None, {})
     reading = Reading(reasoning=reasoning, form=form, tools=tools)
     _, reads = read_all(pieces_of(text, cuts), reading)
@@ -197,9 +198,9 @@ def test_endless_white_space_is_not_held_back(
 
 
 def test_the_prompt_says_where_reasoning_stands() -> None:
-    assert reasoning_after("<|assistant|>\n") is Reasoning.MAY_BEGIN
-    assert reasoning_after("<|assistant|>\n<think>\n") is Reasoning.HAS_BEGUN
-    assert reasoning_after("<|assistant|>\n<think>\n\n</think>\n\n") is Reasoning.IS_OVER
+    assert reasoning_after("<|assistant|>\n", THINK) is Reasoning.MAY_BEGIN
+    assert reasoning_after("<|assistant|>\n<think>\n", THINK) is Reasoning.HAS_BEGUN
+    assert reasoning_after("<|assistant|>\n<think>\n\n</think>\n\n", THINK) is Reasoning.IS_OVER
 
 
 def test_a_call_within_reasoning_that_is_longer_than_what_is_held_back_counts() -> None:
