@@ -76,6 +76,29 @@ async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     assert any(entry["event"] == "rpc_failed" for entry in running.log)
 
 
+async def test_every_request_of_a_lost_verifier_fails(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], max_resumes=0)
+    calls = [running.call(1), running.call(1, 2)]
+    await verifier.nth("open", 1)
+    sequences = running.gateway.coordinator._sequences
+    forget, num_forgotten = sequences.forget, 0
+
+    def fail_once(*args: object, **fields: object) -> None:
+        nonlocal num_forgotten
+        num_forgotten += 1
+        forget(*args, **fields)  # type: ignore[arg-type]
+        if num_forgotten == 1:
+            raise RuntimeError("cannot be forgotten")
+
+    monkeypatch.setattr(sequences, "forget", fail_once)
+    verifier.end_session()
+    errors = await asyncio.gather(*(error_of(call) for call in calls))
+    assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    assert num_internal_errors(running) == 1
+
+
 async def test_a_link_reconnects_after_an_error_while_it_went_down(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,

@@ -147,6 +147,33 @@ async def test_what_is_no_http_is_refused_with_the_reason(
     assert (entry["reason"], entry["request_id"]) == (answer.error["message"], request_id)
 
 
+async def answered_before_its_body(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bytes:
+    """Sends a request's head and reads its answer, which waits for no body; returns the body."""
+    sent = request_bytes("/v1/unknown", BODY, connection="keep-alive")
+    head, _, body = sent.partition(b"\r\n\r\n")
+    writer.write(head + b"\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        await reader.readuntil(b"}}")
+    return body
+
+
+async def test_a_connection_stays_idle_after_a_body_that_no_answer_waited_for(
+    start_api: StartApi,
+) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        body = await answered_before_its_body(reader, writer)
+        writer.write(body)
+        passed = asyncio.Event()
+        asyncio.get_running_loop().call_later(3 * IMPATIENT.request_timeout_s, passed.set)
+        await passed.wait()
+        writer.write(request_bytes("/health"))
+        assert (await until_closed(reader)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_the_connection_that_waits_longest_makes_room_for_a_new_one(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:

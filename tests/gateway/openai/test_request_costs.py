@@ -19,7 +19,7 @@ from gateway.api.openai.errors import ApiError
 from gateway.api.openai.reading import schema
 from gateway.api.openai.responses.schema import ResponsesRequest
 from gateway.messages.request import Conversation, GenerateRequest
-from gateway.text.chat_template import ChatTemplate
+from gateway.text.chat_template import MAX_RENDERED_CHARACTERS, ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.clients import write_clients
 from tests.gateway.conftest import StartVerifier
@@ -88,6 +88,28 @@ async def test_long_texts_are_rendered_and_encoded_on_the_tokenizers_threads_aft
     assert calls.threads
     assert all(name.startswith("tokenizer-") for name in calls.threads), calls.threads
     await running.until_idle()
+
+
+async def test_a_conversation_of_which_the_template_makes_too_much_is_refused_unencoded(
+    start_api: StartApi, chat_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{{ tools | tojson(indent=4) }}"
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    running = await start_api()
+    calls = Calls(monkeypatch)
+    # 40 KB, of which each number becomes a line of 700 bytes.
+    nested = json.loads("[" * 170 + "0" + ",0" * 12_999 + "]" * 170)
+    function = {"name": "f", "parameters": {"type": "object", "default": nested}}
+    body = {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    answer = await post(running, "/v1/chat/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert answer.error["code"] == "context_length_exceeded"
+    assert f"more than {MAX_RENDERED_CHARACTERS} characters" in answer.error["message"]
+    assert len(calls.threads) == 1, "rendered, not encoded"
 
 
 async def test_bodies_that_wait_to_be_parsed_count_among_those_that_are_there(

@@ -45,6 +45,10 @@ class TestChoice:
         with pytest.raises(ValueError, match=text):
             parse_aliases(["other=model:1", text])
 
+    def test_a_model_twice_in_one_alias_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="has old already"):
+            parse_aliases(["chat=old:1", "chat=old:2"])
+
     @pytest.mark.parametrize(
         "weights",
         [{"old": 1, "new": 1}, OLD_AND_NEW, {"old": 95, "new": 5}, {"a": 1, "b": 2, "c": 3}],

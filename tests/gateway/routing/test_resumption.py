@@ -71,6 +71,20 @@ async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: Start
         assert (await collect(call)).token_ids == [6]
 
 
+async def test_a_verifier_that_comes_is_used_at_once(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.routing.resumption._RETRY_INTERVAL_S", 600.0)
+    fleet = await start_fleet(1)
+    (verifier,) = fleet.verifiers
+    calls = [fleet.running.call(1, 2 + index) for index in range(40)]
+    await verifier.nth("open", 39)
+    verifier.play(lambda opened: [5, 0])
+    verifier.end_session()
+    for call in calls:
+        assert (await collect(call)).token_ids == [5, 0]
+
+
 async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(2, max_resumes=2)
     call = fleet.running.call(1)

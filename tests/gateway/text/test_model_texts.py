@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
 from gateway.text.tokenizer import Tokenizer
+from servicekit.config import ConfigError
 from servicekit.errors import field_violation
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.openai.clients import post
@@ -62,6 +63,12 @@ class TestWhichOneServes:
 
 @pytest.mark.stand_in
 class TestInAGateway:
+    async def test_two_folders_with_one_tokenizer_stop_the_start(
+        self, start_gateway: StartGateway, model_folder: Path
+    ) -> None:
+        with pytest.raises(ConfigError, match="same tokenizer"):
+            await start_gateway(verifiers=["127.0.0.1:1"], tokenizer=[model_folder] * 2)
+
     async def test_each_model_has_its_own_text_and_template(
         self,
         start_gateway: StartGateway,
