@@ -2,22 +2,33 @@
 
 import asyncio
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import drafter.batch.engine
 import drafter.batch.indexer
+import drafter.pools.snapshotter
 import drafter.service
 from drafter.batch.answer import (
+    DRAFT,
+    OPEN,
+    OUTCOME,
+    TEXT_LENGTH,
+    WHY_OPEN,
+    answer_rows,
     index_texts,
 )
 from drafter.history.history import History
 from drafter.history.lru import StoredHistories
 from drafter.history.store import HistoryStore
+from drafter.ngram.index import MUST_GROW
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.deltas import INDEXED
+from tests.drafter.deltas import INDEXED, delta
+from tests.drafter.pool_requests import keep_in_pool
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -139,3 +150,52 @@ async def test_a_sequence_that_could_not_be_stored_is_forgotten(
     assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
     assert_failed_once(running, "sequence_failed", "sequence")
     assert set(running.histories) == {"a", "b"}
+
+
+async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_for_unknown_table(
+        rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any
+    ) -> int:
+        """Asks that a table grow which does not exist, for texts of 13 tokens."""
+        num_open = answer_rows(rows, first, stop, *rest)
+        failing = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
+        rows[failing + first, OUTCOME] = OPEN
+        rows[failing + first, WHY_OPEN] = MUST_GROW + 99
+        return num_open + len(failing)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", ask_for_unknown_table)
+    stream = running.open_stream()
+    good = [1, 2, 9, 1, 2]
+    request = pb.ProposeRequest(
+        sequences=[delta("a", 0, good), delta("bad", 0, [1] * 13), delta("b", 0, good)]
+    )
+    [a, bad, b] = (await exchange(stream, request)).proposals
+    assert list(a.token_ids) == list(b.token_ids) == [9, 1, 2]
+    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
+    [entry] = running.log
+    assert entry["event"] == "sequence_failed"
+    assert entry["sequence_id"] == "bad"
+    assert entry["exc_info"]
+    # Its state is in doubt, so it is forgotten; it may be sent again.
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
+    assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
+    assert list(bad.token_ids) == [9, 1, 2]
+    running.drafter.store.check_integrity()
+
+
+async def test_a_folder_that_goes_away_is_logged_and_drafting_goes_on(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pools"
+    running = await start_drafter(snapshot_dir=folder)
+    folder.rmdir()
+    folder.write_bytes(b"")
+    await keep_in_pool(running, [1, 2, 3])
+    await running.drafter.drain()
+    [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
+    assert failed["folder"] == str(folder)
+    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1

@@ -164,3 +164,18 @@ async def test_metrics_count_proposals_by_outcome(start_drafter: StartDrafter) -
     assert running.sample("tandem_drafter_proposal_seconds_count") == 1
     for reason in ("sequences", "bytes", "idle", "stream_ended"):
         assert running.sample("tandem_drafter_evictions_total", reason=reason) == 0
+
+
+async def test_drafts_of_a_batch_share_the_message_limit(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    ids = [f"s{i}" for i in range(64)]
+    for half in (ids[:32], ids[32:]):
+        await running.propose(*[delta(s, 0, [2**32 - 1] * 4000, 0) for s in half])
+    request = pb.ProposeRequest(sequences=[delta(s, 4000, [], 2**32 - 1) for s in ids])
+    response = await running.stub.Propose(request)
+    lengths = {len(proposal.token_ids) for proposal in response.proposals}
+    assert len(lengths) == 1
+    assert lengths.pop() > 3000
+    assert response.ByteSize() <= 1 << 20
