@@ -164,7 +164,6 @@ def build_engine(
         depth_policy=DepthPolicy(
             max_rows=config.max_num_batched_tokens,
             max_depth=config.max_num_speculative_tokens,
-            row_tile=loaded.model.row_tile,
         )
         if config.speculation_depth == "learned"
         else None,

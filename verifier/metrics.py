@@ -188,9 +188,8 @@ class VerifierMetrics(EngineObserver):
         self._registry.register(_LoadCollector(engine))
 
     def _count_speculation(self, outcome: DepthOutcome, draft_wait_s: float) -> None:
-        if outcome.expected_s is not None:
-            error_s = abs(outcome.duration_s - outcome.expected_s)
-            self._cost_error.observe(error_s / outcome.duration_s)
+        error_s = abs(outcome.duration_s - outcome.expected_s)
+        self._cost_error.observe(error_s / outcome.duration_s)
         if outcome.plain_s is not None:
             self._decode_seconds.inc(outcome.duration_s + draft_wait_s)
             self._plain_decode_seconds.inc(outcome.plain_s)

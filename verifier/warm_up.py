@@ -57,7 +57,7 @@ def warm_up_engine() -> None:
     on the event loop.
     """
     sampling.warm_up()
-    DepthPolicy(max_rows=8, max_depth=1, row_tile=8)
+    DepthPolicy(max_rows=8, max_depth=1)
 
 
 def compute_chunk(model: CpuDecoder, num_tokens: int) -> None:

@@ -67,9 +67,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--streams", nargs="+", type=int, default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--loops", action="store_true", help="answers in full")
     parser.add_argument("--ms", type=_points, default=_MS, help="ROWS:MS, separated by commas")
-    parser.add_argument(
-        "--row-tile", type=int, default=12, help="rows that kernels compute at once"
-    )
     return parser.parse_args(argv)
 
 
@@ -161,7 +158,7 @@ def _depths(
     rows: list[dict[str, object]] = []
     hinted = {kind: hints_of(TandemDrafter(), found, kind) for kind, found in recordings.items()}
     ms_by_rows = _curve(arguments.ms)
-    every = rules(ms_by_rows, arguments.row_tile)
+    every = rules()
     for streams in arguments.streams:
         speeds = {
             kind: {

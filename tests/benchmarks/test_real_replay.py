@@ -1,8 +1,7 @@
 """Replays against answers that are simple enough to count by hand."""
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 from benchmarks.real import replay
 from benchmarks.real.depths import (
     FIXED,
-    Averages,
     Draft,
     Fixed,
     Hinted,
     Learned,
-    Rule,
     run_streams,
 )
 from benchmarks.real.drafters import MOST_DRAFTS, LlamaMod, LlamaSimple, TandemDrafter
@@ -105,19 +102,9 @@ def test_streams_step_together_and_the_next_answer_takes_the_place_of_one_that_e
     assert (outcome.num_tokens, outcome.num_steps) == (7, 3 + 2)
 
 
-RULES: list[Callable[[], Rule]] = [
-    partial(Learned, row_tile=8, max_depth=9),
-    partial(Averages, ms_by_rows=MS_BY_ROWS),
-    partial(Averages, by_match=False, ms_by_rows=MS_BY_ROWS),
-]
-
-
-@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize(("agreed", "expected"), [(9, 9), (0, 0)])
-def test_rules_learn_whether_drafts_stand(
-    make: Callable[[], Rule], agreed: int, expected: int
-) -> None:
-    rule = make()
+def test_the_verifiers_rule_learns_whether_drafts_stand(agreed: int, expected: int) -> None:
+    rule = Learned(max_depth=9)
     memory = rule.begin()
     draft = Draft(memory, 4, 9, agreed)
     depths = []
@@ -126,18 +113,6 @@ def test_rules_learn_whether_drafts_stand(
         depths.append(depth)
         rule.learn([draft], [depth], float(MS_BY_ROWS[1 + depth]))
     assert np.median(depths[100:]) == expected
-
-
-def test_averages_know_matches_apart_and_what_rows_cost() -> None:
-    rule = Averages(ms_by_rows=MS_BY_ROWS)
-    drafts = [Draft(None, 2, 5, 0), Draft(None, 40, 5, 5)]
-    for _ in range(100):
-        rule.learn(drafts, [0, 5], float(MS_BY_ROWS[7]))
-    assert rule.choose(drafts) == [0, 5]
-    # From now on a step of 6 rows or more takes ten times as long as it did.
-    for rows in (6, 7, 8) * 100:
-        rule.learn(drafts, [0, rows - 2], float(10 * MS_BY_ROWS[rows]))
-    assert rule.choose(drafts) == [0, 2]
 
 
 def test_the_tables_name_every_drafter_and_rule(

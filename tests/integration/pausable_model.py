@@ -21,7 +21,6 @@ class PausableModel:
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
-        self.row_tile = model.row_tile
         self.computes_at_launch = model.computes_at_launch
         self.may_run = threading.Event()
         self.may_run.set()

@@ -10,7 +10,6 @@ from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import start_engine_with
 from tests.verifier.sequences import make_sequence
 from verifier.drafts.depth_policy import DepthPolicy
-from verifier.drafts.step_cost import StepShape
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import Sequence
@@ -19,17 +18,13 @@ BLOCK_SIZE = 4
 NUM_DRAFTS = 7
 
 
-def shape(rows: int) -> StepShape:
-    return StepShape(num_sequences=1, num_logits_rows=rows, num_attended=rows, num_rows=rows)
-
-
 def policy_where_a_row_costs(seconds: float) -> DepthPolicy:
     """A step costs 1 ms and this much per row."""
-    policy = DepthPolicy(max_rows=64, max_depth=NUM_DRAFTS, row_tile=8)
-    for rows in (1, 4, 8, 16, 24, 32) * 30:
+    policy = DepthPolicy(max_rows=64, max_depth=NUM_DRAFTS)
+    for rows in [*range(1, 40)] * 10:
         policy.learn(
-            shape(rows),
-            plain_shape=None,
+            num_rows=rows,
+            num_plain_rows=0,
             duration_s=1e-3 + seconds * rows,
             candidates=[],
             num_draft_tokens=[],
@@ -73,6 +68,8 @@ def depths(items: list[ScheduledSequence]) -> list[int]:
 def test_under_always_all_drafts_are_verified_whatever_they_cost() -> None:
     policy = policy_where_a_row_costs(1e-2)
     sequences = [make_sequence(), make_sequence(draft_wait=DraftWait.ALWAYS), make_sequence()]
+    for sequence in sequences:
+        sequence.depth_record.log_odds = -6.0
     items = scheduled(policy, sequences)
     assert depths(items) == [0, NUM_DRAFTS, 0]
     assert [item.candidate is None for item in items] == [False, True, False]
@@ -105,7 +102,7 @@ def test_blocks_that_are_not_there_cut_what_the_policy_chose() -> None:
 
 
 def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> None:
-    policy = DepthPolicy(max_rows=64, max_depth=NUM_DRAFTS, row_tile=8)
+    policy = DepthPolicy(max_rows=64, max_depth=NUM_DRAFTS)
     running = start_engine_with(depth_policy=policy)
     try:
         session = running.attach()
@@ -128,9 +125,3 @@ def test_a_step_reports_its_forecast_and_outputs_do_not_depend_on_depths() -> No
         running.stop()
     steps = running.observer.steps
     assert all(step.speculation is not None for step in steps)
-    # With drafts a step always has a forecast; without them, one of some.
-    assert all(
-        step.speculation.expected_s is not None
-        for step in steps
-        if step.speculation and any(item.candidate is not None for item in step.scheduled)
-    )

@@ -111,16 +111,13 @@ def test_a_hint_that_makes_the_engine_raise_is_lost_alone(start_engine: StartEng
     assert running.observer.faults == [Fault.COMMAND]
 
 
-@pytest.mark.parametrize("method", ["choose", "learn", "learn_plain"])
+@pytest.mark.parametrize("method", ["choose", "learn"])
 def test_a_depth_policy_that_raises_is_dropped_and_counted(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    policy = DepthPolicy(max_rows=64, max_depth=7, row_tile=8)
-    work = getattr(policy, method)
+    policy = DepthPolicy(max_rows=64, max_depth=7)
 
     def fail(*arguments: Any, **named: Any) -> Any:
-        if method == "choose" and not arguments[0]:
-            return work(*arguments, **named)  # there are no drafts to choose from
         raise ValueError(method)
 
     monkeypatch.setattr(policy, method, fail)

@@ -26,7 +26,6 @@ class GatedModel:
 
     def __init__(self, model: ScriptedModel) -> None:
         self.vocab_size = model.vocab_size
-        self.row_tile = model.row_tile
         self.computes_at_launch = model.computes_at_launch
         self.calls: list[str] = []
         self.may_end = threading.Semaphore(0)

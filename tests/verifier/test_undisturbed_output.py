@@ -62,7 +62,6 @@ class WatchedModel:
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
-        self.row_tile = model.row_tile
         self.computes_at_launch = model.computes_at_launch
         self.logits = np.empty(0, dtype=np.float32)
         self._model = model

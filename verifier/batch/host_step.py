@@ -50,7 +50,6 @@ class HostLogits(NamedTuple):
 class SampledOnHost:
     """Completes a `ComputesLogits` to a `TargetModel`."""
 
-    row_tile = 8
     computes_at_launch = False
     kv_is_finite: BoolArray | None = None
     hidden_states: FloatArray | None = None

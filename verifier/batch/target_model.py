@@ -56,9 +56,6 @@ class TargetModel(Protocol):
     """Runs steps, one at a time; owns its K/V cache. Called by the engine thread only."""
 
     vocab_size: int
-    # The most rows of one tile, if its kernels compute rows in tiles: so the rest of a tile is
-    # cheap.
-    row_tile: int
     # Whether a step is computed from its launch on, beside the caller; False: when it is waited
     # for.
     computes_at_launch: bool

@@ -61,10 +61,10 @@ class DraftBuffer:
         "_agreed_length",
         "_base_length",
         "_is_reported",
-        "_is_resumed",
         "_matched_ngram_length",
         "_token_ids",
         "answered_length",
+        "is_resumed",
         "source",
     )
 
@@ -74,7 +74,8 @@ class DraftBuffer:
         self._agreed_length = 0
         self._token_ids: list[int] = []
         self._is_reported = True
-        self._is_resumed = False
+        # Whether the hint goes on behind its contradiction.
+        self.is_resumed = False
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
@@ -115,14 +116,14 @@ class DraftBuffer:
             if resumes and not self._token_ids and token_ids[: skip - 1] == known[:-1]:
                 self._resume(token_ids[skip - 1 :], known_token_ids, source)
             return HintOutcome.STALE
-        is_older = base_length < self._base_length and not self._is_resumed
+        is_older = base_length < self._base_length and not self.is_resumed
         if skip >= len(token_ids) or (self._token_ids and is_older):
             return HintOutcome.LATE
         replaced = self._retire(HintOutcome.LATE)
         self._base_length = base_length
         self._agreed_length = length
         self._token_ids = token_ids
-        self._is_reported = self._is_resumed = False
+        self._is_reported = self.is_resumed = False
         self._matched_ngram_length = matched_ngram_length
         self.source = source
         return replaced
@@ -153,15 +154,6 @@ class DraftBuffer:
         """
         return self._matched_ngram_length + length - self._base_length
 
-    @property
-    def matched_ngram_length(self) -> int:
-        """The match length of the buffered hint, as it was received."""
-        return self._matched_ngram_length
-
-    def place(self, length: int) -> int:
-        """The place in the hint of the first draft for a sequence of `length` tokens."""
-        return length - self._base_length
-
     def ahead(self, length: int, num_tokens: int) -> list[int]:
         """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
         `offer` or `advance`.
@@ -188,7 +180,7 @@ class DraftBuffer:
         last = known_token_ids[-1]
         self._token_ids = token_ids[2 + left_out.index(last) if last in left_out else 1 :]
         self._base_length = self._agreed_length = len(known_token_ids)
-        self._is_reported = self._is_resumed = True
+        self._is_reported = self.is_resumed = True
         self._matched_ngram_length = 0
         self.source = source
 

@@ -1,21 +1,23 @@
-"""What a step costs: seconds by its shape, learned from every step.
+"""What a step costs by its number of rows, learned from the durations of steps.
 
-    cost = pace * (c0 + c1 * sequences + c2 * logits rows + c3 * attended tokens + curve(rows))
+    seconds = pace * curve(rows)
 
-Every coefficient is 0 or more. `curve` grows piecewise linearly with the rows of the forward pass.
-Kernels compute rows in tiles, so a row that begins a tile may cost much more than the next: at the
-first multiples of `row_tile` the curve may jump. Where no step was seen, its slope continues.
+The curve is known at some numbers of rows, and straight between them. A step moves the two next to
+its rows, the less the more steps they have met. Where no step was, a row costs half of what rows
+cost so far, so drafts are tried a few more at a time. `pace` follows a machine that becomes slower
+as a whole, and longer texts, so that what is known of other rows stays comparable. A step that
+another process held up counts little, unless it is the first of its rows; that one counts for no
+more than in proportion to fewer rows, and the second replaces it if it is shorter.
 
-Each step shifts the coefficients by least squares of the relative errors (weights 1 / cost²), whose
-older steps fade, so an idle part of the curve is forgotten in some thousand steps and tried again.
-A step far off the others counts less (Huber's weight), since another process may have held the
-processor. `pace` follows a machine that becomes slower or faster as a whole, so that steps of
-before and after can be compared. Only ratios of costs decide anything.
+What is known may be out of date, or come from a step that was held up. So who decides takes it for
+the cheaper, the longer no step had so many rows: what seems twice as dear is tried again after
+`_PATIENCE` steps, what seems little dearer than the best much sooner, and what was never tried
+after `_FIRST_PATIENCE`.
 
-Pure arithmetic, the same for the same steps in the same order; knows no clock, sequence or model.
+Pure arithmetic; knows no clock, sequence or model.
 """
 
-from typing import NamedTuple
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -24,268 +26,127 @@ from servicekit.kernels.jit import kernel
 
 FloatArray = npt.NDArray[np.float64]
 
-# How much of a step's weight is left after the next one.
-_FADING = 0.997
-# How far the pace follows one step, once some were seen.
-_PACE_RATE = 0.1
-# A step counts less if its error is more than so many mean errors.
-_HUBER = 2.0
-# A row's cost before any step was seen, as a share of a step's fixed cost. Optimistic, so that
-# drafts are tried.
-_PRIOR_ROW = 0.02
-# How strongly a slope follows the one before it, in steps.
-_SMOOTHNESS = 0.3
-# Added to each coefficient's weight, as a share of it: keeps the equations solvable where no step
-# tells two coefficients apart.
-_RIDGE = 1e-3
-_SWEEPS = 4
-# The sum of the coefficients is held within these. Steps determine only its product with the pace,
-# so it would drift without end, until constants that are meant to be tiny beside it are not.
-_LEAST_SUM, _MOST_SUM = 0.1, 1e3
-# A longer step counts as this long.
-_LONGEST_S = 1e4
+_PATIENCE, _FIRST_PATIENCE = 8192.0, 256.0
+# What a row costs where nothing is known, as a share of what rows cost so far.
+_NEW_ROW = 0.5
+# How far the curve and the pace follow a step, and the most that its error counts, in logarithms.
+_CURVE_RATE, _PACE_RATE, _MOST_ERROR = 0.05, 0.1, 0.3
+_LEAST_S, _MOST_S = 1e-9, 1e9
 
-# Coefficients before the curve's: fixed, sequences, logits rows, attended tokens / 1024.
-_NUM_LINEAR = 4
-_ATTENDED_UNIT = 1024.0
-_NUM_JUMPS = 4
-
-# What `_scalars` holds.
-_PACE, _ERROR, _COUNT = range(3)
+# The columns of a curve: rows, their cost, the number of steps that taught it, the last of them.
+_ROWS, _COST, _STEPS, _LAST = range(4)
+# What `new_pace` has: seconds of a unit of cost, 0 before the first step; the number of steps.
+_PACE, _NOW = range(2)
 
 
-class StepShape(NamedTuple):
-    """What a step's cost depends on. Some are made in every step: a frozen dataclass takes three
-    times as long.
-    """
-
-    num_sequences: int
-    num_logits_rows: int
-    # Summed over the rows: the tokens that each attends to.
-    num_attended: int
-    # Tokens scheduled: decodes, drafts and prefill chunks.
-    num_rows: int
+def new_curve(max_rows: int) -> FloatArray:
+    """[N, 4], for 1 to `max_rows` rows: each number of them up to 8, then a quarter more each."""
+    rows = [1, 2]
+    while rows[-1] < max_rows:
+        rows.append(rows[-1] + max(1, rows[-1] // 4))
+    curve = np.zeros((len(rows), 4))
+    curve[:, _ROWS] = rows
+    curve[:, _COST] = 1.0 + _NEW_ROW * (curve[:, _ROWS] - 1.0)
+    return curve
 
 
-NO_STEP = StepShape(num_sequences=0, num_logits_rows=0, num_attended=0, num_rows=0)
-
-
-class StepCost:
-    """Owned by the engine thread.
-
-    Attributes:
-        knots: [N + 1] int64: the rows between which the curve is a straight line, from 1 on.
-        coefficients: [4 + N] float64: see the module; the curve's are the rises between knots.
-    """
-
-    def __init__(self, *, max_rows: int, row_tile: int) -> None:
-        """Args:
-        max_rows: the most of a step.
-        row_tile: how many rows the model's kernels compute at once.
-        """
-        self.knots = _knots(max_rows, row_tile)
-        size = _NUM_LINEAR + len(self.knots) - 1
-        self.coefficients = np.zeros(size)
-        self.coefficients[0] = 1.0
-        self.coefficients[_NUM_LINEAR:] = _PRIOR_ROW * np.diff(self.knots)
-        # Fading sums over the steps: of weight * features * features, of weight * features * cost.
-        self._products = np.zeros((size, size))
-        self._targets = np.zeros(size)
-        self._scalars = np.array([1.0, 1.0, 0.0])
-
-    @property
-    def state(self) -> "CostState":
-        """For kernels."""
-        return self.knots, self.coefficients, self._products, self._targets, self._scalars
-
-
-# Knots, coefficients, and what `observe` keeps beside them.
-CostState = tuple[npt.NDArray[np.int64], FloatArray, FloatArray, FloatArray, FloatArray]
-
-
-def _knots(max_rows: int, row_tile: int) -> npt.NDArray[np.int64]:
-    """1 and the ends of tiles, with the next row as a knot of its own after the first ones.
-
-    Example, for tiles of 12 rows and 100 at most: 1 4 12 13 24 25 36 37 48 49 72 96 144.
-    """
-    knots = [1]
-    if row_tile >= 8:
-        knots.append(row_tile // 3)
-    for tile in range(1, _NUM_JUMPS + 1):
-        knots += [tile * row_tile, tile * row_tile + 1]
-    knots = sorted({knot for knot in knots if knot >= 1})
-    step = row_tile * _NUM_JUMPS // 2
-    end = row_tile * _NUM_JUMPS
-    while knots[-1] < max_rows:
-        # 6, 8, 12, 16, 24, ... tiles.
-        end += step
-        knots.append(end)
-        end += step
-        knots.append(end)
-        step *= 2
-    return np.array(knots, dtype=np.int64)
+def new_pace() -> FloatArray:
+    """[2]; belongs to a curve."""
+    return np.zeros(2)
 
 
 @kernel
-def cost_of_rows(knots: npt.NDArray[np.int64], coefficients: FloatArray, num_rows: float) -> float:
-    """The curve; beyond its last knot, the last slope continues."""
-    cost = 0.0
-    for i in range(len(knots) - 1):
-        first, last = knots[i], knots[i + 1]
-        if num_rows <= first:
-            break
-        share = (num_rows - first) / (last - first)
-        if share > 1.0 and i < len(knots) - 2:
-            share = 1.0
-        cost += coefficients[_NUM_LINEAR + i] * share
+def _at(curve: FloatArray, rows: float) -> tuple[int, float]:
+    """The last number of rows before `rows`, and how far these are on the way to the next one."""
+    i = 0
+    while i < len(curve) - 2 and curve[i + 1, _ROWS] <= rows:
+        i += 1
+    share = (rows - curve[i, _ROWS]) / (curve[i + 1, _ROWS] - curve[i, _ROWS])
+    return i, min(max(share, 0.0), 1.0)
+
+
+@kernel
+def cost_of(curve: FloatArray, rows: float) -> float:
+    """What a step of so many rows is expected to cost."""
+    i, share = _at(curve, rows)
+    cost: float = (1.0 - share) * curve[i, _COST] + share * curve[i + 1, _COST]
     return cost
 
 
 @kernel
-def costs_of_rows(
-    knots: npt.NDArray[np.int64], coefficients: FloatArray, first_row: float, out: FloatArray
-) -> None:
-    """`cost_of_rows` for as many numbers of rows as `out` has, from `first_row` on."""
-    cost = cost_of_rows(knots, coefficients, first_row)
-    segment, last_segment = 0, len(knots) - 2
-    for i in range(len(out)):
-        out[i] = cost
-        while segment < last_segment and first_row + i >= knots[segment + 1]:
-            segment += 1
-        width = knots[segment + 1] - knots[segment]
-        cost += coefficients[_NUM_LINEAR + segment] / width
-
-
-@kernel
-def fixed_cost(
-    coefficients: FloatArray, num_sequences: float, num_logits_rows: float, num_attended: float
-) -> float:
-    """A step's cost without the curve."""
-    cost: float = coefficients[0]
-    cost += coefficients[1] * num_sequences
-    cost += coefficients[2] * num_logits_rows
-    cost += coefficients[3] * num_attended / _ATTENDED_UNIT
-    return cost
-
-
-@kernel
-def cost_of(
-    knots: npt.NDArray[np.int64],
-    coefficients: FloatArray,
-    num_sequences: float,
-    num_logits_rows: float,
-    num_attended: float,
-    num_rows: float,
-) -> float:
-    """A step's cost, without the pace."""
-    return fixed_cost(coefficients, num_sequences, num_logits_rows, num_attended) + cost_of_rows(
-        knots, coefficients, num_rows
-    )
+def costs_from(curve: FloatArray, pace: FloatArray, num_rows: int, out: FloatArray) -> None:
+    """Sets `out` to what decides: the costs of `num_rows` rows, one more, and so on, the cheaper,
+    the longer ago.
+    """
+    patience = np.where(curve[:, _STEPS] > 0.0, _PATIENCE, _FIRST_PATIENCE)
+    costs = curve[:, _COST] * patience / (patience + pace[_NOW] - curve[:, _LAST])
+    for j in range(len(out)):
+        i, share = _at(curve, num_rows + j)
+        out[j] = (1.0 - share) * costs[i] + share * costs[i + 1]
 
 
 @kernel
 def observe(
-    knots: npt.NDArray[np.int64],
-    coefficients: FloatArray,
-    products: FloatArray,
-    targets: FloatArray,
-    scalars: FloatArray,
-    num_sequences: float,
-    num_logits_rows: float,
-    num_attended: float,
-    num_rows: float,
-    duration_s: float,
+    curve: FloatArray, pace: FloatArray, rows: float, duration_s: float, is_decoding: bool
 ) -> float:
-    """Learns from a step; returns what was expected of it, in seconds, just before.
+    """Learns from a step; returns the seconds that were expected of it.
 
     Args:
-        knots, coefficients, products, targets, scalars: `StepCost.state`, which is changed.
+        is_decoding: only such steps change the pace, as rows of prompts cost something else.
     """
-    duration_s = min(max(duration_s, 1e-9), _LONGEST_S)
-    size = len(coefficients)
-    features = np.zeros(size)
-    features[0] = 1.0
-    features[1] = num_sequences
-    features[2] = num_logits_rows
-    features[3] = num_attended / _ATTENDED_UNIT
-    for i in range(len(knots) - 1):
-        if num_rows <= knots[i]:
-            break
-        share = (num_rows - knots[i]) / (knots[i + 1] - knots[i])
-        if share > 1.0 and i < len(knots) - 2:
-            share = 1.0
-        features[_NUM_LINEAR + i] = share
-    cost = 0.0
-    for i in range(size):
-        cost += features[i] * coefficients[i]
-    if scalars[_COUNT] == 0.0:
-        scalars[_PACE] = duration_s / cost
-    expected_s: float = scalars[_PACE] * cost
-    scalars[_COUNT] += 1.0
-    ratio = duration_s / expected_s
-    error = abs(ratio - 1.0)
-    weight = 1.0
-    if error > _HUBER * scalars[_ERROR]:
-        weight = _HUBER * scalars[_ERROR] / error
-    rate = max(0.02, 1.0 / (1.0 + scalars[_COUNT]))
-    scalars[_ERROR] += rate * (min(error, 1.0) - scalars[_ERROR])
-    # Relative errors count.
-    weight /= cost * cost
-    for i in range(size):
-        targets[i] = _FADING * targets[i] + weight * features[i] * ratio * cost
-        for j in range(size):
-            products[i, j] = _FADING * products[i, j] + weight * features[i] * features[j]
-    change = min(max(np.log(ratio), -0.5), 0.5)
-    scalars[_PACE] *= np.exp(max(_PACE_RATE, 0.5 / (1.0 + scalars[_COUNT])) * change)
-    _solve(knots, coefficients, products, targets)
-    unit = coefficients.sum()
-    if not _LEAST_SUM <= unit <= _MOST_SUM:
-        # Costs are counted in this unit from now on; no ratio of costs changes.
-        coefficients /= unit
-        products *= unit * unit
-        targets *= unit
-        scalars[_PACE] *= unit
+    duration_s = min(max(duration_s, _LEAST_S), _MOST_S)
+    i, share = _at(curve, rows)
+    expected = cost_of(curve, rows)
+    if pace[_PACE] == 0.0:
+        pace[_PACE] = duration_s / expected
+    expected_s: float = pace[_PACE] * expected
+    error = math.log(duration_s / expected_s)
+    clipped = min(max(error, -_MOST_ERROR), _MOST_ERROR)
+    pace[_NOW] += 1.0
+    known = 0.0
+    for k, part in ((i, 1.0 - share), (i + 1, share)):
+        num_steps = curve[k, _STEPS]
+        if part == 0.0:
+            continue
+        if num_steps == 0.0 or (num_steps < 1.5 and error < 0.0):
+            curve[k, _COST] = min(curve[k, _COST] * math.exp(error), _in_proportion(curve, k))
+        else:
+            rate = part * max(_CURVE_RATE, 1.0 / (1.0 + num_steps))
+            curve[k, _COST] *= math.exp(rate * clipped)
+            known += part * (1.0 - rate)
+        curve[k, _STEPS] += part
+        if part >= 0.5:
+            curve[k, _LAST] = pace[_NOW]
+    if is_decoding:
+        pace[_PACE] *= math.exp(_PACE_RATE * known * clipped)
+    _fill(curve)
     return expected_s
 
 
 @kernel
-def _solve(
-    knots: npt.NDArray[np.int64],
-    coefficients: FloatArray,
-    products: FloatArray,
-    targets: FloatArray,
-) -> None:
-    """Some sweeps of coordinate descent, from the present coefficients, under the bounds at 0."""
-    size = len(coefficients)
-    matrix = products.copy()
-    right = targets.copy()
-    for i in range(size):
-        matrix[i, i] += _RIDGE * products[i, i] + 1e-9
-    # Each slope follows the one before it, the first one the prior; a jump is believed to be small.
-    cost = coefficients[0]
-    before, before_width = -1, 1.0
-    for i in range(len(knots) - 1):
-        at = _NUM_LINEAR + i
-        width = float(knots[i + 1] - knots[i])
-        cost += coefficients[at]
-        strength = _SMOOTHNESS / (cost * cost)
-        if width == 1.0 and i > 0:
-            matrix[at, at] += strength
+def _in_proportion(curve: FloatArray, k: int) -> float:
+    """What a number of rows costs, if each costs as much as with fewer rows."""
+    for before in range(k - 1, -1, -1):
+        if curve[before, _STEPS] > 0.0:
+            cost: float = curve[before, _COST] * curve[k, _ROWS] / curve[before, _ROWS]
+            return cost
+    return np.inf
+
+
+@kernel
+def _fill(curve: FloatArray) -> None:
+    """Sets the costs where no step was, never above those of more rows."""
+    before = -1
+    for i in range(len(curve)):
+        if curve[i, _STEPS] == 0.0:
+            if before >= 0:
+                rise = 1.0 + _NEW_ROW * (curve[i, _ROWS] / curve[before, _ROWS] - 1.0)
+                curve[i, _COST] = curve[before, _COST] * rise
             continue
-        matrix[at, at] += strength
-        if before < 0:
-            right[at] += strength * width * _PRIOR_ROW * coefficients[0]
-        else:
-            factor = width / before_width
-            matrix[at, before] -= strength * factor
-            matrix[before, at] -= strength * factor
-            matrix[before, before] += strength * factor * factor
-        before, before_width = at, width
-    for _ in range(_SWEEPS):
-        for i in range(size):
-            gap = right[i]
-            for j in range(size):
-                gap -= matrix[i, j] * coefficients[j]
-            coefficients[i] = max(0.0, coefficients[i] + gap / matrix[i, i])
-    # The fixed cost keeps every ratio finite.
-    coefficients[0] = max(coefficients[0], 1e-6)
+        for k in range(before + 1, i):
+            if before < 0:
+                rise = 1.0 + _NEW_ROW * (curve[i, _ROWS] / curve[k, _ROWS] - 1.0)
+                curve[k, _COST] = curve[i, _COST] / rise
+            else:
+                curve[k, _COST] = min(curve[k, _COST], curve[i, _COST])
+        before = i

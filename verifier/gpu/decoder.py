@@ -31,7 +31,7 @@ from verifier.gpu.current_device import current_device
 from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
 from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
 from verifier.gpu.forward import ForwardPass, Hidden
-from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool, buckets_within
+from verifier.gpu.graph_pool import Capture, GraphLimits, GraphPool, buckets_within
 from verifier.gpu.layers.states import DeviceStates
 from verifier.gpu.weights import GpuWeights
 from verifier.sampling.logits_processing import History
@@ -74,11 +74,8 @@ class GpuDecoder(DeviceModel):
     """The decoder of all families that `verifier.checkpoint` describes.
 
     Attributes:
-        row_tile: as in `TargetModel`: what steps are padded to, mostly.
         sampler: of the next launches; None: logits come to the host, and are sampled there.
     """
-
-    row_tile = ROW_TILE
 
     def __init__(
         self,

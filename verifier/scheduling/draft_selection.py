@@ -12,7 +12,7 @@ from tandem.values import DraftSource, DraftWait
 from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
 from verifier.drafts.draft_limits import num_drafts_trusted, num_drafts_useful
 from verifier.drafts.hint_requests import DECLINED_STEPS_BEFORE_PROBING
-from verifier.drafts.step_cost import NO_STEP, StepShape
+from verifier.scheduling.prefill_order import num_missing_tokens
 from verifier.scheduling.sequence import Sequence
 from verifier.structured.grammar_state import GrammarState
 
@@ -82,11 +82,11 @@ def why_undrafted(sequence: Sequence, draft: SelectedDraft) -> str:
     """Why none of a decoding sequence's drafts is verified in this step: a field of
     `UndraftedSteps`. Hot path.
     """
+    buffer, length = sequence.draft_buffer, len(sequence.token_ids)
     # What is resumed only stands in for the hint that is missing.
-    is_resumed = draft.candidate is not None and draft.candidate.is_resumed
+    is_resumed = draft.candidate is not None and buffer.is_resumed
     if draft.token_ids and not is_resumed:
         return "declined" if draft.depth == 0 else "limited"
-    buffer, length = sequence.draft_buffer, len(sequence.token_ids)
     if sequence.max_length - length <= 1:
         return "limited"
     if buffer and not is_resumed:
@@ -120,7 +120,7 @@ def choose_depths(
         draft_budget: the most drafts.
     """
     candidates: list[DraftCandidate] = []
-    num_other_drafts = num_draft_contexts = 0
+    num_other_drafts = 0
     for sequence, draft in zip(decoding, drafts, strict=True):
         if not draft.token_ids:
             continue
@@ -128,54 +128,24 @@ def choose_depths(
             num_other_drafts += len(draft.token_ids)
             continue
         length, buffer = len(sequence.token_ids), sequence.draft_buffer
-        num_draft_contexts += length
         draft.candidate = DraftCandidate(
             sequence.depth_record,
             _SOURCE_CLASSES[buffer.source],
             # A hint may claim a longer match than there is text.
-            min(buffer.matched_ngram_length, length),
-            buffer.place(length),
+            min(buffer.match_length(length), length),
+            buffer.is_resumed,
             draft.token_ids,
         )
         candidates.append(draft.candidate)
     if not candidates:
-        policy.choose((), decode_shape=NO_STEP, shape=NO_STEP, max_drafts=0, draft_context=0)
         return
-    num_rows = len(decoding) + num_other_drafts
-    decode_shape = shape = StepShape(
-        num_sequences=len(decoding),
-        num_logits_rows=num_rows,
-        num_attended=sum([len(sequence.token_ids) for sequence in decoding]),
-        num_rows=num_rows,
-    )
-    if prefilling:
-        shape = _with_chunks(decode_shape, prefilling, budget)
     depths = policy.choose(
         candidates,
-        decode_shape=decode_shape,
-        shape=shape,
+        num_sequences=len(decoding),
+        num_rows=len(decoding) + num_other_drafts,
+        num_chunk_rows=min(budget, sum(map(num_missing_tokens, prefilling))),
         max_drafts=draft_budget,
-        draft_context=num_draft_contexts // len(candidates),
     )
     chosen = (draft for draft in drafts if draft.candidate is not None)
     for draft, depth in zip(chosen, depths, strict=True):
         draft.depth = depth
-
-
-def _with_chunks(shape: StepShape, prefilling: SequenceOf[Sequence], budget: int) -> StepShape:
-    """The shape of a step with chunks of prompts, too: as many as the budget allows."""
-    num_chunks = num_tokens = num_attended = 0
-    for sequence in prefilling:
-        length = sequence.num_computed_tokens
-        chunk = min(len(sequence.token_ids) - length, budget - num_tokens)
-        if chunk <= 0:
-            break
-        num_chunks += 1
-        num_tokens += chunk
-        num_attended += chunk * (length + chunk // 2)
-    return StepShape(
-        num_sequences=shape.num_sequences + num_chunks,
-        num_logits_rows=shape.num_logits_rows,
-        num_attended=shape.num_attended + num_attended,
-        num_rows=shape.num_rows + num_tokens,
-    )

@@ -167,8 +167,7 @@ class Scheduler:
         # Prompts get at least half of the budget that drafts could use.
         draft_budget = budget // 2 if prefilling else budget
         num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
-        prompts = self._in_prefill_order(prefilling, budget, num_spare_blocks)
-        drafts = self._drafts(decoding, prompts, budget, draft_budget)
+        drafts = self._drafts(decoding, prefilling, budget, draft_budget)
         num_drafting = sum(bool(draft.token_ids) for draft in drafts)
         # What the policy chose fits into the budget, unless others verify all that they have.
         is_shared = any(draft.token_ids and draft.depth is None for draft in drafts)

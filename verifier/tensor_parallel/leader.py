@@ -126,7 +126,6 @@ class ParallelModel:
 
     def __init__(self, own: TargetModel, connections: list[Connection], watch: Watch) -> None:
         self.vocab_size = own.vocab_size
-        self.row_tile = own.row_tile
         self.computes_at_launch = own.computes_at_launch
         self._own = own
         self._connections = connections

@@ -143,7 +143,6 @@ class Twins:
 
     def __init__(self, own: GpuDecoder, host: GpuDecoder) -> None:
         self.vocab_size = own.vocab_size
-        self.row_tile = own.row_tile
         self.computes_at_launch = own.computes_at_launch
         self.own = own
         self.host = host
