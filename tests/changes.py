@@ -22,8 +22,8 @@ WAKING = {
     "tests/page/*": ("gateway/page/*", "gateway/api/*", "tests/page/*"),
     "tests/verifier/gpu/test_*kernels.py": _GPU,
     "tests/verifier/gpu_sampling/test_compiled_kernels.py": _GPU,
-    "tests/verifier/test_in_the_interpreter.py": _GPU,
-    "tests/verifier/test_triton_*": _GPU,
+    "tests/verifier/triton/test_in_the_interpreter.py": _GPU,
+    "tests/verifier/triton/test_triton_*": _GPU,
 }
 
 

@@ -44,15 +44,15 @@ SLOW = (
     "servicekit/test_process.py",
     "verifier/drafters/test_drafted_sessions.py",
     "verifier/drafters/test_feed_model.py",
-    "verifier/test_checkpoint.py",
-    "verifier/test_checkpoint_refusals.py",
-    "verifier/test_event_loop.py",
-    "verifier/test_in_the_interpreter.py",
-    "verifier/test_not_finite_kv.py",
+    "verifier/checkpoint/test_checkpoint.py",
+    "verifier/checkpoint/test_checkpoint_refusals.py",
+    "verifier/service/test_event_loop.py",
+    "verifier/triton/test_in_the_interpreter.py",
+    "verifier/engine/test_not_finite_kv.py",
     "verifier/test_process.py",
-    "verifier/test_tensor_parallel.py",
-    "verifier/test_transformers_model.py",
-    "verifier/test_triton_compilation.py",
+    "verifier/tensor_parallel/test_tensor_parallel.py",
+    "verifier/transformers_model/test_transformers_model.py",
+    "verifier/triton/test_triton_compilation.py",
 )
 
 # The same cases in every run, so that nobody's change fails for a case that it did not bring.

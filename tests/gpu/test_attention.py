@@ -22,7 +22,7 @@ HALVES = [torch.float16, torch.bfloat16]
 # Few, since each has other kernels compiled; the interpreter runs 20.
 @pytest.mark.parametrize("seed", range(3))
 def test_attention_is_that_of_the_definition(seed: int, dtype: torch.dtype) -> None:
-    from tests.verifier import triton_cases
+    from tests.verifier.triton import triton_cases
 
     triton_cases.attention_is_that_of_the_definition(seed, dtype, GPU)
 
@@ -42,7 +42,7 @@ def test_attention_is_that_of_the_definition(seed: int, dtype: torch.dtype) -> N
     ],
 )
 def test_of_every_type(case: str, dtype: torch.dtype) -> None:
-    from tests.verifier import triton_cases
+    from tests.verifier.triton import triton_cases
 
     getattr(triton_cases, case)(dtype, GPU)
 
@@ -57,20 +57,20 @@ def test_of_every_type(case: str, dtype: torch.dtype) -> None:
     ],
 )
 def test_in_float32(case: str) -> None:
-    from tests.verifier import triton_cases
+    from tests.verifier.triton import triton_cases
 
     getattr(triton_cases, case)(GPU)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_captured_step_is_replayed_for_another_one(dtype: torch.dtype) -> None:
-    from tests.verifier import triton_cases
+    from tests.verifier.triton import triton_cases
 
     triton_cases.a_captured_step_is_replayed(dtype, GPU)
 
 
 @pytest.mark.parametrize("is_expanded", [False, True])
 def test_sequences_of_a_models_step_do_not_mix(is_expanded: bool) -> None:
-    from tests.verifier import triton_cases
+    from tests.verifier.triton import triton_cases
 
     triton_cases.sequences_of_a_models_step_do_not_mix(is_expanded, GPU)

@@ -11,7 +11,7 @@ from tests.verifier.gpu_sampling.hostile_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.noise_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.sampler_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.slots_checks import *  # noqa: F403
-from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
+from tests.verifier.sampling.sampling_cases import rows_of, some_case, verified_by_host
 from verifier.gpu.sampling.sampler import DeviceSampler
 
 pytestmark = pytest.mark.skipif(

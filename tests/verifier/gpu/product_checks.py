@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.gpu.groups import CODE_BLOCK, GroupedWeight
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.product import (

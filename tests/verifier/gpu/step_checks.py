@@ -36,7 +36,7 @@ from tests.verifier.running_engine import (
     check_contract,
     no_link,
 )
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.target_model import StepHandle, StepResult

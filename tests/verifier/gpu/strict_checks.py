@@ -18,7 +18,7 @@ from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.quantized_files import METHODS, write_quantized
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.gpu.attention.tiles import Splitting
 from verifier.gpu.attention.triton_backend import TritonBackend
 from verifier.gpu.kernels.delta_rule import compute_delta

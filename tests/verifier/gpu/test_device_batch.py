@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
+from tests.verifier.scheduling.scheduled_world import BLOCK_SIZE, ScheduledWorld
 from tests.volume import examples
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.engine.step_batch import StepBatch

@@ -16,7 +16,7 @@ from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.quantized_files import METHODS, write_quantized
-from tests.verifier.test_triton_compilation import (
+from tests.verifier.triton.test_triton_compilation import (
     FIRST_THAT_OVERLAPS,
     META,
     SMALLEST_SHARED_MEMORY,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.verifier.sampling_cases import Case, rows_of
+from tests.verifier.sampling.sampling_cases import Case, rows_of
 from verifier.gpu.sampling.sampler import DeviceSampler, StagedSequence
 from verifier.sampling.rejection_sampler import Verdict
 

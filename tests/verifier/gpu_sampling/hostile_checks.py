@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.verifier.gpu_sampling.device_batches import assert_equal, sampler_of, verified_by_device
-from tests.verifier.sampling_cases import Case, verified_by_host
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.sampling.sampling_cases import Case, verified_by_host
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.slots import MAX_BIASES
 from verifier.sampling import Sampling
 

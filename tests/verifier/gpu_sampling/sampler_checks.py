@@ -16,8 +16,8 @@ from tests.verifier.gpu_sampling.device_batches import (
     staged_of,
     verified_by_device,
 )
-from tests.verifier.sampling_cases import rows_of, some_case, verified_by_host
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.sampling.sampling_cases import rows_of, some_case, verified_by_host
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS
 from verifier.sampling import Sampling
 

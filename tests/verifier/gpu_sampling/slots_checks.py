@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.verifier.gpu_sampling.device_batches import DEVICE, assert_equal, staged_of
-from tests.verifier.sampling_cases import Case, rows_of, some_case, verified_by_host
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.sampling.sampling_cases import Case, rows_of, some_case, verified_by_host
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.gpu.sampling.kernels import choice, cut, rows
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.sampling.token_counts import TokenCounts

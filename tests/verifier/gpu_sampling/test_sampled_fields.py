@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from tests.verifier.sampling_cases import some_sampling
+from tests.verifier.sampling.sampling_cases import some_sampling
 from verifier.sampling import Sampling
 
 # They choose no token.

@@ -7,9 +7,9 @@ from llguidance import LLMatcher
 
 from tandem.values import DraftWait, StructuredOutput
 from tests.scripted_model import continue_by, hashed
+from tests.verifier.batch.test_host_step import GatedModel
 from tests.verifier.running_engine import PATIENCE_S, StartEngine, start_engine_with
 from tests.verifier.structured.watched_grammar import WatchedGrammar
-from tests.verifier.test_host_step import GatedModel
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import Fault
 from verifier.errors import InternalError, InvalidRequestError

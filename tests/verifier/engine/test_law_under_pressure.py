@@ -9,13 +9,13 @@ import numpy as np
 
 from tandem.values import DraftWait
 from tests.scripted_model import ScriptedModel
-from tests.verifier.goodness_of_fit import follows
 from tests.verifier.running_engine import (
     EngineSession,
     RecordingObserver,
     StartEngine,
     is_terminal,
 )
+from tests.verifier.sampling.goodness_of_fit import follows
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import FloatArray
 from verifier.engine.messages import Decided

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.verifier.parallel_verifier import PATIENCE_S
+from tests.verifier.tensor_parallel.parallel_verifier import PATIENCE_S
 from verifier.tensor_parallel.connection import RankLostError
 from verifier.tensor_parallel.watch import Watch
 

@@ -13,7 +13,7 @@ from verifier.checkpoint.weight_types import WeightType
 from verifier.cpu import packing
 from verifier.cpu.weights import DecoderWeights
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_a_loaded_verifier_compiles_no_kernel_for_its_engine_or_while_it_serves() -> None:

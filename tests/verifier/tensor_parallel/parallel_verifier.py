@@ -21,7 +21,11 @@ PATIENCE_S = 200.0
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
-    ["pytest", "tests.verifier.parallel_verifier", "transformers.models.qwen3.modeling_qwen3"]
+    [
+        "pytest",
+        "tests.verifier.tensor_parallel.parallel_verifier",
+        "transformers.models.qwen3.modeling_qwen3",
+    ]
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.verifier import triton_cases
+from tests.verifier.triton import triton_cases
 from tests.volume import cases
 from verifier.attention.backend import DeviceTables, device_tables
 from verifier.gpu.attention.tiles import FLOAT32_TILES

@@ -59,7 +59,7 @@ import ctypes, gc, json, sys
 from pathlib import Path
 
 import torch
-from tests.verifier.test_loading_memory import SecondOfTwo
+from tests.verifier.model.test_loading_memory import SecondOfTwo
 from verifier.config import VerifierConfig
 from verifier.checkpoint.description import describe_decoder
 from verifier.cpu.loading.loader import load_weights

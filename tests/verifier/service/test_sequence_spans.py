@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from servicekit.telemetry.spans import Spans
 from tandem.v1 import verifier_pb2
 from tests.verifier.running_engine import StartEngine
-from tests.verifier.test_session_faults import events_of, make_open
+from tests.verifier.service.test_session_faults import events_of, make_open
 from verifier.service.sequence_spans import SequenceSpans
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.verifier.flash_attention_stand_in import flash_attn_varlen_func
+from tests.verifier.attention.flash_attention_stand_in import flash_attn_varlen_func
 from tests.verifier.paged_model import CPU, PagedModel, make_small_model, some_tokens
 from verifier.attention.backend import device_tables
 from verifier.attention.flash_attention import FlashAttentionBackend

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.verifier.goodness_of_fit import kolmogorov_smirnov
+from tests.verifier.sampling.goodness_of_fit import kolmogorov_smirnov
 from verifier.sampling.philox import philox4x32, uniforms
 
 ONES = 0xFFFFFFFF

@@ -16,8 +16,8 @@ from tandem.v1 import sampling_pb2, verifier_pb2_grpc
 from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.opens import NUM_NEW_TOKENS, PROMPT, make_open
-from tests.verifier.parallel_verifier import PATIENCE_S, Rank, start_ranks
 from tests.verifier.running_verifier import ClientSession, StartVerifier
+from tests.verifier.tensor_parallel.parallel_verifier import PATIENCE_S, Rank, start_ranks
 
 FLAGS = [
     "--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.verifier.goodness_of_fit import follows
+from tests.verifier.sampling.goodness_of_fit import follows
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import (

@@ -8,9 +8,9 @@ import pytest
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import StartEngine
-from tests.verifier.scheduled_world import ScheduledWorld
+from tests.verifier.scheduling.scheduled_world import ScheduledWorld
+from tests.verifier.scheduling.test_scheduler import make_scheduler
 from tests.verifier.sequences import make_sequence
-from tests.verifier.test_scheduler import make_scheduler
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.verifier import torch_sampling
-from tests.verifier.sampling_cases import some_case, some_logits, some_sampling, verified_by_host
-from tests.verifier.torch_sampling import Tokens
+from tests.verifier.sampling import torch_sampling
+from tests.verifier.sampling.sampling_cases import (
+    some_case,
+    some_logits,
+    some_sampling,
+    verified_by_host,
+)
+from tests.verifier.sampling.torch_sampling import Tokens
 from verifier.sampling import Sampling, philox
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.distribution import (

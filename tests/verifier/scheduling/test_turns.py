@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.verifier.scheduled_world import STEPS_PER_WAY, ScheduledWorld
+from tests.verifier.scheduling.scheduled_world import STEPS_PER_WAY, ScheduledWorld
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
 from verifier.scheduling.sequence import Sequence

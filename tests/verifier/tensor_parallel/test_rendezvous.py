@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.verifier.parallel_verifier import PATIENCE_S
+from tests.verifier.tensor_parallel.parallel_verifier import PATIENCE_S
 from verifier.tensor_parallel import rendezvous
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
 from verifier.tensor_parallel.launch import Launch

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tests.verifier.paged_model import PagedModel, make_small_model
-from tests.verifier.triton_interpreter import interpreted_cases
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.attention.backend import AttentionBackend, DeviceTables, device_tables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend

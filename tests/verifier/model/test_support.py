@@ -24,7 +24,7 @@ from verifier.model.support import (
     on_cpu,
 )
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HOPPER, TURING = (9, 0), (7, 5)
 
 

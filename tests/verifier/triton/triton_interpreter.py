@@ -22,7 +22,7 @@ import numpy as np
 
 from tests.volume import Cases, cases
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def interpreted_cases(chosen: Cases, every: Cases) -> Cases:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.scripted_model import continue_by, hashed
-from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
+from tests.verifier.scheduling.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.volume import examples
 from verifier.scheduling.sequence import Sequence
 

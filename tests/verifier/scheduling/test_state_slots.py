@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.scripted_model import continue_by, hashed
-from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
+from tests.verifier.scheduling.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.volume import cases
 
 TEXT = random.Random(1).choices(range(3), k=80)
