@@ -119,7 +119,8 @@ def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str, has_head
         exact = model(input_ids=torch.tensor([TEXT])).logits[0].numpy()
     weights = load(tmp_path, "float32")
     own = all_logits(weights, TEXT)
-    np.testing.assert_allclose(own, exact, rtol=0, atol=1e-4 * float(np.abs(exact).max()))
+    # torch adds up in other orders on other processors.
+    np.testing.assert_allclose(own, exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
     checked, _ = reference(tmp_path, dtype=torch.float32, quantization="none", rounds_kv=True)
     assert torch.isfinite(checked).all()
     with TensorFiles(tmp_path) as files:
