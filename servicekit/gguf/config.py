@@ -62,10 +62,10 @@ def config_of(
         # Where only text goes in, the positions of all sections agree.
         told.pop("rope.dimension_sections", None)
         told.pop(UNUSED_LAYERS, None)
-    of_layers = told_by_layer(header, family, told, rope_factors) if family.tells_layers else {}
     for key, value in told.items():
-        if not isinstance(value, str | int | float):
+        if not isinstance(value, str | int | float) and key not in family.lists:
             raise GgufError(f"{path}: {architecture}.{key}: a list is not served")
+    of_layers = told_by_layer(header, family, told, rope_factors) if family.lists else {}
     names = {**SIZES, **family.keys}
     config: dict[str, Any] = {
         "model_type": family.model_type,
@@ -74,7 +74,9 @@ def config_of(
         **of_layers,
     }
     config |= {names[key]: told.pop(key) for key in list(told) if key in names}
-    config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    tokens = tokens if isinstance(tokens, list) else []
+    config.setdefault("vocab_size", len(tokens))
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if type(heads) is int and type(hidden) is int and heads:
@@ -91,7 +93,7 @@ def config_of(
     if config.get("sliding_window") == 0:
         config["sliding_window"] = None
     rope = _scaled_rope(told)
-    if family.tells_layers:
+    if family.lists:
         config["rope_parameters"]["full_attention"] |= rope or {}
     else:
         config |= _rope(path, family, config, told, rope, rope_factors)
@@ -102,7 +104,6 @@ def config_of(
         if token is not None and type(token) is not int:
             raise GgufError(f"{path}: {key}: {str(token)[:40]} is no token")
         ends |= {token} - {None}
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
     if family.model_type == "gemma4_text" and _TOOL_RESPONSE in tokens:
         # It ends calls: an end token of the published models, of which the format keeps but one.
         ends.add(tokens.index(_TOOL_RESPONSE))

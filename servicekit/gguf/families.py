@@ -61,8 +61,8 @@ class Family:
         keys: as `SIZES`, of this family alone.
         num_layers_of_narrow_queries: of the one size whose attention scores are divided by the root
             of the hidden size over the heads, not of head_dim.
-        tells_layers: whether sliding and full layers may differ, in their rotary embeddings, too
-            (`layers.py`).
+        lists: keys whose values may be lists, of a number or a truth for each layer. Families that
+            have some tell sliding and full layers apart (`layers.py`).
     """
 
     model_type: str
@@ -70,7 +70,7 @@ class Family:
     constants: Mapping[str, Any] = field(default_factory=lambda: _SILU)
     keys: Mapping[str, str] = field(default_factory=dict)
     num_layers_of_narrow_queries: int = 0
-    tells_layers: bool = False
+    lists: tuple[str, ...] = ()
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -86,7 +86,7 @@ FAMILIES: Mapping[str, Family] = {
         architecture="Olmo3ForCausalLM",
         constants=_SILU_BFLOAT16,
         keys={"attention.sliding_window": "sliding_window"},
-        tells_layers=True,
+        lists=("attention.sliding_window_pattern",),
     ),
     "granite": Family(
         model_type="granite",
@@ -152,7 +152,11 @@ FAMILIES: Mapping[str, Family] = {
             "expert_used_count": "top_k_experts",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        tells_layers=True,
+        lists=(
+            "attention.sliding_window_pattern",
+            "feed_forward_length",
+            "attention.head_count_kv",
+        ),
     ),
     "phi3": Family(
         model_type="phi3",
@@ -203,12 +207,17 @@ def model_type_of(header: GgufHeader) -> str:
 
 def family_of(header: GgufHeader) -> Family:
     architecture = str(header.metadata.get(ARCHITECTURE))
-    if architecture == "llama" and header.metadata.get("llama.expert_count"):
+    if architecture == "llama" and _is_set(header.metadata.get("llama.expert_count")):
         return MIXTRAL
-    if architecture == "olmo2" and header.metadata.get("olmo2.attention.sliding_window"):
+    if architecture == "olmo2" and _is_set(header.metadata.get("olmo2.attention.sliding_window")):
         return FAMILIES["olmo3"]
     if architecture not in FAMILIES:
         raise GgufError(
             f"{header.path}: {ARCHITECTURE}: {architecture} is not served from this format"
         )
     return FAMILIES[architecture]
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a number is there and not 0; a value of another kind is refused by its key later."""
+    return type(value) is int and value != 0

@@ -122,7 +122,7 @@ def _proportional(
 ) -> dict[str, Any]:
     """Of how much of a head the full layers rotate."""
     factors, size = rope_factors.get(_FULL_FACTORS), told.get("attention.key_length")
-    if factors is None or type(size) is not int or factors.shape != (size // 2,):
+    if factors is None or type(size) is not int or size < 2 or factors.shape != (size // 2,):
         raise GgufError(f"{path}: {_FULL_FACTORS}: is missing, or not of heads of {size}")
     num_rotated = int(np.count_nonzero(factors == 1.0))
     if not (

@@ -5,6 +5,8 @@ slide is a list; what differs between layers is one, too; Gemma 4's full layers 
 their rotary embeddings.
 """
 
+import dataclasses
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from servicekit.gguf.config import config_of
 from servicekit.gguf.folder import model_folder
-from servicekit.gguf.header import GgufError
+from servicekit.gguf.header import GgufError, read_header
 from tests.servicekit.gguf_files import (
     END,
     TOKENS,
@@ -205,3 +208,36 @@ def test_what_no_such_model_has_is_refused_by_its_key(
 ) -> None:
     with pytest.raises(GgufError, match=words):
         model_folder(write(tmp_path, name, changed))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "olmo3"])
+def test_values_of_another_kind_are_read_or_refused_and_end_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    header = read_header(write(tmp_path, name))
+    factors = {} if name == "olmo3" else {"rope_freqs.weight": np.ones(24, dtype=np.float32)}
+    odd: list[Any] = [
+        *(np.array(each) for each in ([], [1, 2], [0.5, 2.5], [True, False], [2**63] * 6)),
+        ["a", "b"], "text", 0, 1, -1, 2**63, 0.5, True,
+    ]  # fmt: skip
+    keys = [*header.metadata, f"{ARCHITECTURES[name]}.expert_count"]
+    refusals = []
+    for key, value in itertools.product(keys, odd):
+        if key == "general.architecture":
+            continue
+        changed = dataclasses.replace(header, metadata={**header.metadata, key: value})
+        try:
+            config = config_of(changed, factors)
+        except GgufError as error:
+            refusals.append(str(error))
+            continue
+        assert json.dumps(config)
+    assert refusals
+    assert all(each.startswith(str(header.path)) for each in refusals)
+    empty = {"rope_freqs.weight": np.ones(0, dtype=np.float32)}
+    if name == "gemma4":
+        metadata = {**header.metadata, "gemma4.attention.key_length": 0}
+        for same in ("attention.value_length", "rope.dimension_count"):
+            metadata[f"gemma4.{same}"] = 0
+        with pytest.raises(GgufError, match=r"rope_freqs\.weight"):
+            config_of(dataclasses.replace(header, metadata=metadata), empty)
