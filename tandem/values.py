@@ -219,6 +219,11 @@ class SpeculationParams:
     hint_tokens: int | None = parameter(
         None, UINT32, help="Most draft tokens requested from the drafter at a time."
     )
+    prediction: str = parameter(
+        "",
+        help="Text that the output may repeat, such as a file to be edited: drafts are taken from "
+        "it, too.",
+    )
     pool: str = parameter("", help="The tenant's pool to draft from too, and to feed.")
     pool_min_ngram: int | None = parameter(
         None,

@@ -356,11 +356,13 @@ class Frontend:
         trace_parent: str,
     ) -> AcceptedRequest:
         prompt = await self._request_texts.encode_prompt(request, model, text)
+        predicted_token_ids = await self._request_texts.encode_prediction(request, model, text)
         accepted = acceptance.accept(
             dataclasses.replace(request, sampling=prompt.sampling),
             prompt_token_ids=prompt.token_ids,
             model=model,
             defaults=self._defaults,
+            predicted_token_ids=predicted_token_ids,
             reading=prompt.reading,
             tenant=principal.tenant,
             tenant_weight=principal.weight,

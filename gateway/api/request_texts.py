@@ -99,22 +99,46 @@ class RequestTexts:
         sampling = _behind_reasoning(request.sampling, reading)
         return Prompt(await self._encode(prompt, model, text), sampling, reading)
 
-    async def encode_text(self, given: str, text: ModelText) -> Sequence[int]:
+    async def encode_prediction(
+        self, request: GenerateRequest, model: Model, text: ModelText | None
+    ) -> Sequence[int]:
+        """The tokens of what the output may repeat; `text` as in `encode_prompt`.
+
+        Raises:
+            InvalidRequestError: there are more than the model's longest sequence has.
+        """
+        prediction = request.speculation.prediction
+        if not prediction or request.speculation.enabled is False:
+            return ()
+        assert text is not None, "checked"
+        return await self.encode_text(
+            prediction, text, max_tokens=model.max_model_len, field="speculation.prediction"
+        )
+
+    async def encode_text(
+        self,
+        given: str,
+        text: ModelText,
+        *,
+        max_tokens: int = MAX_TEXT_TOKENS,
+        field: str = "text",
+    ) -> Sequence[int]:
         """The tokens of a text that no model computes.
 
         Args:
             text: the model's.
+            field: which holds it.
 
         Raises:
-            InvalidRequestError: there are more than `MAX_TEXT_TOKENS`.
+            InvalidRequestError: there are more than `max_tokens`.
         """
         try:
             return await self._threads.run(
-                len(given.encode()), text.tokenizer.encode, given, max_tokens=MAX_TEXT_TOKENS
+                len(given.encode()), text.tokenizer.encode, given, max_tokens=max_tokens
             )
         except TooManyTokensError:
             raise InvalidRequestError(
-                f"has more than {MAX_TEXT_TOKENS} tokens", field="text"
+                f"the text has more than {max_tokens} tokens", field=field
             ) from None
 
     async def begin_output(self, request: AcceptedRequest, text: ModelText | None) -> OutputText:

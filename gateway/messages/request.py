@@ -83,6 +83,7 @@ class AcceptedRequest:
         report_tokens: whether it gets the text of each token.
         reading: what is told apart in the output; None: nothing.
         trace_parent: the span that verifiers are told of; "": none.
+        predicted_token_ids: what the output may repeat.
     """
 
     request_id: str
@@ -111,6 +112,7 @@ class AcceptedRequest:
     report_tokens: bool = False
     reading: Reading | None = None
     trace_parent: str = ""
+    predicted_token_ids: Sequence[int] = ()
 
     @property
     def max_length(self) -> int:

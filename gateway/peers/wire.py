@@ -142,6 +142,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         per_match = (request.ngram.tokens_per_match or 0) * _RUN_AHEAD
         message.ngram.tokens_per_match = min(per_match, MAX_UINT32)
         message.hint_tokens = request.hint_tokens
+        message.predicted_token_ids.extend(request.predicted_token_ids)
         if request.ngram.pool_id and not request.is_kept_by_close:
             set_field(message, "keep", request.pool_keep)
     return message

@@ -102,6 +102,7 @@ def check_has_no_text(request: GenerateRequest, *, model: Model) -> None:
         ("text", request.text is not None or request.conversation is not None),
         ("stop_sequences", bool(request.stop_sequences)),
         ("report_tokens", request.report_tokens),
+        ("speculation.prediction", bool(request.speculation.prediction)),
     ):
         if is_used:
             raise no_tokenizer(model, field)
@@ -120,6 +121,7 @@ def accept(
     prompt_token_ids: Sequence[int],
     model: Model,
     defaults: RequestDefaults,
+    predicted_token_ids: Sequence[int] = (),
     reading: Reading | None = None,
     tenant: str = "",
     tenant_weight: int = 1,
@@ -132,6 +134,7 @@ def accept(
         prompt_token_ids: of the request's text, or as it gave them.
         model: the one that it will run on.
         defaults: the gateway's.
+        predicted_token_ids: of the request's prediction.
         reading: what is told apart in the output.
         tenant: the client's, from its credentials.
         tenant_weight: against others', where tenants take turns.
@@ -193,6 +196,7 @@ def accept(
         report_tokens=request.report_tokens,
         reading=reading,
         trace_parent=trace_parent,
+        predicted_token_ids=predicted_token_ids,
     )
 
 

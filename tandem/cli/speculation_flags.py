@@ -35,6 +35,9 @@ class SpeculationFlags:
     prompt_lookup_max: Annotated[int | None, _flag(metavar="N", help="longest n-gram matched")] = (
         None
     )
+    prediction: Annotated[
+        str, _flag(metavar="TEXT", help="text that the output may repeat: draft from it, too")
+    ] = ""
     pool: Annotated[str, _flag(metavar="NAME", help="draft from this pool, and feed it")] = ""
 
     def params(self) -> SpeculationParams:
@@ -45,5 +48,6 @@ class SpeculationFlags:
             num_speculative_tokens=self.num_speculative_tokens,
             prompt_lookup_min=self.prompt_lookup_min,
             prompt_lookup_max=self.prompt_lookup_max,
+            prediction=self.prediction,
             pool=self.pool,
         )

@@ -353,6 +353,7 @@ class SpeculationParams(_message.Message):
     HINT_TOKENS_FIELD_NUMBER: _builtins.int
     POOL_KEEP_FIELD_NUMBER: _builtins.int
     POOL_KEEP_CANCELLED_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Absent: true."""
     num_speculative_tokens: _builtins.int
@@ -385,6 +386,10 @@ class SpeculationParams(_message.Message):
     """Also feed the pool if the request is cancelled, by the client or by the gateway. A sequence that
     its verifier rejects or loses feeds nothing. A stop string is a normal end.
     """
+    prediction: _builtins.str
+    """Text that the output may repeat, such as a file to be edited: drafts are taken from it, too, from
+    its beginning on. At most as many tokens as the model's longest sequence.
+    """
     def __init__(
         self,
         *,
@@ -402,10 +407,11 @@ class SpeculationParams(_message.Message):
         hint_tokens: _builtins.int | None = ...,
         pool_keep: _drafter_pb2.Keep.ValueType = ...,
         pool_keep_cancelled: _builtins.bool = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "pool_min_ngram", b"pool_min_ngram", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "pool_keep", b"pool_keep", "pool_keep_cancelled", b"pool_keep_cancelled", "pool_min_ngram", b"pool_min_ngram", "preset", b"preset", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "pool_keep", b"pool_keep", "pool_keep_cancelled", b"pool_keep_cancelled", "pool_min_ngram", b"pool_min_ngram", "prediction", b"prediction", "preset", b"preset", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015

@@ -197,6 +197,7 @@ class Open(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
@@ -273,6 +274,10 @@ class Open(_message.Message):
     def ngram(self) -> _drafter_pb2.NgramParams:
         """With a drafter: how its drafts are found. Its pool_id is to be scoped to a tenant."""
 
+    @_builtins.property
+    def predicted_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With a drafter: what the output may repeat. At most the model's max_model_len."""
+
     def __init__(
         self,
         *,
@@ -297,10 +302,11 @@ class Open(_message.Message):
         keep: _drafter_pb2.Keep.ValueType = ...,
         trace_parent: _builtins.str = ...,
         tenant_weight: _builtins.int = ...,
+        predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "tenant_weight", b"tenant_weight", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "predicted_token_ids", b"predicted_token_ids", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "tenant_weight", b"tenant_weight", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015

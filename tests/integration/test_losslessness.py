@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandem.client import Generation, GenerationRequest, SamplingParams
+from tandem.client import Generation, GenerationRequest, SamplingParams, SpeculationParams
 from tests.integration.prompts import PLAIN, mixed_requests, rename_prompts
 from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
 from tests.volume import cases
@@ -128,3 +128,25 @@ async def test_greedy_output_equals_transformers_except_at_near_ties(
         for index, place, gap in divergences:
             print(f"\nprompt {index} diverges at output token {place}, a gap of {gap:.2g}")
     assert [d for d in divergences if d[2] > NEAR_TIE] == []
+
+
+async def test_a_prediction_saves_steps_and_changes_no_token() -> None:
+    # So short that little of the output is in it.
+    request = GenerationRequest(
+        prompt=rename_prompts(1)[0][-12:], max_new_tokens=64, ignore_eos=True
+    )
+    async with running_stack(gateway=EVERY_DRAFT) as stack:
+        expected = await stack.generate(plain(request))
+        middle = len(expected.text) // 2
+        nearly = expected.text[:middle] + " other " + expected.text[middle:]
+        num_steps = []
+        for prediction in (expected.text, nearly, "nothing of that", ""):
+            speculation = SpeculationParams(num_speculative_tokens=15, prediction=prediction)
+            made = await stack.generate(dataclasses.replace(request, speculation=speculation))
+            assert made.token_ids == expected.token_ids
+            num_steps.append(made.usage.num_steps)
+        await stack.check_idle()
+    exact, near, other, none = num_steps
+    assert exact <= 64 / 16 + 2
+    assert exact < near < none - 3
+    assert other <= none + 2

@@ -56,7 +56,7 @@ class Delta(NamedTuple):
 
     sequence_id: str
     base_length: int
-    token_ids: list[int]
+    token_ids: SequenceOf[int]
     prompt_length: int
     max_draft_tokens: int
     max_length: int

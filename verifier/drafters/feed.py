@@ -187,13 +187,14 @@ class DraftFeed:
                     result.given_up.append((sequence, reason))
             if not length or history.end is not None:
                 continue
+            num_before = len(history.predicted)
             if mistake or proposal.status in _NOT_APPENDED:
                 # No draft of this length will come: no step may wait for it.
-                hint = Hint(sequence.sequence_id, length, [], 0)
+                hint = Hint(sequence.sequence_id, length - num_before, [], 0)
             else:
                 hint = Hint(
                     sequence.sequence_id,
-                    proposal.base_length,
+                    proposal.base_length - num_before,
                     proposal.token_ids[:num_wanted],
                     proposal.matched_ngram_length,
                     proposal.status is ProposalStatus.INDEXING,
@@ -211,7 +212,7 @@ def _mistake_of(history: History, requested_length: int, proposal: Proposal) -> 
         return "a proposal has an unknown status"
     if proposal.status in _NOT_APPENDED or not requested_length:
         return ""
-    num_tokens = len(history.sequence.token_ids)
+    num_tokens = len(history.predicted) + len(history.sequence.token_ids)
     if not requested_length <= proposal.base_length <= num_tokens:
         return f"a proposal continues {proposal.base_length} tokens, not {requested_length}"
     return ""

@@ -3,10 +3,17 @@
 Tokens are never copied into a queue: unsent ones are cut from the sequence's own list when a batch
 is made, so a drafter that is slow or gone costs one number per sequence, and gets everything merged
 when it is back. Knows no batch in flight and no pace.
+
+What an output may repeat, its prediction, is text that its drafter has before the sequence's own.
+Before the prediction are the prompt's last tokens again: so its beginning is what followed the
+longest match where the output begins. With a prompt of a b c and a prediction of x y, a drafter has
+
+    a b c x y a b c     and proposes x y
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence as SequenceOf
 
 from tandem.values import Keep
 from verifier.drafters.batches import (
@@ -28,17 +35,22 @@ _DELTA_BYTES = 128
 # A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
 _MAX_URGENT_TOKENS = 1_024
 
+# The prompt's last tokens that stand before a prediction: more than other places have in common.
+_MAX_LEAD_TOKENS = 32
+
 # A drafter that keeps evicting a sequence gets no more replays of it.
 _MAX_REWINDS = 8
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class History:
-    """One sequence as its drafter has it.
+    """One sequence as its drafter has it. Lengths are of the drafter's text, which begins with
+    `predicted`, but for `end`.
 
     Attributes:
+        predicted: what is before the sequence's own tokens.
         num_sent: tokens that the drafter has, once everything in flight has arrived.
-        end: of a sequence that is over, the length of its text; else None.
+        end: of a sequence that is over, the length of its own text; else None.
         keep: of a sequence that is over: what its pool gets once all of it was sent.
         is_held: whether it is over, and what its pool keeps is not decided yet.
         until_s: when its pool gets nothing if it was not sent by then.
@@ -47,6 +59,7 @@ class History:
 
     sequence: Sequence
     drafted_by: DraftedBy
+    predicted: SequenceOf[int] = ()
     num_sent: int = 0
     end: int | None = None
     keep: Keep = Keep.NOTHING
@@ -58,7 +71,15 @@ class History:
     @property
     def length(self) -> int:
         """Tokens that the drafter should have."""
-        return len(self.sequence.token_ids) if self.end is None else self.end
+        num_own = len(self.sequence.token_ids) if self.end is None else self.end
+        return len(self.predicted) + num_own
+
+    def tokens(self, start: int, end: int) -> SequenceOf[int]:
+        """A part of the drafter's text."""
+        own, before = self.sequence.token_ids, len(self.predicted)
+        if start >= before:
+            return own[start - before : end - before]
+        return [*self.predicted[start:end], *own[: max(0, end - before)]]
 
     @property
     def num_wanted(self) -> int:
@@ -97,14 +118,15 @@ class Histories:
             self._drop(sequence_id, known)
         # What the last sequence with this id left there is not part of this one's text.
         self.releases.forget(sequence_id)
-        self.by_id[sequence_id] = history = History(sequence, drafted_by)
+        history = History(sequence, drafted_by, _predicted(sequence, drafted_by))
+        self.by_id[sequence_id] = history
         # Where hints are of no use, the prompt goes with the first request: one message less. A
         # long one does not, since indexing it would delay the first hint.
         expects_useless_hints = sequence.hint_record.expects_useless_hints
         if sequence.num_wanted_draft_tokens:
             # It comes from another drafter, and a step may wait for the hint that is wanted now.
             self._enqueue(sequence_id, history)
-        elif not expects_useless_hints or len(sequence.token_ids) > _MAX_URGENT_TOKENS:
+        elif not expects_useless_hints or history.length > _MAX_URGENT_TOKENS:
             self.backlog[sequence_id] = history
         return True
 
@@ -141,10 +163,10 @@ class Histories:
         history.is_held = False
         if keep in (Keep.OUTPUT, Keep.ALL) and history.drafted_by.has_pool:
             history.keep = keep
-            if history.num_sent < history.end:
+            if history.num_sent < history.length:
                 history.until_s = until_s
                 self.waiting[sequence_id] = history
-                self.num_waiting_tokens += history.end
+                self.num_waiting_tokens += history.length
                 self._enqueue(sequence_id, history)
                 return
         self._drop(sequence_id, history)
@@ -218,15 +240,15 @@ class Histories:
             length = history.length
             end = min(length, base_length + num_tokens)
             num_wanted = history.num_wanted if end == length else 0
-            sequence = history.sequence
+            sequence, num_before = history.sequence, len(history.predicted)
             deltas.append(
                 Delta(
                     sequence_id,
                     base_length,
-                    sequence.token_ids[base_length:end],
-                    sequence.prompt_length,
+                    history.tokens(base_length, end),
+                    num_before + sequence.prompt_length,
                     num_wanted,
-                    sequence.max_length,
+                    num_before + sequence.max_length,
                     encoded_params,
                     trace_parent,
                 )
@@ -295,3 +317,11 @@ class Histories:
         else:
             self.backlog[sequence_id] = history
             self.urgent.pop(sequence_id, None)
+
+
+def _predicted(sequence: Sequence, drafted_by: DraftedBy) -> SequenceOf[int]:
+    """What a drafter has before the sequence's own tokens."""
+    if not (predicted := drafted_by.predicted_token_ids):
+        return ()
+    lead = sequence.token_ids[: sequence.prompt_length][-_MAX_LEAD_TOKENS:]
+    return [*lead, *predicted]

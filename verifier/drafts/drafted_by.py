@@ -3,6 +3,7 @@
 Knows no connection; `verifier.drafters` has those.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,8 @@ class DraftedBy:
     hint_tokens: int
     # What its pool keeps when the sequence ends by itself; None: its Close says it.
     keep: Keep | None
+    # What the output may repeat.
+    predicted_token_ids: SequenceOf[int] = ()
     # Whether drafts may be more than the policy's: a contradicted hint can be resumed.
     resumes_hints: bool = False
     # The span that its history is part of; "": none.

@@ -117,6 +117,13 @@ def open_sequence(
                 f"{MAX_PROMPT_LOGPROBS}",
                 field="sampling.prompt_logprobs",
             )
+    if len(message.predicted_token_ids) > served.max_model_len:
+        raise InvalidRequestError(
+            f"{len(message.predicted_token_ids)} tokens are over the model's "
+            f"{served.max_model_len}",
+            field="predicted_token_ids",
+        )
+    check_in_vocabulary(message.predicted_token_ids, served, field="predicted_token_ids")
     drafted_by = _drafted_by(message, drafters)
     drafting = message.drafting if message.HasField("drafting") else True
     if message.drafter_address and drafted_by is not None and not drafted_by.address:
@@ -223,6 +230,7 @@ def _drafted_by(message: verifier_pb2.Open, drafters: NamedDrafters) -> DraftedB
         trace_parent=message.trace_parent,
         hint_tokens=message.hint_tokens,
         keep=_KEEPS[message.keep],
+        predicted_token_ids=message.predicted_token_ids[:],
         # Other policies are those of known drafters, whose drafts are theirs alone.
         resumes_hints=params.tie == drafter_pb2.TIE_LONGEST
         and message.draft_wait != verifier_pb2.DRAFT_WAIT_ALWAYS,

@@ -32,6 +32,7 @@ class Job:
         is_stream: whether the answer comes in events.
         renamed_params: by the usual name of a parameter in errors, the name in this request:
             prompt -> messages; and by `name/code` where it differs for errors of this code.
+        has_prediction: whether the client told what the answer may repeat.
     """
 
     answer: Answer
@@ -40,6 +41,7 @@ class Job:
     num_prompts: int
     is_stream: bool
     renamed_params: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    has_prediction: bool = False
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
         """A choice's index in the answer."""
@@ -166,7 +168,9 @@ def chat_job(
             # What is wrong in the grammar of a call is wrong in a tool.
             **({} if grammar is None else {"structured_outputs/invalid_value": "tools"}),
             "logprobs": "logprobs" if parsed.top_logprobs is None else "top_logprobs",
+            **({} if parsed.prediction is None else {"speculation.prediction": "prediction"}),
         },
+        has_prediction=parsed.prediction is not None,
     )
 
 

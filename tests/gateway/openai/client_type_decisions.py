@@ -71,8 +71,15 @@ IGNORED: Mapping[str, Mapping[str, str]] = {
         **_COMMON_IGNORED,
         **_STREAM_IGNORED,
         **{
-            f"messages[]<{role}>.content[]<text>{field}": reason
-            for role in ("developer", "system", "user", "assistant", "tool")
+            f"{place}.content[]<text>{field}": reason
+            for place in (
+                "messages[]<developer>",
+                "messages[]<system>",
+                "messages[]<user>",
+                "messages[]<assistant>",
+                "messages[]<tool>",
+                "prediction<content>",
+            )
             for field, reason in (("$", _SAME_TEXT), (".prompt_cache_breakpoint", _CACHE))
         },
         "function_call='none'": _DEFAULT,
@@ -194,7 +201,6 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "messages[]<user>.content[]<image_url>": _NO_MEDIA,
         "messages[]<user>.content[]<input_audio>": _NO_MEDIA,
         "modalities[]='audio'": _NO_MEDIA,
-        "prediction": "drafts come from the text itself",
         "verbosity='high'": "no model is told",
         "verbosity='low'": "no model is told",
         "web_search_options": _OTHER_SERVICE,

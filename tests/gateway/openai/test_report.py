@@ -124,7 +124,7 @@ def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> N
 
 
 def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_once() -> None:
-    total = UsageTotal()
+    total = UsageTotal(has_prediction=True)
     # The second choice of the first prompt ends first: the K/V of the first one was cached for it.
     for choice_index, num_prompt_tokens, num_cached, positions, match_length in (
         (1, 10, 9, (2, 1), 3),
@@ -163,7 +163,11 @@ def test_the_usage_of_an_answer_is_the_sum_of_its_choices_and_counts_a_prompt_on
         "completion_tokens": 21,
         "total_tokens": 36,
         "prompt_tokens_details": {"cached_tokens": 8},
-        "completion_tokens_details": {"reasoning_tokens": 5},
+        "completion_tokens_details": {
+            "reasoning_tokens": 5,
+            "accepted_prediction_tokens": 4,
+            "rejected_prediction_tokens": 14,
+        },
         "speculation": {
             "num_steps": 15,
             "num_drafts": 6,

@@ -1,5 +1,6 @@
 """OpenAI's parameters reach the verifier; what is wrong or not supported is refused by name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ async def test_a_refusal_quotes_no_more_than_is_read(start_api: StartApi) -> Non
 
 
 CHAT_REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"prediction": {"type": "content", "content": "ab " * 9000}}, "prediction", "invalid_value"),
+    ({"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"modalities": ["audio"]}, "modalities.0", "unsupported_parameter"),
     # The template reads no such variable; and no template has this value.
@@ -224,6 +227,35 @@ async def test_the_chat_template_makes_the_prompt(
         '[{"type": "function", "function": {"name": "f"}}]![assistant]'
     )
     assert list(opened.token_ids) == texts(expected)
+
+
+@pytest.mark.parametrize(
+    "content", ["ab cd", [{"type": "text", "text": "ab"}, {"type": "text", "text": " cd"}]]
+)
+async def test_a_prediction_reaches_the_verifier_as_tokens(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Any, content: Any
+) -> None:
+    prediction = {"type": "content", "content": content}
+    opened = await opened_by(
+        start_api, verifier, "/v1/chat/completions", {"messages": USER, "prediction": prediction}
+    )
+    assert list(opened.predicted_token_ids) == texts("ab cd")
+
+
+async def test_usage_counts_the_drafts_of_an_answer_with_a_prediction(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_api()
+    body = {"model": "scripted", "messages": USER}
+    for fields, is_counted in (
+        ({}, False),
+        ({"prediction": {"type": "content", "content": "x"}}, True),
+    ):
+        answer = await post(running, "/v1/chat/completions", {**body, **fields})
+        details = json.loads(answer.body)["usage"]["completion_tokens_details"]
+        assert ("accepted_prediction_tokens" in details) == is_counted
+        assert ("rejected_prediction_tokens" in details) == is_counted
 
 
 async def test_an_unknown_model_is_not_found(start_api: StartApi) -> None:

@@ -25,6 +25,7 @@ def drafted_by(
     pool_id: str = "",
     hint_tokens: int = 0,
     keep: Keep = Keep.NOTHING,
+    predicted: tuple[int, ...] = (),
     **ngram: Any,
 ) -> DraftedBy:
     params = drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, pool_id=pool_id, **ngram)
@@ -34,6 +35,7 @@ def drafted_by(
         has_pool=bool(pool_id),
         hint_tokens=hint_tokens,
         keep=keep,
+        predicted_token_ids=predicted,
     )
 
 
@@ -131,8 +133,9 @@ def check_invariants(feed: DraftFeed) -> None:
         assert history.num_sent >= 0
         is_queued = name in urgent or name in backlog
         if history.end is None:
-            assert history.num_sent <= len(history.sequence.token_ids)
-            is_unsent = history.num_sent < len(history.sequence.token_ids)
+            length = len(history.predicted) + len(history.sequence.token_ids)
+            assert history.num_sent <= length
+            is_unsent = history.num_sent < length
             assert is_queued or not (is_unsent and history.num_wanted)
             is_deferred = history.sequence.hint_record.expects_useless_hints
             assert is_queued or history.num_sent or is_deferred

@@ -295,3 +295,43 @@ class TestPace:
         feed.histories.remove("ended")
         batch, _ = exchange(feed)
         assert (batch.deltas, len(batch.releases)) == ([], 1)
+
+
+class TestPredictions:
+    def test_it_stands_behind_the_prompts_end_and_before_the_text(self) -> None:
+        sequence = fed_sequence([1, 2, 3])
+        feed = feed_of(sequence, predicted=(7, 8, 9))
+        [delta] = exchange(feed)[0].deltas
+        assert delta.token_ids == [1, 2, 3, 7, 8, 9, 1, 2, 3]
+        assert (delta.base_length, delta.prompt_length, delta.max_length) == (0, 9, 10_009)
+
+    def test_of_a_long_prompt_the_last_tokens_stand_before_it(self) -> None:
+        prompt = list(range(100))
+        [delta] = next_batch(feed_of(fed_sequence(prompt), predicted=(500,))).deltas
+        assert delta.token_ids == [*range(68, 100), 500, *prompt]
+
+    def test_a_resumed_sequence_has_the_same_before_its_text(self) -> None:
+        sequence = fed_sequence([1, 2, 3, 4], prompt_length=2)
+        [delta] = next_batch(feed_of(sequence, predicted=(7,))).deltas
+        assert delta.token_ids == [1, 2, 7, 1, 2, 3, 4]
+
+    def test_hints_are_of_the_sequences_own_lengths(self) -> None:
+        sequence = fed_sequence([1, 2, 3])
+        feed = feed_of(sequence, predicted=(7, 8, 9))
+        exchange(feed)
+        step(feed, sequence, 7)
+        batch, hints = exchange(feed, draft=(8, 9))
+        assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (9, [7])
+        assert hints == [hint_of(sequence, 8, 9)]
+        step(feed, sequence, 8)
+        [(_, hint)] = exchange(feed, status=OUT_OF_SYNC, known=4)[1]
+        assert (hint.base_length, hint.token_ids) == (len(sequence.token_ids), [])
+        [delta] = next_batch(feed).deltas
+        assert (delta.base_length, delta.token_ids) == (4, [8, 9, *sequence.token_ids])
+
+    def test_what_is_kept_ends_where_the_text_does(self) -> None:
+        sequence = fed_sequence([1, 2, 3, 4, 5], prompt_length=2)
+        feed = feed_of(sequence, predicted=(7, 8), **POOL)
+        exchange(feed)
+        feed.histories.remove(sequence.sequence_id, keep=Keep.OUTPUT, length=4)
+        assert next_batch(feed).releases == [Release(sequence.sequence_id, Keep.OUTPUT, 8)]

@@ -62,6 +62,8 @@ class FeedMachine(RuleBasedStateMachine):
         self.feed = DraftFeed()
         self.drafter = ModelDrafter()
         self.live: dict[str, Sequence] = {}
+        # What stands before each sequence's own tokens.
+        self.before: dict[str, list[int]] = {}
         self.held: dict[str, Sequence] = {}
         # What each ended sequence's pool may hold of it, at most.
         self.kept: dict[str, tuple[Keep, list[int]]] = {}
@@ -82,14 +84,20 @@ class FeedMachine(RuleBasedStateMachine):
         num_tokens=st.sampled_from([1, 2, 5, 900, 1500, 20_000]),
         hint_tokens=st.sampled_from([0, 3]),
         has_pool=st.booleans(),
+        num_predicted=st.sampled_from([0, 0, 1, 40, 9000]),
     )
-    def begin(self, num_tokens: int, hint_tokens: int, has_pool: bool) -> None:
+    def begin(self, num_tokens: int, hint_tokens: int, has_pool: bool, num_predicted: int) -> None:
         self.num_made += 1
         name = f"sequence {self.num_made}"
         self.live[name] = fed_sequence(list(range(num_tokens)), name=name)
+        predicted = tuple(range(100, 100 + num_predicted))
+        lead = range(num_tokens)[-32:] if predicted else ()
+        self.before[name] = [*lead, *predicted]
         if has_pool:
             self.pooled.add(name)
-        policy = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
+        policy = drafted_by(
+            hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "", predicted=predicted
+        )
         assert self.feed.histories.add(self.live[name], policy)
 
     @precondition(lambda self: self.live)
@@ -138,7 +146,7 @@ class FeedMachine(RuleBasedStateMachine):
         # The answer that tells of the loss may come after the text's last token, or never.
         is_gone = name in self.lost - self.drafter.histories.keys()
         self.feed.histories.remove(name, keep=keep, length=length, until_s=until_s)
-        self.kept[name] = (keep, sequence.token_ids[: length or None])
+        self.kept[name] = (keep, self.before[name] + sequence.token_ids[: length or None])
         if keep in (Keep.OUTPUT, Keep.ALL) and name in self.pooled and not is_gone:
             self.owed[name] = until_s
 
@@ -204,7 +212,7 @@ class FeedMachine(RuleBasedStateMachine):
     def nothing_that_is_known_is_wrong(self) -> None:
         for name, known in self.drafter.histories.items():
             if name in self.live:
-                assert known == self.live[name].token_ids[: len(known)]
+                assert known == (self.before[name] + self.live[name].token_ids)[: len(known)]
 
     @invariant()
     def a_pool_holds_what_was_kept_and_nothing_else(self) -> None:
@@ -221,7 +229,7 @@ class FeedMachine(RuleBasedStateMachine):
             self.feed.histories.advance(sequence)
         self.settle()
         assert {name: self.drafter.histories.get(name) for name in self.live} == {
-            name: sequence.token_ids for name, sequence in self.live.items()
+            name: self.before[name] + sequence.token_ids for name, sequence in self.live.items()
         }
         for name in [*self.live, *self.held]:
             self.feed.histories.remove(name)

@@ -170,6 +170,14 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         "max_new_tokens",
     ),
     "unknown draft wait": (make_open(draft_wait=9), "draft_wait"),
+    "a prediction that is too long": (
+        make_open(predicted_token_ids=[1] * 2049),
+        "predicted_token_ids",
+    ),
+    "a prediction outside the vocabulary": (
+        make_open(predicted_token_ids=[VOCAB_SIZE]),
+        "predicted_token_ids",
+    ),
     "too heavy a tenant": (make_open(tenant_weight=1001), "tenant_weight"),
     "too many drafts": (make_open(num_speculative_tokens=32), "num_speculative_tokens"),
     "stop token out of range": (

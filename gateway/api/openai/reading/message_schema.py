@@ -87,6 +87,19 @@ _Content = Annotated[
 ]
 
 
+class Prediction(RequestPart):
+    """What the answer may repeat."""
+
+    type: Literal["content"]
+    content: _Content
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Message(RequestPart):
     """A message of the conversation so far."""
 

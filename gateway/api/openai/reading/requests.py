@@ -15,6 +15,7 @@ import pydantic
 from gateway.api.openai.errors import ApiError
 from gateway.api.openai.reading import forms, grammars, schema
 from gateway.api.openai.reading.json_size import MAX_JSON_SIZE, json_size
+from gateway.api.openai.reading.message_schema import Prediction
 from gateway.api.openai.reading.parameters import values_of
 from gateway.messages.request import Conversation, GenerateRequest
 from gateway.routing.aliases import PREFIX_CHARACTERS, beginning_of_tokens
@@ -131,6 +132,7 @@ def chat_request(
         trace=trace,
         report_tokens=report_tokens,
         grammar=grammar,
+        prediction=parsed.prediction,
     )
 
 
@@ -178,7 +180,11 @@ def _request(
     trace: bool,
     report_tokens: bool,
     grammar: StructuredOutput | None = None,
+    prediction: Prediction | None = None,
 ) -> GenerateRequest:
+    speculation = values_of(SpeculationParams, parsed.speculation)
+    if prediction is not None:
+        speculation["prediction"] = prediction.text
     return GenerateRequest(
         model_id=parsed.model,
         text=prompt if isinstance(prompt, str) else None,
@@ -198,7 +204,7 @@ def _request(
         stop_token_ids=parsed.stop_token_ids or (),
         ignore_eos=bool(parsed.ignore_eos),
         num_choices=parsed.n,
-        speculation=SpeculationParams(**values_of(SpeculationParams, parsed.speculation)),
+        speculation=SpeculationParams(**speculation),
         affinity_key=affinity_key_of(parsed),
         priority=parsed.priority or 0,
         trace=trace,

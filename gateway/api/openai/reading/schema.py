@@ -19,7 +19,13 @@ from gateway.api.openai.reading.forms import (
     one_of,
     text_or_list,
 )
-from gateway.api.openai.reading.message_schema import MAX_TOOLS, Message, Tool, ToolChoice
+from gateway.api.openai.reading.message_schema import (
+    MAX_TOOLS,
+    Message,
+    Prediction,
+    Tool,
+    ToolChoice,
+)
 from gateway.api.openai.reading.parameters import at_most, fields_of
 from gateway.api.wire import SAMPLING_LIMITS, SPECULATION_LIMITS
 from gateway.requests.validation import MAX_CHOICES
@@ -294,6 +300,10 @@ class ChatCompletionRequest(_ChoicesRequest):
     """How much the model shall reason, if its chat template reads that: as `reasoning_effort`, or
     only whether, as `enable_thinking` or `thinking`. Other models take `none`."""
 
+    prediction: Prediction | None = None
+    """Text that the answer may repeat, such as a file to be edited: drafts are taken from it, too.
+    Counts instead of `speculation.prediction`."""
+
     parallel_tool_calls: bool | None = None
     """Whether there may be several calls; if not, those after the first are left out."""
 
@@ -303,7 +313,6 @@ class ChatCompletionRequest(_ChoicesRequest):
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(fail_fast=True)] | None, UNSUPPORTED
     ] = None
-    prediction: Annotated[None, UNSUPPORTED] = None
     verbosity: Annotated[Literal["medium"] | None, UNSUPPORTED] = None
     web_search_options: Annotated[None, UNSUPPORTED] = None
 

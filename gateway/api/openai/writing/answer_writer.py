@@ -63,7 +63,7 @@ class AnswerWriter:
         Raises:
             Exception: before the status was sent. Later ones are events of the stream.
         """
-        answer, usage = job.answer, UsageTotal()
+        answer, usage = job.answer, UsageTotal(has_prediction=job.has_prediction)
         num_starting = job.num_prompts
         # What waits for the status.
         held: list[str] | None = [answer.begin()]
@@ -112,7 +112,7 @@ class AnswerWriter:
         Raises:
             ApiError: the answer is too large.
         """
-        usage = UsageTotal()
+        usage = UsageTotal(has_prediction=job.has_prediction)
         parts: list[list[Part]] = [[] for _ in job.choices]
         num_bytes = 0
         async for prompt_index, event in events:

@@ -19,7 +19,9 @@ class UsageTotal:
         num_reasoning_tokens: of the choices' tokens, those of reasoning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_prediction: bool = False) -> None:
+        """`has_prediction`: the client told what the answer may repeat."""
+        self._has_prediction = has_prediction
         self._prompts: list[Usage] = []
         self._choices: list[Usage] = []
         self._num_prompt_tokens = 0
@@ -60,8 +62,20 @@ class UsageTotal:
             "prompt_tokens_details": {
                 "cached_tokens": sum(usage.cached_tokens for usage in prompts)
             },
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.num_reasoning_tokens,
+                **(self._predicted() if self._has_prediction else {}),
+            },
             "speculation": self._speculation(),
+        }
+
+    def _predicted(self) -> dict[str, int]:
+        """OpenAI's counts of a prediction: of all drafts, wherever they are from."""
+        num_draft_tokens = sum(usage.num_draft_tokens for usage in self._choices)
+        num_accepted_tokens = sum(usage.num_accepted_tokens for usage in self._choices)
+        return {
+            "accepted_prediction_tokens": num_accepted_tokens,
+            "rejected_prediction_tokens": num_draft_tokens - num_accepted_tokens,
         }
 
     def _speculation(self) -> dict[str, Any]:
