@@ -6,6 +6,7 @@ The reference is one pass over the whole text. Run in the interpreter by
 
 import random
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +30,6 @@ from verifier.gpu.layers import deltas, experts
 from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    # Which a CPU's tensors would not get.
-    experts.mixture_for = lambda device: mix
-    deltas.delta_rule_for = lambda device: compute_delta
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -48,6 +45,16 @@ TEXT = some_tokens(NUM_TOKENS, 97)
 BLOCKS = list(range(64))
 # Shorter than the text, so that attention adds up several.
 SPLITTING = Splitting(split_tokens=16, equal_splits=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    """On a CPU, too, whose tensors would not get them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_GPU:
+            patch.setattr(experts, "mixture_for", lambda device: mix)
+            patch.setattr(deltas, "delta_rule_for", lambda device: compute_delta)
+        yield
 
 
 @dataclass(frozen=True)
