@@ -63,7 +63,9 @@ def test_a_verifier_loads_the_bundled_model(dtype: str) -> None:
     assert not loaded(dtype, "fast").served.numerics_digest
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq_int4", "packed_int4_zeros"])
+@pytest.mark.parametrize(
+    "method", ["awq", "gptq_int4", "packed_int4_zeros", "fp8_blocks", "fp8_channel"]
+)
 def test_a_verifier_loads_weights_in_groups(method: str, tmp_path: Path) -> None:
     write_quantized(tmp_path, method)
     for numerics in ("strict", "fast"):

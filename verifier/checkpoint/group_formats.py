@@ -140,11 +140,25 @@ def values_of(name: str, parts: GroupedRows) -> FloatArray:
     values = codes.reshape(num_rows, num_scales, -1).astype(np.float32)
     values -= form.zero if parts.zeros is None else parts.zeros[..., None]
     # Each product is exact; only the last sum or product rounds.
-    values *= _multiplied(parts.factors, parts.scales, form, num_scales)
-    if parts.minima is not None:
-        minima = _multiplied(parts.minima, parts.minimum_scales, form, num_scales)
-        values += minima if parts.minimum_scales is None else -minima
+    values *= group_scales(form, parts)[..., None]
+    if (minima := group_minima(form, parts)) is not None:
+        values += minima[..., None]
     return values.reshape(num_rows, -1)
+
+
+def group_scales(form: GroupFormat, parts: GroupedRows) -> FloatArray:
+    """The scales [n, G * halves] of groups; of MXFP4 half of each."""
+    if form.is_mx:
+        return _half_powers(parts.factors)
+    return _multiplied(parts.factors, parts.scales, form)
+
+
+def group_minima(form: GroupFormat, parts: GroupedRows) -> FloatArray | None:
+    """What is added to weights, [n, G]; None: nothing."""
+    if parts.minima is None:
+        return None
+    minima = _multiplied(parts.minima, parts.minimum_scales, form)
+    return minima if parts.minimum_scales is None else -minima
 
 
 def _fp8_values() -> FloatArray:
@@ -170,15 +184,13 @@ def _half_powers(exponents: Bytes) -> FloatArray:
     return powers
 
 
-def _multiplied(
-    factors: npt.NDArray[Any], scales: Bytes | None, form: GroupFormat, num_scales: int
-) -> FloatArray:
-    """The scales of groups, [n, scales, 1]."""
-    result = _half_powers(factors) if form.is_mx else factors.astype(np.float32)
+def _multiplied(factors: npt.NDArray[Any], scales: Bytes | None, form: GroupFormat) -> FloatArray:
+    """Factors [n, B], times scales that share them, in float32."""
+    result: FloatArray = factors.astype(np.float32)
     if scales is not None:
         numbers = scales.view(np.int8) if form.halves == 2 else scales
-        result = np.repeat(result, num_scales // result.shape[1], axis=1) * numbers
-    return result[..., None]
+        result = np.repeat(result, scales.shape[1] // result.shape[1], axis=1) * numbers
+    return result
 
 
 def _super(form: GroupFormat, blocks: Bytes) -> GroupedRows:

@@ -89,7 +89,11 @@ class QuantizedTensor(StoredTensor):
 
     @property
     def group_size(self) -> int:
-        """How many inputs share a scale, of integers."""
+        """How many inputs share a scale."""
+        if self.layout is Layout.MXFP4:
+            return GROUP
+        if self.layout is Layout.FP8:
+            return min(self.block[1], self.shape[1])
         return math.prod(self.shape) // math.prod(self.scales.shape)
 
     @property

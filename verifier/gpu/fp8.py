@@ -9,7 +9,7 @@ Two ways to multiply. `scaled_linear` quantises the rows, too, and multiplies in
 its matrix units; elsewhere, as their oracle, in float32. The scales come after the product, since a
 GPU multiplies values that have one scale up to twice as fast as rows and channels that have their
 own. `widened_linear` widens the weights to the type of the rows, so that activations are not
-rounded.
+rounded, as do the decoder's products with groups (`verifier/gpu/groups.py`).
 
 Shape legend: T rows, K inputs, N outputs.
 """
@@ -23,7 +23,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional
 
-from verifier.gpu.weights import DeltaNet, GpuWeights, Layer, LayerInput, Mlp, PerLayerInputs
+from verifier.gpu.groups import Element, GroupedWeight, Offset, WeightForm, packed
+from verifier.gpu.weights import (
+    DeltaNet,
+    GpuWeights,
+    GroupedLinear,
+    Layer,
+    LayerInput,
+    Mlp,
+    PerLayerInputs,
+)
 
 FP8 = torch.float8_e4m3fn
 Quantised = tuple[torch.Tensor, torch.Tensor]
@@ -47,22 +56,12 @@ _SMALLEST_ROW = 2.0**-80
 # What cuBLAS's and CUTLASS's products of FP8 need of K and N.
 _MULTIPLE = 16
 
+_FORM = WeightForm(element=Element.E4M3, group=0, scale=torch.float32, offset=Offset.NONE)
+
 # The bits of an FP8 value, sign extended to 16 and shifted to where another format has its sign,
 # exponent and mantissa: (shift, mask of the bits that count, factor that corrects the bias).
 _BFLOAT16_BITS = (4, 0x87F0 - (1 << 16), 2.0**120)
 _FLOAT16_BITS = (7, 0xBF80 - (1 << 16), 2.0**8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WidenedLinear:
-    """Implements `Linear` by `widened_linear`."""
-
-    weight: torch.Tensor  # [N, K] FP8
-    scale: torch.Tensor  # [N, 1] float32
-    bias: torch.Tensor | None = None  # [N], of the model's dtype
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return widened_linear(rows, self.weight, self.scale, self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,13 @@ def widening(weights: GpuWeights) -> GpuWeights:
 
     def widened_part(part: Any) -> Any:
         if isinstance(part, ScaledLinear):
-            return WidenedLinear(weight=part.weight, scale=part.scale, bias=part.bias)
+            weight = GroupedWeight(
+                form=_FORM,
+                shape=tuple(part.weight.shape),
+                codes=packed(part.weight.view(torch.uint8), Element.E4M3),
+                groups=part.scale[None],
+            )
+            return GroupedLinear(operations=weights.operations, weight=weight, bias=part.bias)
         if not isinstance(part, DeltaNet | Layer | Mlp | LayerInput | PerLayerInputs):
             return part
         names = [field.name for field in dataclasses.fields(part)]

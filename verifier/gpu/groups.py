@@ -1,12 +1,15 @@
-"""Weights of 4 bits in groups of inputs, as they lie in a GPU's memory.
+"""Weights in groups of inputs, as they lie in a GPU's memory.
 
-Of each `CODE_BLOCK` inputs, a byte holds one of the first half in its low bits and the one as far
-on in the second half in its high bits: so a product has the inputs in order without moving any
-between threads. The scales and offsets of an input's group lie side by side for all outputs.
+An output's codes lie in blocks of `BLOCK_BYTES`. Of codes of 4 bits, a byte holds one of a block's
+first half in its low bits and the one as far on in the second half in its high bits: so a product
+has the inputs in order without moving any between threads. Scales and offsets of an input's group
+lie side by side for all outputs.
 
-Shape legend: N outputs, K inputs, G groups of an output, E experts.
+Shape legend: N outputs, of all experts of a mixture one after the other; K inputs, G groups of an
+output, E experts.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,135 +17,163 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional
 
-from verifier.checkpoint.group_formats import GROUP, TWICE_E2M1, Bytes, GroupedRows
+from verifier.checkpoint.group_formats import (
+    TWICE_E2M1,
+    GroupedRows,
+    GroupFormat,
+    group_minima,
+    group_scales,
+)
 
-CODE_BLOCK = 128
-"""Inputs that are packed together."""
+BLOCK_BYTES = 64
+"""Of a block of an output's codes."""
+LONGEST_GROUP = 2 * BLOCK_BYTES
+"""Inputs, unless a group is all of an output's."""
+
+
+class Element(enum.IntEnum):
+    """What a code is."""
+
+    UINT4 = 0
+    INT8 = 1
+    E4M3 = 2  # FP8
+    # Of MXFP4. Of its value twice is a whole number, so half of the scale is meant.
+    E2M1 = 3
+
+    @property
+    def per_byte(self) -> int:
+        """Codes of a byte."""
+        return 2 if self in (Element.UINT4, Element.E2M1) else 1
+
+
+class Offset(enum.IntEnum):
+    """What a group has beside its scale."""
+
+    NONE = 0
+    ZERO = 1  # a weight is (code - zero) * scale
+    MINIMUM = 2  # a weight is code * scale + minimum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightForm:
+    """How weights are stored."""
+
+    element: Element
+    group: int  # inputs; 0: all of an output's
+    # float16 or bfloat16 with an offset of the same type; float32; of E2M1 uint8, the exponents of
+    # scales 2 ** (exponent - 127).
+    scale: torch.dtype
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedWeight:
-    """[N, K]. A weight is (code - offset) * scale, or with minima code * scale + offset; in
-    float32, then rounded to the type of the rows that are multiplied.
+    """[N, K]. A weight is computed of code, scale and offset in float32, then rounded to the type
+    of the rows that are multiplied.
     """
 
-    num_inputs: int
-    codes: torch.Tensor  # [N, ceil(K / CODE_BLOCK) * CODE_BLOCK / 2] uint8
-    groups: torch.Tensor  # [G, N, 2] float16 or bfloat16: scale, offset
-    has_minima: bool
+    form: WeightForm
+    shape: tuple[int, ...]  # N, K; or of experts E, N / E, K
+    codes: torch.Tensor  # [N, whole blocks of K codes] uint8
+    groups: torch.Tensor  # [G, N, 1 or 2]: scale, offset
 
     @classmethod
-    def empty(
-        cls,
-        shape: tuple[int, int],
-        *,
-        size: int,
-        dtype: torch.dtype,
-        has_minima: bool,
-        device: torch.device,
-    ) -> Self:
-        """Args:
-        shape: N, K.
-        size: inputs of a group: 32, 64 or 128.
-        dtype: of scales and offsets.
-        """
-        num_outputs, num_inputs = shape
-        groups = num_inputs // size, num_outputs, 2
+    def empty(cls, form: WeightForm, shape: tuple[int, ...], *, device: torch.device) -> Self:
+        """Args: shape: as in the class; K is a multiple of a group."""
+        *others, num_inputs = shape
+        num_outputs = torch.Size(others).numel()
+        num_bytes = -(-num_inputs // (form.element.per_byte * BLOCK_BYTES)) * BLOCK_BYTES
+        num_groups = num_inputs // form.group if form.group else 1
+        groups = num_groups, num_outputs, 1 if form.offset is Offset.NONE else 2
         return cls(
-            num_inputs=num_inputs,
-            codes=_no_codes((num_outputs, num_inputs), device),
-            groups=torch.empty(groups, dtype=dtype, device=device),
-            has_minima=has_minima,
+            form=form,
+            shape=shape,
+            codes=torch.empty((num_outputs, num_bytes), dtype=torch.uint8, device=device),
+            groups=torch.empty(groups, dtype=form.scale, device=device),
         )
 
-    @property
-    def size(self) -> int:
-        """Inputs of a group."""
-        return self.num_inputs // len(self.groups)
-
-    def fill(self, start: int, rows: GroupedRows, zero: int) -> None:
-        """Args: zero: the code of a weight of zero, where rows have neither zeros nor minima."""
+    def fill(self, start: int, rows: GroupedRows, stored: GroupFormat) -> None:
+        """Args: stored: the rows' type."""
+        element, offset = self.form.element, self.form.offset
         outputs = slice(start, start + len(rows.codes))
-        self.codes[outputs] = _packed(rows.codes, self.codes.device)
-        scales, offsets = self.groups[:, outputs].unbind(2)
-        scales.copy_(self._by_group(rows.factors))
-        given = rows.zeros if rows.minima is None else rows.minima
-        if given is None:
-            offsets.fill_(zero)
-        else:
-            offsets.copy_(self._by_group(given))
+        codes = torch.from_numpy(rows.codes).to(self.codes.device)
+        if offset is Offset.NONE and stored.zero:
+            codes = codes - stored.zero
+        self.codes[outputs] = packed(codes, element)
+        numbers = self.groups[:, outputs]
+        scales = rows.factors if stored.is_mx else group_scales(stored, rows)
+        numbers[..., 0] = self._by_group(scales)
+        if element is Element.E4M3:
+            # A product with NaN is NaN whatever the others are, and kernels know no such code.
+            is_nan = (codes & 127 == 127).view(len(codes), len(self.groups), -1).any(dim=2)
+            numbers[..., 0].masked_fill_(is_nan.T, torch.nan)
+        if offset is Offset.MINIMUM:
+            minima = group_minima(stored, rows)
+            assert minima is not None
+            numbers[..., 1] = self._by_group(minima)
+        elif offset is Offset.ZERO:
+            numbers[..., 1] = stored.zero if rows.zeros is None else self._by_group(rows.zeros)
 
     def _by_group(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        """[G, n] of numbers [n, K / GROUP], which repeat in a larger group."""
-        return torch.from_numpy(numbers[:, :: self.size // GROUP].T.copy())
+        """[G, n] of numbers [n, a multiple of G], which repeat in a larger group."""
+        step = numbers.shape[1] // len(self.groups)
+        return torch.from_numpy(numbers[:, ::step].T.copy())
 
-    def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """[N, K]."""
-        codes = _unpacked(self.codes, self.num_inputs)
-        grouped = codes.reshape(len(codes), -1, self.size).float()
-        scales, offsets = self.groups.float().transpose(0, 1)[..., None].unbind(2)
-        values = grouped * scales + offsets if self.has_minima else (grouped - offsets) * scales
-        return values.flatten(1).to(dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MxWeight:
-    """Experts' weights [E, N, K] in MXFP4, as `verifier.checkpoint.group_formats` explains it: of a
-    code's value twice is a whole number, and its scale is kept as an exponent.
-    """
-
-    num_inputs: int
-    codes: torch.Tensor  # [E, N, ceil(K / CODE_BLOCK) * CODE_BLOCK / 2] uint8
-    exponents: torch.Tensor  # [E, N, K / GROUP] uint8: scales are 2 ** (exponent - 127)
-
-    @classmethod
-    def empty(cls, shape: tuple[int, int, int], *, device: torch.device) -> Self:
-        """Args: shape: E, N, K."""
-        num_experts, num_outputs, num_inputs = shape
-        groups = num_experts, num_outputs, num_inputs // GROUP
-        return cls(
-            num_inputs=num_inputs,
-            codes=_no_codes(shape, device),
-            exponents=torch.empty(groups, dtype=torch.uint8, device=device),
+    def of_expert(self, expert: int) -> Self:
+        """One expert's weight, in the same memory."""
+        _, num_outputs, num_inputs = self.shape
+        own = slice(expert * num_outputs, (expert + 1) * num_outputs)
+        return type(self)(
+            form=self.form,
+            shape=(num_outputs, num_inputs),
+            codes=self.codes[own],
+            groups=self.groups[:, own],
         )
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """E, N, K."""
-        return (*self.codes.shape[:2], self.num_inputs)
-
-    def fill(self, expert: int, start: int, rows: GroupedRows) -> None:
-        outputs = slice(start, start + len(rows.codes))
-        self.codes[expert, outputs] = _packed(rows.codes, self.codes.device)
-        self.exponents[expert, outputs] = torch.from_numpy(rows.factors).to(self.codes.device)
-
-    def widened(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
-        """[N, K] of one expert."""
-        codes = _unpacked(self.codes[expert], self.num_inputs)
-        values = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=codes.device)[codes.long()]
-        exponents = self.exponents[expert].int()
-        # 2 ** (exponent - 128) by its bits: a GPU's powers are not exact.
-        scales = torch.where(exponents < 2, 0x200000 << exponents, (exponents - 1) << 23)
-        scales = scales.view(torch.float32)
-        return (values.view(*scales.shape, GROUP) * scales[..., None]).flatten(1).to(dtype)
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """The values, of this shape."""
+        values = _values(self.codes, self.form.element, self.shape[-1])
+        grouped = values.view(len(values), len(self.groups), -1)
+        scales, *offsets = self.groups.transpose(0, 1)[..., None].unbind(2)
+        scales = _half_powers(scales) if scales.dtype is torch.uint8 else scales.float()
+        if self.form.offset is Offset.MINIMUM:
+            grouped = grouped * scales + offsets[0].float()
+        elif self.form.offset is Offset.ZERO:
+            grouped = (grouped - offsets[0].float()) * scales
+        else:
+            grouped = grouped * scales
+        return grouped.reshape(self.shape).to(dtype)
 
 
-def _no_codes(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Room for the codes of weights of a shape."""
-    *others, num_inputs = shape
-    num_bytes = -(-num_inputs // CODE_BLOCK) * CODE_BLOCK // 2
-    return torch.empty((*others, num_bytes), dtype=torch.uint8, device=device)
-
-
-def _packed(codes: Bytes, device: torch.device) -> torch.Tensor:
+def packed(codes: torch.Tensor, element: Element) -> torch.Tensor:
     """Codes [n, K], a byte each, as they lie in memory."""
-    wide = torch.from_numpy(codes).to(device)
-    wide = torch.nn.functional.pad(wide, (0, -codes.shape[1] % CODE_BLOCK))
-    low, high = wide.view(len(wide), -1, 2, CODE_BLOCK // 2).unbind(2)
+    if missing := -codes.shape[1] % (element.per_byte * BLOCK_BYTES):
+        codes = torch.nn.functional.pad(codes, (0, missing))
+    if element.per_byte == 1:
+        return codes
+    low, high = codes.view(len(codes), -1, 2, BLOCK_BYTES).unbind(2)
     return (low | high << 4).flatten(1)
 
 
-def _unpacked(codes: torch.Tensor, num_inputs: int) -> torch.Tensor:
-    """Codes [n, K], a byte each, of what `_packed` makes."""
-    halves = codes.view(len(codes), -1, CODE_BLOCK // 2)
-    return torch.stack((halves & 15, halves >> 4), dim=2).flatten(1)[:, :num_inputs]
+def _values(codes: torch.Tensor, element: Element, num_inputs: int) -> torch.Tensor:
+    """What codes stand for, [n, K] float32, of what `packed` makes."""
+    if element.per_byte == 2:
+        halves = codes.view(len(codes), -1, BLOCK_BYTES)
+        codes = torch.stack((halves & 15, halves >> 4), dim=2).flatten(1)
+    codes = codes[:, :num_inputs].contiguous()
+    match element:
+        case Element.UINT4:
+            return codes.float()
+        case Element.INT8:
+            return codes.view(torch.int8).float()
+        case Element.E4M3:
+            return codes.view(torch.float8_e4m3fn).float()
+        case Element.E2M1:
+            twice = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=codes.device)
+            return twice[codes.long()]
+
+
+def _half_powers(exponents: torch.Tensor) -> torch.Tensor:
+    """2 ** (exponent - 128), by its bits: a GPU's powers are not exact."""
+    wide = exponents.int()
+    return torch.where(wide < 2, 0x200000 << wide, (wide - 1) << 23).view(torch.float32)

@@ -39,7 +39,7 @@ class Operations(Protocol):
     def grouped_linear(
         self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `linear`, of rows of 16 bits, by the widened weight."""
+        """As `linear`, by the widened weight."""
         ...
 
     def add_norm(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from verifier.checkpoint.model_config import ModelConfig
-from verifier.gpu.groups import GroupedWeight, MxWeight
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.operations import Operations
 
 
@@ -60,8 +60,8 @@ class Mlp:
 class ExpertWeights:
     """Of all experts of a mixture, each an MLP; I is an expert's."""
 
-    gate_up: torch.Tensor | MxWeight  # [E, 2 * I, H]: gate, then up; of the model's dtype
-    down: torch.Tensor | MxWeight  # [E, H, I]
+    gate_up: torch.Tensor | GroupedWeight  # [E, 2 * I, H]: gate, then up; of the model's dtype
+    down: torch.Tensor | GroupedWeight  # [E, H, I]
     # [E, 2 * I] and [E, H], of the model's dtype.
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
@@ -189,7 +189,7 @@ class GpuWeights:
     @property
     def keeps_codes(self) -> bool:
         """Whether weights of layers are codes, as the checkpoint has them."""
-        return any(isinstance(part, GroupedWeight | MxWeight) for part in _parts_of(self))
+        return any(isinstance(part, GroupedWeight) for part in _parts_of(self))
 
     @property
     def grouped(self) -> list[GroupedWeight]:

@@ -192,17 +192,16 @@ def _tiles_agree(weights: GpuWeights) -> bool:
     weight = torch.cat((half_weight, half_weight), dim=1)
     linear, grouped_linear = weights.operations.linear, weights.operations.grouped_linear
     products = [functools.partial(linear, weight=weight)]
-    for size, dtype, has_minima in {
-        (w.size, w.groups.dtype, w.has_minima) for w in weights.grouped
-    }:
-        half = torch.rand((512 // size, len(weight), 2), generator=generator).to(dtype)
-        half_codes = torch.randint(256, (len(weight), 256), generator=generator).to(torch.uint8)
-        grouped = GroupedWeight(
-            num_inputs=1024,
-            codes=torch.cat((half_codes, half_codes), dim=1).to(weights.device),
-            groups=torch.cat((half, half)).to(weights.device),
-            has_minima=has_minima,
-        )
+    for form in {each.form for each in weights.grouped}:
+        grouped = GroupedWeight.empty(form, tuple(weight.shape), device=weights.device)
+        codes, groups = grouped.codes, grouped.groups
+        # Even ones, of which none is NaN.
+        half_codes = 2 * torch.randint(128, codes.chunk(2, dim=1)[0].shape, generator=generator)
+        codes.copy_(torch.cat((half_codes, half_codes), dim=1))
+        # Exponents around 0; else below 1.
+        half = torch.randint(120, 128, groups.chunk(2)[0].shape, generator=generator)
+        half = half if form.scale is torch.uint8 else half / 128
+        groups.copy_(torch.cat((half, half)) if form.group else half)
         products.append(functools.partial(grouped_linear, weight=grouped))
     with torch.inference_mode(), current_device(weights.device):
         counts = [1 << power for power in range(_MOST_ROWS.bit_length())]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
-from verifier.checkpoint.group_formats import GroupedRows
+from tests.verifier.gpu.weight_forms import FORMS, grouped
+from tests.verifier.triton.triton_interpreter import interpreted_cases
 from verifier.checkpoint.weight_types import Activation
 from verifier.gpu.fp8 import FP8, quantised, rescaled
-from verifier.gpu.groups import MxWeight
 from verifier.gpu.kernels.experts import find_tiles_kernel
 from verifier.gpu.kernels.mixture import TILE, max_num_tiles, mix
 from verifier.gpu.kernels.quantisation import quantise_rows, rescale_product
@@ -106,30 +106,20 @@ def test_mixture(
     torch.testing.assert_close(got, expected, **TOLERANCES[dtype])
 
 
-def mx_weight(shape: tuple[int, int, int], seed: int) -> MxWeight:
-    """Any codes, of weights up to 1.5; one group of each expert has the smallest scales."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = MxWeight.empty(shape, device=DEVICE)
-    for expert in range(shape[0]):
-        codes, exponents = (
-            torch.randint(low, high, size, generator=generator, dtype=torch.uint8)
-            for low, high, size in ((0, 16, shape[1:]), (121, 126, (shape[1], shape[2] // 32)))
-        )
-        exponents[0, 0] = expert % 3
-        weight.fill(expert, 0, GroupedRows(codes=codes.numpy(), factors=exponents.numpy()))
-    return weight
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_mx", [False, True])
-def test_experts_with_biases_and_clamped_gates(is_mx: bool, dtype: torch.dtype) -> None:
-    """Inputs of a block of codes and a part of another; of a part of one."""
+@pytest.mark.parametrize(
+    "form", interpreted_cases([None, "int4", "fp8_blocks", "mxfp4"], [None, *FORMS])
+)
+def test_experts_with_biases_and_clamped_gates(form: str | None, dtype: torch.dtype) -> None:
+    """Inputs of a block of codes and a part of another; of a part of one. Plain, or in groups."""
     hidden, size, num_experts, num_tokens = 160, 96, 3, 70
+    if form and FORMS[form].group > 32:
+        hidden, size = 256, 128
 
     def weight(*shape: int, seed: int) -> Any:
-        # Of codes, the root of the mean square is some 0.4.
-        if is_mx:
-            return mx_weight((num_experts, *shape), seed)  # type: ignore[arg-type]
+        if form:
+            return grouped(form, num_experts, *shape, device=DEVICE, seed=seed)
+        # As of codes, the root of the mean square is some 0.4.
         return (0.4 * numbers(num_experts, *shape, seed=seed)).to(dtype)
 
     given = (

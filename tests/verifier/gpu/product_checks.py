@@ -9,11 +9,14 @@ only.
 import random
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
+from tests.verifier.gpu.weight_forms import FORMS, grouped
 from tests.verifier.triton.triton_interpreter import interpreted_cases
-from verifier.gpu.groups import CODE_BLOCK, GroupedWeight
+from verifier.checkpoint.group_formats import FORMATS, GroupedRows
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.kernels.product import (
     FEW_ROWS,
@@ -150,59 +153,63 @@ def test_what_lies_behind_rows_weights_and_bias_is_not_seen() -> None:
     assert torch.equal(got, expected)
 
 
-def grouped(
-    num_inputs: int, num_outputs: int, *, size: int, dtype: torch.dtype, has_minima: bool
-) -> GroupedWeight:
-    """Random codes, and zeros or minima."""
-    generator = torch.Generator().manual_seed(5)
-    num_bytes = -(-num_inputs // CODE_BLOCK) * CODE_BLOCK // 2
-    codes = torch.randint(256, (num_outputs, num_bytes), generator=generator).to(torch.uint8)
-    pairs = torch.rand((num_inputs // size, num_outputs, 2), generator=generator) / 8
-    if not has_minima:
-        pairs[..., 1] = torch.randint(17, pairs.shape[:2], generator=generator)
-    return GroupedWeight(
-        num_inputs=num_inputs,
-        codes=codes.to(DEVICE),
-        groups=pairs.to(dtype).to(DEVICE),
-        has_minima=has_minima,
-    )
-
-
 SHORT_DTYPES = [dtype for dtype in DTYPES if dtype is not torch.float32]
-GROUPED_SHAPES = [(32, 97, 32), (320, 64, 32), (192, 130, 64), (384, 3, 128)]
-"""Inputs, outputs, inputs of a group: of less than a block, of cut ones, of whole ones."""
-if HAS_GPU:
-    GROUPED_SHAPES += [(4096, 6144, 128), (14336, 4096, 32)]
 
 
-@pytest.mark.parametrize("has_minima", [False, True])
-@pytest.mark.parametrize("group_dtype", [torch.float16, torch.bfloat16])
+def shapes_of(name: str) -> list[tuple[int, int]]:
+    """Inputs and outputs: of less than a block, of cut ones, of whole ones."""
+    group = FORMS[name].group or 48
+    return [(group, 97), (3 * group, 130), (512, 3), *([(14336, 4096)] * HAS_GPU)]
+
+
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
-@pytest.mark.parametrize("shape", GROUPED_SHAPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 17, 40, 140])
+@pytest.mark.parametrize("num_rows", interpreted_cases([0, 17, 140], [0, 1, 17, 40, 140]))
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for name in FORMS for shape in shapes_of(name)]
+)
 def test_a_product_with_groups_is_that_of_the_widened_weight(
-    num_rows: int,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    group_dtype: torch.dtype,
-    has_minima: bool,
+    name: str, shape: tuple[int, int], num_rows: int, dtype: torch.dtype
 ) -> None:
-    num_inputs, num_outputs, size = shape
-    weight = grouped(num_inputs, num_outputs, size=size, dtype=group_dtype, has_minima=has_minima)
+    num_inputs, num_outputs = shape
+    weight = grouped(name, num_outputs, num_inputs, device=DEVICE)
     rows = numbers(num_rows, num_inputs, seed=1, dtype=dtype)
-    bias = 8 * numbers(num_outputs, seed=3, dtype=dtype) if num_rows > 1 else None
+    bias = 8 * numbers(num_outputs, seed=3, dtype=dtype) if num_rows > 17 else None
     got = FAST.grouped_linear(rows, weight, bias)
     assert (got.dtype, got.shape) == (dtype, (num_rows, num_outputs))
     check_rounding(got, rows, weight.widened(dtype), bias)
 
 
-@pytest.mark.parametrize("operations", [STRICT, FAST])
+def test_of_float32_rows_the_weight_is_widened_first() -> None:
+    weight = grouped("fp8_blocks", 70, 256, device=DEVICE)
+    rows = numbers(5, 256, seed=1, dtype=torch.float32)
+    expected = STRICT.linear(rows, weight.widened(torch.float32))
+    assert torch.equal(STRICT.grouped_linear(rows, weight), expected)
+
+
+def test_a_code_of_fp8_that_is_no_number_makes_its_output_none() -> None:
+    weight = GroupedWeight.empty(FORMS["fp8_blocks"], (3, 256), device=DEVICE)
+    codes = numpy.full((3, 256), 0x38, dtype=numpy.uint8)
+    codes[1, 130] = 0xFF
+    factors = numpy.ones((3, 8), dtype=numpy.float32)
+    weight.fill(0, GroupedRows(codes=codes, factors=factors), FORMATS["FP8"])
+    rows = numbers(2, 256, seed=1, dtype=torch.float16)
+    got = STRICT.grouped_linear(rows, weight)
+    assert got.isnan().tolist() == [[False, True, False]] * 2
+    assert weight.widened(torch.float16).isnan().any(dim=1).tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
-@pytest.mark.parametrize("shape", interpreted_cases(GROUPED_SHAPES[1:2], GROUPED_SHAPES))
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    interpreted_cases(
+        [("int4", STRICT), ("fp8_blocks", FAST)],
+        [(name, operations) for name in FORMS for operations in (STRICT, FAST)],
+    ),
+)
 def test_bits_of_a_row_do_not_depend_on_the_batch_where_weights_are_in_groups(
-    shape: tuple[int, int, int], dtype: torch.dtype, operations: TritonOperations
+    name: str, operations: TritonOperations, dtype: torch.dtype
 ) -> None:
-    num_inputs, num_outputs, size = shape
-    weight = grouped(num_inputs, num_outputs, size=size, dtype=torch.float16, has_minima=False)
+    num_inputs, num_outputs = shapes_of(name)[-1] if HAS_GPU else (384, 64)
+    weight = grouped(name, num_outputs, num_inputs, device=DEVICE)
     rows = numbers(NUM_ROWS, num_inputs, seed=1, dtype=dtype)
     check_bits(lambda some: operations.grouped_linear(some, weight), rows, GROUPED_TILES)

@@ -39,7 +39,7 @@ if HAS_GPU:
     names = ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"]
     names += ["gpt_oss", "gemma4", "gemma4_mixture"]
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
-    SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "packed_int4_zeros")]
+    SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "fp8_blocks")]
 NUM_TOKENS = 90 if HAS_GPU else 22
 TEXT = some_tokens(NUM_TOKENS, 97)
 BLOCKS = list(range(64))

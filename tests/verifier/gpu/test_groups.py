@@ -1,5 +1,6 @@
 """Weights in groups, which the decoder for GPUs keeps as codes; on a CPU, in plain torch."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,33 @@ from tests.verifier.gpu.test_gpu_model import (
     check,
     in_one_piece,
 )
-from tests.verifier.quantized_files import write_quantized
+from tests.verifier.gpu.weight_forms import form
+from tests.verifier.quantized_files import NUM_EXPERTS, write_quantized
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.config import VerifierConfig
-from verifier.gpu.groups import GroupedWeight
-from verifier.gpu.weights import GpuWeights
+from verifier.gpu.groups import Element, GroupedWeight, Offset, WeightForm
+from verifier.gpu.weights import Experts, GpuWeights
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.parity import gpu_check
 
 METHODS = {
-    "packed_int4": 128,
-    "packed_int4_zeros": 32,
-    "packed_int4_channel": 128,
-    "gptq_int4": 128,
-    "gptq_int4_v2": 128,
-    "awq": 64,
+    "packed_int4": form(Element.UINT4, 128, torch.bfloat16, Offset.ZERO),
+    "packed_int4_zeros": form(Element.UINT4, 32, torch.bfloat16, Offset.ZERO),
+    "packed_int4_channel": form(Element.UINT4, 0, torch.bfloat16, Offset.ZERO),
+    "gptq_int4": form(Element.UINT4, 128, torch.float16, Offset.ZERO),
+    "gptq_int4_v2": form(Element.UINT4, 0, torch.float16, Offset.ZERO),
+    "awq": form(Element.UINT4, 64, torch.float16, Offset.ZERO),
+    "fp8_tensor": form(Element.E4M3, 0, torch.float32, Offset.NONE),
+    "fp8_channel": form(Element.E4M3, 0, torch.float32, Offset.NONE),
+    "fp8_blocks": form(Element.E4M3, 128, torch.float32, Offset.NONE),
+    "fp8_cut_blocks": form(Element.E4M3, 32, torch.float32, Offset.NONE),
 }
-"""Inputs of a group in memory."""
+"""The forms in memory."""
+GGUF_TYPES = {
+    "Q4_0": form(Element.UINT4, 32, torch.float16, Offset.ZERO),
+    "Q4_1": form(Element.UINT4, 32, torch.float16, Offset.MINIMUM),
+}
 LAYER = "model.layers.1."
 OF_LAYER = [
     [f"self_attn.{name}_proj" for name in "qkv"],
@@ -42,23 +52,31 @@ OF_LAYER = [
 ]
 
 
-def check_values(weights: GpuWeights, values: dict[str, torch.Tensor], size: int) -> None:
-    """Of the last layer, bit by bit, in little memory."""
+def check_weight(weight: GroupedWeight, expected: torch.Tensor, its_form: WeightForm) -> None:
+    """Bit by bit, in little memory. Args: expected: float32, of the same shape."""
+    assert (weight.form, weight.shape) == (its_form, expected.shape)
+    assert torch.equal(weight.widened(torch.bfloat16), expected.bfloat16())
+    assert weight.codes.nbytes == expected.numel() // its_form.element.per_byte
+    num_groups = expected.numel() // (its_form.group or expected.shape[-1])
+    group_bytes = its_form.scale.itemsize * (1 if its_form.offset is Offset.NONE else 2)
+    assert weight.groups.nbytes == num_groups * group_bytes
+
+
+def check_layer(weights: GpuWeights, values: dict[str, torch.Tensor], its_form: WeightForm) -> None:
+    """The last one."""
     assert len(weights.grouped) == 4 * len(weights.layers)
     for weight, names in zip(weights.grouped[-4:], OF_LAYER, strict=True):
         expected = torch.cat([values[f"{LAYER}{name}.weight"] for name in names])
-        assert torch.equal(weight.widened(weights.dtype), expected.to(weights.dtype))
-        assert (weight.size, weight.codes.nbytes) == (size, expected.numel() // 2)
-        assert weight.groups.nbytes == expected.numel() // size * 4
+        check_weight(weight, expected, its_form)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_loaded_weights_keep_their_codes_and_have_the_values(method: str, tmp_path: Path) -> None:
     values = write_quantized(tmp_path, method)
-    check_values(load(tmp_path), values, METHODS[method])
+    check_layer(load(tmp_path), values, METHODS[method])
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("name", GGUF_TYPES)
 def test_so_do_those_of_a_gguf_file(name: str, tmp_path: Path) -> None:
     folder = model_folder(gguf_files.write_model(tmp_path / "a.gguf", name))
     with TensorFiles(folder) as files:
@@ -67,7 +85,30 @@ def test_so_do_those_of_a_gguf_file(name: str, tmp_path: Path) -> None:
             for each in files.tensors.values()
             if each.dtype == name
         }
-    check_values(load(folder), values, 32)
+    check_layer(load(folder), values, GGUF_TYPES[name])
+
+
+@pytest.mark.parametrize("method", ["awq", "fp8_channel", "fp8_blocks"])
+def test_so_do_those_of_experts(method: str, tmp_path: Path) -> None:
+    values = write_quantized(tmp_path, method, model_type="qwen3_moe")
+    mlp = load(tmp_path).layers[1].mlp
+    assert isinstance(mlp, Experts)
+    gate_up, down = mlp.weights.gate_up, mlp.weights.down
+    assert isinstance(gate_up, GroupedWeight)
+    assert isinstance(down, GroupedWeight)
+    of_gate, of_up, of_down = (
+        torch.stack([
+            values[f"{LAYER}mlp.experts.{expert}.{name}_proj.weight"]
+            for expert in range(NUM_EXPERTS)
+        ])
+        for name in ("gate", "up", "down")
+    )  # fmt: skip
+    both = torch.cat((of_gate, of_up), dim=1)
+    check_weight(gate_up, both, METHODS[method])
+    assert torch.equal(gate_up.of_expert(2).widened(torch.float32), both[2])
+    # All of an output's 64 inputs are a group.
+    assert down.form == dataclasses.replace(METHODS[method], group=0)
+    assert torch.equal(down.widened(torch.float32), of_down)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +142,21 @@ def loaded(folder: Path, **options: Any) -> Any:
     return load_on_gpu(config, described, CPU)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_decoder_passes_the_check_and_says_what_it_computes(method: str, tmp_path: Path) -> None:
-    write_quantized(tmp_path, method)
+@pytest.mark.parametrize(
+    ("method", "model_type"),
+    [*((method, "llama") for method in METHODS), ("awq", "qwen3_moe"), ("fp8_blocks", "qwen3_moe")],
+)
+def test_a_decoder_passes_the_check_and_says_what_it_computes(
+    method: str, model_type: str, tmp_path: Path
+) -> None:
+    write_quantized(tmp_path, method, model_type=model_type)
     quantization = loaded(tmp_path).dtype.removeprefix("bfloat16, ")
-    assert quantization in ("compressed-tensors weights", "gptq weights", "awq weights")
+    assert quantization in (
+        "compressed-tensors weights",
+        "gptq weights",
+        "awq weights",
+        "fp8 weights",
+    )
     assert loaded(tmp_path, dtype="float32").dtype == "float32"
 
 
@@ -124,8 +175,8 @@ def test_a_decoder_that_computes_other_values_is_refused(
         loaded(tmp_path)
 
 
-class AddsFewRowsOfGroupsInAnotherOrder(CallsItselfStrict):
-    """Other products are computed row by row."""
+class AddsRowByRow(CallsItselfStrict):
+    """Strict in fact."""
 
     def linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -133,6 +184,8 @@ class AddsFewRowsOfGroupsInAnotherOrder(CallsItselfStrict):
         linear = super().linear
         return torch.cat([linear(row[None], weight, bias) for row in rows])
 
+
+class AddsFewRowsOfGroupsInAnotherOrder(AddsRowByRow):
     def grouped_linear(
         self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -140,11 +193,13 @@ class AddsFewRowsOfGroupsInAnotherOrder(CallsItselfStrict):
 
 
 @pytest.mark.stand_in
+@pytest.mark.parametrize("method", ["packed_int4_zeros", "fp8_channel", "fp8_blocks"])
 def test_a_strict_decoder_whose_tiles_differ_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check, "paged_logits", in_one_piece)
-    write_quantized(tmp_path, "packed_int4_zeros")
+    write_quantized(tmp_path, method)
+    check(load(tmp_path, operations=AddsRowByRow()), tmp_path)
     weights = load(tmp_path, operations=AddsFewRowsOfGroupsInAnotherOrder())
     with pytest.raises(CheckpointError, match="strict: the bits of products depend on rows"):
         check(weights, tmp_path)

@@ -98,6 +98,8 @@ def check_that_programs_wait(launched: Compiled) -> None:
                 ("mxfp4", 80, False, "none", OF_EXPERTS),
                 ("mxfp4", 90, True, "none", OF_EXPERTS),
                 ("awq", 90, True, "none", {"gate_kernel"}),
+                ("fp8_blocks", 80, False, "none", {"gate_kernel"}),
+                ("fp8_blocks", 90, True, "none", OF_EXPERTS),
             ]
         ),
     ],
@@ -117,7 +119,8 @@ def test_a_decoders_steps_compile(
     if name == "mxfp4":
         write_mxfp4(tmp_path)
     elif name in METHODS:
-        write_quantized(tmp_path, name)
+        has_experts = kernels == OF_EXPERTS
+        write_quantized(tmp_path, name, model_type="qwen3_moe" if has_experts else "llama")
     else:
         save(tmp_path, name, torch.bfloat16)
     compile_for(capability)

@@ -19,7 +19,7 @@ from tests.verifier.gpu.test_decoder import SCATTERED, assert_near
 from tests.verifier.paged_model import some_tokens
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.gpu.groups import MxWeight
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.weights import Experts
 from verifier.model import gpu_model
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
@@ -34,18 +34,18 @@ def test_experts_keep_their_codes_and_have_the_values(tmp_path: Path) -> None:
     assert isinstance(mlp, Experts)
     assert weights.keeps_codes
     gate_up, down = mlp.weights.gate_up, mlp.weights.down
-    assert isinstance(gate_up, MxWeight)
-    assert isinstance(down, MxWeight)
+    assert isinstance(gate_up, GroupedWeight)
+    assert isinstance(down, GroupedWeight)
     assert down.shape == (NUM_EXPERTS, HIDDEN, INNER)
     # 64 inputs fill half of a block of codes.
     assert gate_up.codes.nbytes == NUM_EXPERTS * 2 * INNER * 64
-    assert gate_up.exponents.nbytes == NUM_EXPERTS * 2 * INNER * HIDDEN // 32
+    assert gate_up.groups.nbytes == NUM_EXPERTS * 2 * INNER * HIDDEN // 32
     stored = values[EXPERTS + "gate_up_proj"]
     for expert in range(NUM_EXPERTS):
         both = torch.cat((stored[expert, :, ::2].T, stored[expert, :, 1::2].T))
-        assert torch.equal(gate_up.widened(expert, torch.float32), both)
+        assert torch.equal(gate_up.of_expert(expert).widened(torch.float32), both)
         own = values[EXPERTS + "down_proj"][expert].T
-        assert torch.equal(down.widened(expert, torch.bfloat16), own.bfloat16())
+        assert torch.equal(down.of_expert(expert).widened(torch.bfloat16), own.bfloat16())
 
 
 def test_logits_are_transformers_ones(tmp_path: Path) -> None:
@@ -77,9 +77,7 @@ def test_a_decoder_that_computes_other_values_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mxfp4(tmp_path)
-    widened = MxWeight.widened
-    monkeypatch.setattr(
-        MxWeight, "widened", lambda self, expert, dtype: 1.1 * widened(self, expert, dtype)
-    )
+    widened = GroupedWeight.widened
+    monkeypatch.setattr(GroupedWeight, "widened", lambda self, dtype: 1.1 * widened(self, dtype))
     with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
         served(tmp_path, monkeypatch)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.verifier.gpu.weight_forms import FORMS
 from tests.volume import cases
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
@@ -243,30 +244,33 @@ def test_no_later_step_waits_for_the_compiler(
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "group"),
+    ("capability", "dtype", "form"),
     cases(
         [
-            (80, torch.float32, 0),
-            (89, torch.float16, 0),
-            (90, torch.bfloat16, 0),
-            (100, torch.bfloat16, 0),
-            (80, torch.float16, 32),
-            (89, torch.bfloat16, 64),
-            (90, torch.bfloat16, 128),
-            (100, torch.float16, 32),
+            (80, torch.float32, None),
+            (89, torch.float16, None),
+            (90, torch.bfloat16, None),
+            (100, torch.bfloat16, None),
+            (80, torch.float16, "int4"),
+            (89, torch.bfloat16, "int4_minima"),
+            (90, torch.bfloat16, "int4_long"),
+            (100, torch.float16, "int8"),
+            (80, torch.bfloat16, "fp8_channel"),
+            (90, torch.bfloat16, "fp8_blocks"),
+            (100, torch.bfloat16, "mxfp4"),
         ],
         [
-            *itertools.product(UNITS, [torch.bfloat16, torch.float16, torch.float32], [0]),
-            *itertools.product(UNITS, [torch.bfloat16, torch.float16], [32, 64, 128]),
+            *itertools.product(UNITS, [torch.bfloat16, torch.float16, torch.float32], [None]),
+            *itertools.product(UNITS, [torch.bfloat16, torch.float16], FORMS),
         ],
     ),
 )
 def test_strict_products_compile_and_fit_and_all_use_one_instruction(
-    compiled: Compiled, capability: int, dtype: torch.dtype, group: int
+    compiled: Compiled, capability: int, dtype: torch.dtype, form: str | None
 ) -> None:
     """Of each tile, with a bias or without; and no other number of rows compiles.
 
-    Args: group: inputs of a weight's groups; 0: it has none.
+    Args: form: of a weight in groups; None: a plain one.
     """
     from verifier.gpu.groups import GroupedWeight
     from verifier.gpu.kernels.operations import TritonOperations
@@ -277,12 +281,12 @@ def test_strict_products_compile_and_fit_and_all_use_one_instruction(
         SMALLEST_SHARED_MEMORY,
     )
 
-    tiles = GROUPED_TILES if group else PRODUCT_TILES[dtype]
+    tiles = GROUPED_TILES if form else PRODUCT_TILES[dtype]
     num_tiles = len(tiles)
     # KiB of a multiprocessor.
     shared_memory = {80: 164, 89: 100, 90: 228, 100: 228}[capability] << 10
     assert shared_memory >= SMALLEST_SHARED_MEMORY
-    overlaps = group > 0 and capability >= FIRST_THAT_OVERLAPS
+    overlaps = form is not None and capability >= FIRST_THAT_OVERLAPS
     operations = TritonOperations(is_strict=True, shared_memory=shared_memory, overlaps=overlaps)
 
     def multiply(num_rows: int, num_outputs: int, *, has_bias: bool) -> None:
@@ -290,12 +294,10 @@ def test_strict_products_compile_and_fit_and_all_use_one_instruction(
             torch.empty(size, dtype=dtype, device=META)
             for size in ((num_rows, 4096), (num_outputs, 4096), (num_outputs,))
         )
-        if not group:
+        if not form:
             operations.linear(rows, weight, bias if has_bias else None)
             return
-        grouped = GroupedWeight.empty(
-            (num_outputs, 4096), size=group, dtype=dtype, has_minima=has_bias, device=META
-        )
+        grouped = GroupedWeight.empty(FORMS[form], (num_outputs, 4096), device=META)
         operations.grouped_linear(rows, grouped, bias if has_bias else None)
 
     compile_for(capability)
@@ -308,9 +310,10 @@ def test_strict_products_compile_and_fit_and_all_use_one_instruction(
             most = max(most, kernel.metadata.shared)
             sums = instructions_of_sums(kernel.asm["ptx"])
             # Minima of groups are added by another one.
-            units.add(frozenset(each for each in sums if not (group and "fma" in each)))
-            # Codes and scales are loaded ahead, too.
-            assert not group or has_bias or "ld.global" not in kernel.asm["ptx"]
+            units.add(frozenset(each for each in sums if not (form and "fma" in each)))
+            # Codes and scales are loaded ahead, too, but for exponents of a byte.
+            is_ahead = "ld.global" not in kernel.asm["ptx"]
+            assert not form or has_bias or is_ahead == (form != "mxfp4")
     assert most <= shared_memory - (1 << 10)
     if shared_memory < ROOMY_SHARED_MEMORY:
         assert most <= SMALLEST_SHARED_MEMORY - (1 << 10)

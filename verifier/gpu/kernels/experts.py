@@ -10,7 +10,7 @@ Worked example: pairs of experts 2 0 2 2, of 4 experts, in tiles of 2 rows, of w
     tiles   (0, 0, 1) (2, 1, 3) (2, 3, 4) (0, 0, 0)      expert, first row, end
 
 Sums are float32, over BLOCK_K inputs at a time, from the first to the last, whatever else is in the
-tile or in the step. Weights in MXFP4 are widened in registers (`verifier.gpu.groups`).
+tile or in the step. Weights in groups are widened in registers (`verifier.gpu.kernels.product`).
 
 Shape legend: T tokens, R = T * per_token pairs, E experts, H hidden size, I an expert's size.
 """
@@ -18,12 +18,8 @@ Shape legend: T tokens, R = T * per_token pairs, E experts, H hidden size, I an 
 import triton
 import triton.language as tl
 
-from verifier.checkpoint import group_formats
-from verifier.gpu import groups
 from verifier.gpu.kernels.gate import gated_by
-
-CODE_BLOCK = tl.constexpr(groups.CODE_BLOCK)
-GROUP = tl.constexpr(group_formats.GROUP)
+from verifier.gpu.kernels.product import num_code_bytes, sum_grouped
 
 
 @triton.jit
@@ -77,8 +73,9 @@ def find_tiles_kernel(
 @triton.jit
 def gate_up_kernel(
     rows,  # [T, H]
-    weights,  # [E, 2 * I, H]: gate, then up; if IS_MX codes
-    exponents,  # [E, 2 * I, H / GROUP], if IS_MX
+    weights,  # [E, 2 * I, H]: gate, then up; these three as in `WeightArguments`
+    groups,
+    group_stride,
     bias,  # [E, 2 * I], if HAS_BIAS
     gated,  # [R, I], in the order of `order`, written
     order,  # [R] int64
@@ -87,7 +84,11 @@ def gate_up_kernel(
     size,  # I
     per_token,
     ACTIVATION: tl.constexpr,
-    IS_MX: tl.constexpr,
+    GROUP: tl.constexpr,  # these five as in `product_kernel`
+    ELEMENT: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    IS_BFLOAT16: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -104,14 +105,18 @@ def gate_up_kernel(
         columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < size
         gates = expert * 2 * size + columns
-        if IS_MX:
-            gate = _sum_mx(
-                inputs, is_row, weights, exponents, gates, is_column, hidden_size, TILE, BLOCK_N
-            )
-            up = _sum_mx(
-                inputs, is_row, weights, exponents, gates + size, is_column, hidden_size, TILE,
-                BLOCK_N,
+        if GROUP:
+            length = num_code_bytes(hidden_size, PER_BYTE)
+            gate = sum_grouped(
+                inputs, is_row, weights + gates * length, groups + gates, group_stride, is_column,
+                hidden_size, GROUP, ELEMENT, PER_BYTE, OFFSET, IS_BFLOAT16, TILE, BLOCK_N,
             )  # fmt: skip
+            up = sum_grouped(
+                inputs, is_row, weights + (gates + size) * length, groups + gates + size,
+                group_stride, is_column, hidden_size, GROUP, ELEMENT, PER_BYTE, OFFSET,
+                IS_BFLOAT16, TILE, BLOCK_N,
+            )  # fmt: skip
+            gate, up = tl.trans(gate), tl.trans(up)
         else:
             # Transposed: [K, N].
             own = weights + (gates * hidden_size)[None, :]
@@ -138,15 +143,20 @@ def gate_up_kernel(
 @triton.jit
 def down_kernel(
     gated,  # [R, I], in the order of `order`
-    weights,  # [E, H, I]; if IS_MX codes
-    exponents,  # [E, H, I / GROUP], if IS_MX
+    weights,  # [E, H, I]; these three as in `WeightArguments`
+    groups,
+    group_stride,
     bias,  # [E, H], if HAS_BIAS
     outputs,  # [R, H], by pair, written
     order,  # [R] int64
     tiles,  # [num_tiles, 3]
     hidden_size,
     size,  # I
-    IS_MX: tl.constexpr,
+    GROUP: tl.constexpr,  # these five as in `product_kernel`
+    ELEMENT: tl.constexpr,
+    PER_BYTE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    IS_BFLOAT16: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -162,8 +172,13 @@ def down_kernel(
         columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < hidden_size
         own = expert * hidden_size + columns
-        if IS_MX:
-            total = _sum_mx(inputs, is_row, weights, exponents, own, is_column, size, TILE, BLOCK_N)
+        if GROUP:
+            total = sum_grouped(
+                inputs, is_row, weights + own * num_code_bytes(size, PER_BYTE), groups + own,
+                group_stride, is_column, size, GROUP, ELEMENT, PER_BYTE, OFFSET, IS_BFLOAT16, TILE,
+                BLOCK_N,
+            )  # fmt: skip
+            total = tl.trans(total)
         else:
             total = tl.zeros([TILE, BLOCK_N], tl.float32)
             for first in range(0, size, BLOCK_K):
@@ -180,55 +195,6 @@ def down_kernel(
         pairs = tl.load(order + place, mask=is_row, other=0)
         at = outputs + pairs[:, None] * hidden_size + columns[None, :]
         tl.store(at, total.to(outputs.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
-
-
-@triton.jit
-def _sum_mx(
-    inputs,  # [TILE] pointers to rows
-    is_row,  # [TILE]
-    codes,  # [E * N, bytes of num_inputs]
-    exponents,  # [E * N, num_inputs / GROUP]
-    columns,  # [BLOCK_N], of E * N
-    is_column,  # [BLOCK_N]
-    num_inputs,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Products [TILE, BLOCK_N] float32 of rows and weights in MXFP4."""
-    HALF: tl.constexpr = CODE_BLOCK // 2
-    NUM_GROUPS: tl.constexpr = HALF // GROUP
-    part = tl.arange(0, HALF)
-    code_starts = codes + columns * (tl.cdiv(num_inputs, CODE_BLOCK) * HALF)
-    exponent_starts = exponents + columns * (num_inputs // GROUP)
-    total = tl.zeros([TILE, BLOCK_N], tl.float32)
-    for first in range(0, num_inputs, CODE_BLOCK):
-        both = tl.load(
-            code_starts[:, None] + (first // 2 + part)[None, :], mask=is_column[:, None], other=0
-        )
-        for half in tl.static_range(2):
-            start = first + half * HALF
-            group = start // GROUP + tl.arange(0, NUM_GROUPS)
-            exponent = tl.load(
-                exponent_starts[:, None] + group[None, :],
-                mask=is_column[:, None] & (group * GROUP < num_inputs)[None, :],
-                other=0,
-            ).to(tl.int32)
-            # 2 ** (exponent - 128), of which the least two have no exponent of their own.
-            bits = tl.where(exponent < 2, 0x200000 << exponent, (exponent - 1) << 23)
-            scale = bits.to(tl.float32, bitcast=True)
-            code = ((both >> (4 * half)) & 15).to(tl.int32)
-            above, odd = (code >> 1) & 3, code & 1
-            twice = tl.where(above == 0, odd, (2 + odd) << tl.maximum(above - 1, 0))
-            twice = tl.where(code > 7, -twice, twice).to(tl.float32)
-            weight = twice.reshape([BLOCK_N, NUM_GROUPS, GROUP]) * scale[:, :, None]
-            weight = weight.reshape([BLOCK_N, HALF]).to(inputs.dtype.element_ty)
-            values = tl.load(
-                inputs[:, None] + (start + part)[None, :],
-                mask=is_row[:, None] & (start + part < num_inputs)[None, :],
-                other=0.0,
-            )
-            total = tl.dot(values, tl.trans(weight), total, input_precision="ieee")
-    return total
 
 
 @triton.jit

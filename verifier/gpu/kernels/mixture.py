@@ -9,7 +9,6 @@ import torch
 import triton
 
 from verifier.checkpoint.weight_types import Activation
-from verifier.gpu.groups import MxWeight
 from verifier.gpu.kernels.experts import (
     add_experts_kernel,
     down_kernel,
@@ -17,6 +16,7 @@ from verifier.gpu.kernels.experts import (
     gate_up_kernel,
 )
 from verifier.gpu.kernels.fusion import FUSED
+from verifier.gpu.kernels.product import arguments_of
 from verifier.gpu.weights import ExpertWeights
 
 # Hopper's matrix units take 64 rows. Few tokens fill such a tile with nothing, which costs little
@@ -67,9 +67,10 @@ def mix(
     )
     block_k = _BLOCK_K_BYTES // rows.element_size()
     gated = rows.new_empty(num_pairs, size)
+    *weight, constants = arguments_of(experts.gate_up)
     gate_up_kernel[(num_tiles, triton.cdiv(size, _BLOCK_N))](
         rows,
-        *_parts(experts.gate_up),
+        *weight,
         experts.gate_up_bias,
         gated,
         order,
@@ -78,7 +79,7 @@ def mix(
         size,
         per_token,
         ACTIVATION=int(activation),
-        IS_MX=isinstance(experts.gate_up, MxWeight),
+        **constants,
         HAS_BIAS=experts.gate_up_bias is not None,
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
@@ -86,16 +87,17 @@ def mix(
         **FUSED,
     )
     outputs = rows.new_empty(num_pairs, hidden_size)
+    *weight, constants = arguments_of(experts.down)
     down_kernel[(num_tiles, triton.cdiv(hidden_size, _BLOCK_N))](
         gated,
-        *_parts(experts.down),
+        *weight,
         experts.down_bias,
         outputs,
         order,
         tiles,
         hidden_size,
         size,
-        IS_MX=isinstance(experts.down, MxWeight),
+        **constants,
         HAS_BIAS=experts.down_bias is not None,
         TILE=TILE,
         BLOCK_N=_BLOCK_N,
@@ -106,8 +108,3 @@ def mix(
         outputs, weights, mixed, hidden_size, per_token, BLOCK=_SUM_BLOCK, **FUSED
     )
     return mixed
-
-
-def _parts(weight: torch.Tensor | MxWeight) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weights and exponents, or codes and theirs."""
-    return (weight.codes, weight.exponents) if isinstance(weight, MxWeight) else (weight, None)

@@ -17,6 +17,8 @@ from verifier.gpu.kernels.product import (
     PRODUCT_TILES,
     ROOMY_SHARED_MEMORY,
     SMALLEST_SHARED_MEMORY,
+    ProductTile,
+    arguments_of,
     product_kernel,
     tile_for,
 )
@@ -57,38 +59,38 @@ class TritonOperations:
             return torch.nn.functional.linear(rows, weight, bias)
         assert rows.is_contiguous()
         assert weight.is_contiguous()
-        return self._multiply(rows, weight, bias)
+        return self._multiply(rows, weight, bias, PRODUCT_TILES[rows.dtype])
 
     def grouped_linear(
         self, rows: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self._multiply(rows.contiguous(), weight.codes, bias, grouped=weight)
+        if rows.dtype not in FAST_FOR_FEW_ROWS:
+            return self.linear(rows, weight.widened(rows.dtype), bias)
+        return self._multiply(rows.contiguous(), weight, bias, GROUPED_TILES)
 
     def _multiply(
         self,
         rows: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | GroupedWeight,
         bias: torch.Tensor | None,
-        grouped: GroupedWeight | None = None,
+        tiles: tuple[ProductTile, ...],
     ) -> torch.Tensor:
-        (num_rows, num_inputs), num_outputs = rows.shape, len(weight)
+        (num_rows, num_inputs), num_outputs = rows.shape, weight.shape[0]
         product = rows.new_empty(num_rows, num_outputs)
         if num_rows:
-            tile = tile_for(num_rows, GROUPED_TILES if grouped else PRODUCT_TILES[rows.dtype])
+            tile = tile_for(num_rows, tiles)
             num_stages = (self._is_roomy and tile.num_roomy_stages) or tile.num_stages
             grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))
+            *arguments, constants = arguments_of(weight)
             product_kernel[grid](
                 rows,
-                weight,
-                grouped and grouped.groups.view(torch.int32),
+                *arguments,
                 bias,
                 product,
                 num_rows,
                 num_inputs,
                 num_outputs,
-                GROUP=grouped.size if grouped else 0,
-                HAS_MINIMA=grouped.has_minima if grouped else False,
-                IS_BFLOAT16=grouped.groups.dtype is torch.bfloat16 if grouped else False,
+                **constants,
                 HAS_BIAS=bias is not None,
                 TILE_ROWS=tile.rows,
                 TILE_OUTPUTS=tile.outputs,

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from verifier.checkpoint.weight_types import Activation
-from verifier.gpu.groups import MxWeight
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.operations import Operations
 from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import Experts, ExpertWeights, Mlp
@@ -131,10 +131,13 @@ def plain_mixture(
     by_token = rows.new_zeros(*chosen.shape, rows.shape[1])
 
     def multiply(
-        rows: torch.Tensor, weight: torch.Tensor | MxWeight, bias: torch.Tensor | None, expert: int
+        rows: torch.Tensor,
+        weight: torch.Tensor | GroupedWeight,
+        bias: torch.Tensor | None,
+        expert: int,
     ) -> torch.Tensor:
-        if isinstance(weight, MxWeight):
-            own = weight.widened(expert, rows.dtype)
+        if isinstance(weight, GroupedWeight):
+            own = weight.of_expert(expert).widened(rows.dtype)
         else:
             own = weight[expert]
         return linear(rows, own, None if bias is None else bias[expert])

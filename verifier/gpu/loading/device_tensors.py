@@ -12,13 +12,13 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from verifier.checkpoint.description import find_tensor
-from verifier.checkpoint.group_formats import FORMATS, GROUP
+from verifier.checkpoint.group_formats import FORMATS, GROUP, GroupFormat
 from verifier.checkpoint.quantized_tensors import QuantizedTensor
 from verifier.checkpoint.stored_tensor import StoredTensor
 from verifier.checkpoint.tensor_files import TensorFiles, grouped_pieces, pieces
 from verifier.checkpoint.weight_types import WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
-from verifier.gpu.groups import CODE_BLOCK, GroupedWeight, MxWeight
+from verifier.gpu.groups import LONGEST_GROUP, Element, GroupedWeight, Offset, WeightForm
 from verifier.gpu.operations import Operations
 from verifier.gpu.weights import DenseLinear, GroupedLinear, Linear
 
@@ -27,7 +27,7 @@ TORCH_DTYPES = {
     WeightType.BFLOAT16: torch.bfloat16,
     WeightType.FLOAT16: torch.float16,
 }
-_GROUPED_TYPES = ("INT4", "Q4_0", "Q4_1")
+_KEPT_TYPES = frozenset({"INT4", "FP8", "MXFP4", "Q4_0", "Q4_1"})
 """Stored types of layers that are not widened."""
 
 
@@ -104,7 +104,7 @@ class DeviceTensors:
         if self._is_fp8:
             weight, scale = self._quantised_matrix(modules, shape)
             return ScaledLinear(weight=weight, scale=scale, bias=bias)
-        if grouped := self._grouped_matrix(modules, shape):
+        if (grouped := self.grouped(modules, shape)) is not None:
             return GroupedLinear(operations=self._operations, weight=grouped, bias=bias)
         return DenseLinear(
             operations=self._operations, weight=self.matrix(modules, shape), bias=bias
@@ -129,16 +129,25 @@ class DeviceTensors:
         """As `matrix`, into a tensor [N, K] that is there."""
         self._fill(filled, self._parts(modules, ".weight"))
 
-    def mx_weight(self, of_experts: SequenceOf[Modules], shape: tuple[int, int]) -> MxWeight | None:
-        """The weights [N, K] of experts, as codes of MXFP4; None: they are to be widened."""
-        parts = [self._parts(modules, ".weight") for modules in of_experts]
-        kinds = {part.tensor.dtype for own in parts for part in own}
-        if self.dtype is torch.float32 or kinds != {"MXFP4"}:
+    def grouped(self, modules: Modules, shape: tuple[int, ...]) -> GroupedWeight | None:
+        """As `matrix`, of the codes that are stored; None: it is to be widened.
+
+        Args:
+            shape: as of `GroupedWeight`.
+        """
+        parts = self._parts(modules, ".weight")
+        tensors = [part.tensor for part in parts]
+        kinds = {tensor.dtype for tensor in tensors}
+        if self.dtype is torch.float32 or len(kinds) > 1 or not kinds.issubset(_KEPT_TYPES):
             return None
-        weight = MxWeight.empty((len(parts), *shape), device=self._device)
-        for expert, own in enumerate(parts):
-            for start, rows in self._pieces(own, grouped_pieces):
-                weight.fill(expert, start, rows)
+        stored = FORMATS[kinds.pop()]
+        scales = {_scale_type(tensor, stored) for tensor in tensors}
+        if len(scales) > 1:
+            return None
+        form = _form_of(stored, scales.pop(), tensors)
+        weight = GroupedWeight.empty(form, shape, device=self._device)
+        for start, rows in self._pieces(parts, grouped_pieces):
+            weight.fill(start, rows, stored)
         return weight
 
     def _parts(self, modules: Modules, suffix: str) -> list["_Part"]:
@@ -152,28 +161,6 @@ class DeviceTensors:
     def _fill(self, filled: torch.Tensor, parts: list["_Part"]) -> None:
         for start, piece in self._pieces(parts, _float_pieces):
             filled[start : start + len(piece)].copy_(piece)
-
-    def _grouped_matrix(self, modules: Modules, shape: tuple[int, int]) -> GroupedWeight | None:
-        """As `matrix`, of codes of 4 bits; None: it is to be widened."""
-        parts = self._parts(modules, ".weight")
-        tensors = [part.tensor for part in parts]
-        kinds = {tensor.dtype for tensor in tensors}
-        if len(kinds) > 1 or not kinds.issubset(_GROUPED_TYPES):
-            return None
-        dtypes = {_scale_type(tensor) for tensor in tensors}
-        if len(dtypes) > 1 or torch.float32 in (*dtypes, self.dtype):
-            return None
-        form = FORMATS[kinds.pop()]
-        weight = GroupedWeight.empty(
-            shape,
-            size=math.gcd(CODE_BLOCK, *map(_group_size, tensors)),
-            dtype=dtypes.pop(),
-            has_minima=form.has_minimum,
-            device=self._device,
-        )
-        for start, rows in self._pieces(parts, grouped_pieces):
-            weight.fill(start, rows, form.zero)
-        return weight
 
     def _quantised_matrix(
         self, modules: Modules, shape: tuple[int, int]
@@ -216,12 +203,36 @@ def _float_pieces(
         yield start, torch.from_numpy(piece.copy()).view(TORCH_DTYPES[tensor.type])
 
 
-def _group_size(tensor: StoredTensor) -> int:
-    return tensor.group_size if isinstance(tensor, QuantizedTensor) else GROUP
+def _form_of(
+    stored: GroupFormat, scale: torch.dtype, tensors: SequenceOf[StoredTensor]
+) -> WeightForm:
+    """Args: scale: the type of scales."""
+    if stored.is_float:
+        element = Element.E4M3
+    elif stored.is_mx:
+        element = Element.E2M1
+    else:
+        element = Element.UINT4 if stored.bits == 4 else Element.INT8
+    offset = Offset.NONE
+    if stored.has_minimum:
+        offset = Offset.MINIMUM
+    elif stored.has_zeros or scale in (torch.float16, torch.bfloat16):
+        offset = Offset.ZERO
+    sizes = [
+        each.group_size if isinstance(each, QuantizedTensor) else GROUP // stored.halves
+        for each in tensors
+    ]
+    num_inputs = tensors[0].shape[1]
+    group = 0 if min(sizes) == num_inputs else math.gcd(LONGEST_GROUP, *sizes)
+    return WeightForm(element=element, group=group, scale=scale, offset=offset)
 
 
-def _scale_type(tensor: StoredTensor) -> torch.dtype:
-    """Which holds the file's scales."""
+def _scale_type(tensor: StoredTensor, stored: GroupFormat) -> torch.dtype:
+    """Which holds scales exactly, and offsets."""
+    if stored.is_mx:
+        return torch.uint8
+    if stored.is_super or stored.is_float:
+        return torch.float32
     if isinstance(tensor, QuantizedTensor):
         return TORCH_DTYPES[tensor.scales.type]
     return torch.float16

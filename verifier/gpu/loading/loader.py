@@ -24,7 +24,7 @@ from verifier.checkpoint.description import (
 from verifier.checkpoint.family import ExpertNames
 from verifier.checkpoint.model_config import LayerConfig, ModelConfig
 from verifier.checkpoint.weight_types import Rotary
-from verifier.gpu.groups import MxWeight
+from verifier.gpu.groups import GroupedWeight
 from verifier.gpu.loading.delta_outputs import delta_outputs
 from verifier.gpu.loading.device_tensors import TORCH_DTYPES, DeviceTensors, Modules, Outputs
 from verifier.gpu.operations import Operations, operations_for
@@ -268,8 +268,11 @@ class _Loader:
             for expert in range(count)
         ]
 
-        def stacked(of_experts: list[Modules], shape: tuple[int, int]) -> torch.Tensor | MxWeight:
-            if (kept := tensors.mx_weight(of_experts, shape)) is not None:
+        def stacked(
+            of_experts: list[Modules], shape: tuple[int, int]
+        ) -> torch.Tensor | GroupedWeight:
+            of_all = [module for modules in of_experts for module in modules]
+            if (kept := tensors.grouped(of_all, (count, *shape))) is not None:
                 return kept
             weight = tensors.empty(count, *shape)
             for own, modules in zip(weight, of_experts, strict=True):
