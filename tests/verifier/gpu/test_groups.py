@@ -33,6 +33,9 @@ METHODS = {
     "gptq_int4": form(Element.UINT4, 128, torch.float16, Offset.ZERO),
     "gptq_int4_v2": form(Element.UINT4, 0, torch.float16, Offset.ZERO),
     "awq": form(Element.UINT4, 64, torch.float16, Offset.ZERO),
+    "packed_int8": form(Element.INT8, 64, torch.bfloat16, Offset.ZERO),
+    "int8": form(Element.INT8, 0, torch.bfloat16, Offset.ZERO),
+    "gptq_int8": form(Element.INT8, 32, torch.float16, Offset.ZERO),
     "fp8_tensor": form(Element.E4M3, 0, torch.float32, Offset.NONE),
     "fp8_channel": form(Element.E4M3, 0, torch.float32, Offset.NONE),
     "fp8_blocks": form(Element.E4M3, 128, torch.float32, Offset.NONE),
@@ -42,6 +45,7 @@ METHODS = {
 GGUF_TYPES = {
     "Q4_0": form(Element.UINT4, 32, torch.float16, Offset.ZERO),
     "Q4_1": form(Element.UINT4, 32, torch.float16, Offset.MINIMUM),
+    "Q8_0": form(Element.INT8, 32, torch.float16, Offset.ZERO),
 }
 LAYER = "model.layers.1."
 OF_LAYER = [
@@ -88,7 +92,7 @@ def test_so_do_those_of_a_gguf_file(name: str, tmp_path: Path) -> None:
     check_layer(load(folder), values, GGUF_TYPES[name])
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8_channel", "fp8_blocks"])
+@pytest.mark.parametrize("method", ["awq", "packed_int8", "fp8_channel", "fp8_blocks"])
 def test_so_do_those_of_experts(method: str, tmp_path: Path) -> None:
     values = write_quantized(tmp_path, method, model_type="qwen3_moe")
     mlp = load(tmp_path).layers[1].mlp
@@ -116,7 +120,6 @@ def test_so_do_those_of_experts(method: str, tmp_path: Path) -> None:
     [
         ("packed_int4", {"dtype": "float32"}),
         ("packed_int4", {"quantization": "fp8"}),
-        ("gptq_int8", {}),
     ],
 )
 def test_others_are_widened(method: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ TORCH_DTYPES = {
     WeightType.BFLOAT16: torch.bfloat16,
     WeightType.FLOAT16: torch.float16,
 }
-_KEPT_TYPES = frozenset({"INT4", "FP8", "MXFP4", "Q4_0", "Q4_1"})
-"""Stored types of layers that are not widened."""
+_KEPT_TYPES = frozenset({"INT4", "INT8", "FP8", "MXFP4", "Q4_0", "Q4_1", "Q8_0"})
+"""Stored types of weights that are not widened."""
 
 
 _Piece = TypeVar("_Piece")
