@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from servicekit.gguf.folder import model_folder
 from tests.servicekit import gguf_files
@@ -45,7 +46,12 @@ METHODS = {
 GGUF_TYPES = {
     "Q4_0": form(Element.UINT4, 32, torch.float16, Offset.ZERO),
     "Q4_1": form(Element.UINT4, 32, torch.float16, Offset.MINIMUM),
+    "Q5_0": form(Element.INT8, 32, torch.float16, Offset.ZERO),
+    "Q5_1": form(Element.INT8, 32, torch.float16, Offset.MINIMUM),
     "Q8_0": form(Element.INT8, 32, torch.float16, Offset.ZERO),
+    "Q4_K": form(Element.UINT4, 32, torch.float32, Offset.MINIMUM),
+    "Q5_K": form(Element.INT8, 32, torch.float32, Offset.MINIMUM),
+    "Q6_K": form(Element.INT8, 16, torch.float32, Offset.NONE),
 }
 LAYER = "model.layers.1."
 OF_LAYER = [
@@ -138,6 +144,24 @@ def test_modules_of_one_matrix_are_widened_together(tmp_path: Path) -> None:
     assert torch.equal(qkv(identity).T, expected.to(weights.dtype))
 
 
+def test_scales_of_float32_are_kept_where_all_of_a_matrix_have_them(tmp_path: Path) -> None:
+    values = write_quantized(tmp_path, "packed_int4_zeros")
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    for module in ("q_proj", "o_proj"):
+        name = f"{LAYER}self_attn.{module}.weight"
+        # Of more bits than bfloat16 has.
+        stored[f"{name}_scale"] = stored[f"{name}_scale"].float() * (1 + 2**-10)
+        values[name] *= 1 + 2**-10
+    save_file(stored, file, {"format": "pt"})
+    weights = load(tmp_path)
+    assert len(weights.grouped) == 4 * len(weights.layers) - 1
+    output = weights.grouped[-3]
+    expected = values[f"{LAYER}self_attn.o_proj.weight"]
+    check_weight(output, expected, form(Element.UINT4, 32, torch.float32, Offset.ZERO))
+    assert torch.equal(output.widened(torch.float32), expected)
+
+
 def loaded(folder: Path, **options: Any) -> Any:
     config = VerifierConfig(model=folder, device="cpu", num_kv_blocks=8, **options)
     described = find_on_gpu(config, CPU)
@@ -161,6 +185,12 @@ def test_a_decoder_passes_the_check_and_says_what_it_computes(
         "fp8 weights",
     )
     assert loaded(tmp_path, dtype="float32").dtype == "float32"
+
+
+@pytest.mark.parametrize(("name", "num_experts"), [("Q4_K", 0), ("Q6_K", 0), ("Q5_1", 4)])
+def test_so_does_one_of_a_gguf_file(name: str, num_experts: int, tmp_path: Path) -> None:
+    file = gguf_files.write_model(tmp_path / "a.gguf", name, num_experts=num_experts)
+    assert loaded(model_folder(file), dtype="bfloat16").dtype == "bfloat16, gguf weights"
 
 
 def test_a_decoder_that_computes_other_values_is_refused(

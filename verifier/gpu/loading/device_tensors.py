@@ -27,10 +27,6 @@ TORCH_DTYPES = {
     WeightType.BFLOAT16: torch.bfloat16,
     WeightType.FLOAT16: torch.float16,
 }
-_KEPT_TYPES = frozenset({"INT4", "INT8", "FP8", "MXFP4", "Q4_0", "Q4_1", "Q8_0"})
-"""Stored types of weights that are not widened."""
-
-
 _Piece = TypeVar("_Piece")
 
 
@@ -138,7 +134,7 @@ class DeviceTensors:
         parts = self._parts(modules, ".weight")
         tensors = [part.tensor for part in parts]
         kinds = {tensor.dtype for tensor in tensors}
-        if self.dtype is torch.float32 or len(kinds) > 1 or not kinds.issubset(_KEPT_TYPES):
+        if self.dtype is torch.float32 or len(kinds) > 1 or not kinds.issubset(FORMATS):
             return None
         stored = FORMATS[kinds.pop()]
         scales = {_scale_type(tensor, stored) for tensor in tensors}
