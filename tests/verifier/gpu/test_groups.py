@@ -1,6 +1,7 @@
 """Weights in groups, which the decoder for GPUs keeps as codes; on a CPU, in plain torch."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.verifier.gpu.test_gpu_model import (
     in_one_piece,
 )
 from tests.verifier.gpu.weight_forms import form
-from tests.verifier.quantized_files import NUM_EXPERTS, write_quantized
+from tests.verifier.quantized_files import NUM_EXPERTS, compressed_config, write_quantized
 from verifier.checkpoint.refusals import CheckpointError
 from verifier.checkpoint.tensor_files import TensorFiles
 from verifier.config import VerifierConfig
@@ -160,6 +161,24 @@ def test_scales_of_float32_are_kept_where_all_of_a_matrix_have_them(tmp_path: Pa
     expected = values[f"{LAYER}self_attn.o_proj.weight"]
     check_weight(output, expected, form(Element.UINT4, 32, torch.float32, Offset.ZERO))
     assert torch.equal(output.widened(torch.float32), expected)
+
+
+def test_groups_of_a_matrix_are_as_short_as_its_modules_shortest(tmp_path: Path) -> None:
+    write_quantized(tmp_path, "packed_int4_zeros")
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored, content = load_file(file), json.loads(config.read_text())
+    groups = content["quantization_config"]["config_groups"]
+    groups["group_1"] = compressed_config(4, 128, symmetric=False)["config_groups"]["group_0"]
+    config.write_text(json.dumps(content))
+    for part in ("weight_scale", "weight_zero_point"):
+        name = f"{LAYER}self_attn.k_proj.{part}"
+        stored[name] = stored[name][:, :2].contiguous()
+    save_file(stored, file, {"format": "pt"})
+    names = [f"{LAYER}{name}.weight" for name in OF_LAYER[0]]
+    with TensorFiles(tmp_path) as files:
+        tensors = [files.tensors[name] for name in names]
+        rows = [torch.from_numpy(files.rows(each, 0, each.shape[0])) for each in tensors]
+    check_weight(load(tmp_path).grouped[-4], torch.cat(rows), METHODS["packed_int4_zeros"])
 
 
 def loaded(folder: Path, **options: Any) -> Any:
