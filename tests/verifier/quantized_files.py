@@ -257,6 +257,7 @@ def write_quantized(
     *,
     model_type: str = "llama",
     plain: tuple[str, ...] = (),
+    inner: int = INNER,
 ) -> dict[str, torch.Tensor]:
     """Writes a model.
 
@@ -264,6 +265,7 @@ def write_quantized(
         method: a key of `METHODS`.
         model_type: a key of `ARCHITECTURES`.
         plain: parts of the names of layers that are not quantised.
+        inner: of an MLP that is no expert.
 
     Returns:
         The values of all weights in float32.
@@ -312,21 +314,21 @@ def write_quantized(
         if model_type != "llama":
             for name in ("q_norm", "k_norm"):
                 add(f"{prefix}self_attn.{name}.weight", 1, head_dim)
-        modules, inner = [f"{prefix}mlp."], INNER
+        modules, size = [f"{prefix}mlp."], inner
         if model_type == "qwen3_moe":
             add(f"{prefix}mlp.gate.weight", 0, NUM_EXPERTS, HIDDEN)
-            modules, inner = [f"{prefix}mlp.experts.{i}." for i in range(NUM_EXPERTS)], 64
+            modules, size = [f"{prefix}mlp.experts.{i}." for i in range(NUM_EXPERTS)], 64
         for module in modules:
             for name in ("gate", "up"):
-                add_layer(f"{module}{name}_proj", inner, HIDDEN)
-            add_layer(f"{module}down_proj", HIDDEN, inner)
+                add_layer(f"{module}{name}_proj", size, HIDDEN)
+            add_layer(f"{module}down_proj", HIDDEN, size)
     folder.mkdir(exist_ok=True)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     whole = {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
         "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "intermediate_size": inner,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,

@@ -163,6 +163,13 @@ def test_scales_of_float32_are_kept_where_all_of_a_matrix_have_them(tmp_path: Pa
     assert torch.equal(output.widened(torch.float32), expected)
 
 
+def test_the_last_block_of_fp8_may_be_cut(tmp_path: Path) -> None:
+    values = write_quantized(tmp_path, "fp8_blocks", inner=320)
+    down = load(tmp_path).grouped[-1]
+    its_form = form(Element.E4M3, 64, torch.float32, Offset.NONE)
+    check_weight(down, values[f"{LAYER}mlp.down_proj.weight"], its_form)
+
+
 def test_groups_of_a_matrix_are_as_short_as_its_modules_shortest(tmp_path: Path) -> None:
     write_quantized(tmp_path, "packed_int4_zeros")
     file, config = tmp_path / "model.safetensors", tmp_path / "config.json"

@@ -219,7 +219,8 @@ def _form_of(
         for each in tensors
     ]
     num_inputs = tensors[0].shape[1]
-    group = 0 if min(sizes) == num_inputs else math.gcd(LONGEST_GROUP, *sizes)
+    # The last block of FP8 may be cut.
+    group = 0 if min(sizes) == num_inputs else math.gcd(LONGEST_GROUP, num_inputs, *sizes)
     return WeightForm(element=element, group=group, scale=scale, offset=offset)
 
 
