@@ -63,11 +63,10 @@ def test_a_verifier_loads_the_bundled_model(dtype: str) -> None:
     assert not loaded(dtype, "fast").served.numerics_digest
 
 
-@pytest.mark.parametrize(
-    "method", ["awq", "gptq_int4", "packed_int4_zeros", "fp8_blocks", "fp8_channel"]
-)
-def test_a_verifier_loads_weights_in_groups(method: str, tmp_path: Path) -> None:
-    write_quantized(tmp_path, method)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("method", ["awq", "gptq_int8", "fp8_blocks", "fp8_channel"])
+def test_a_verifier_loads_weights_in_groups(method: str, model_type: str, tmp_path: Path) -> None:
+    write_quantized(tmp_path, method, model_type=model_type)
     for numerics in ("strict", "fast"):
         served = loaded("bfloat16", numerics, model=tmp_path).served
         assert (served.numerics, served.dtype[-8:]) == (numerics, " weights")
