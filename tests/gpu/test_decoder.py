@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.verifier.cpu.test_loader import ON_GPUS, save
+from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import some_tokens
@@ -18,7 +18,7 @@ TEXT = some_tokens(90, 97)
 SCATTERED = list(range(64))[::-1]
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_float32_logits_of_every_family_are_transformers_ones(name: str, tmp_path: Path) -> None:
     save(tmp_path, name)
     expected = transformers_logits(tmp_path, TEXT)

@@ -120,6 +120,7 @@ class ForwardPass:
             layer.qkv(normed).view(num_tokens, num_heads + 2 * num_kv_heads, head_dim),
             step.cos_sin[layer.rotary],
             layer.head_norms,
+            norms_projections=config.family.norms_projections,
             eps=config.norm_eps,
             keys=keys.flatten(0, 1),
             values=values.flatten(0, 1),

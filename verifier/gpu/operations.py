@@ -73,6 +73,7 @@ class Operations(Protocol):
         cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         *,
+        norms_projections: bool,
         eps: float,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -88,8 +89,10 @@ class Operations(Protocol):
                 which may be none.
             cos_sin: [T, 2, P] float32: cosines, sines. A head's dimension i < P rotates with P + i;
                 those from 2 P on do not rotate.
-            head_norms: [1 to 3, D] float32: weights of RMS norms, of queries, keys and values; or
-                None.
+            head_norms: [N, D] float32: weights of the RMS norms of the first N heads, which are
+                those of queries; with those of keys; or all. None: there are no norms.
+            norms_projections: whether all query heads have one norm together, and all key heads
+                another; else each head has its own.
             keys, values: [num_slots, num_kv_heads, D], of qkv's dtype; written.
             slot_mapping: [T] int64; K/V of rows with a slot under zero is not stored.
             is_bad: [T] int32; set to 1 where K or V is not finite, else left as it is.

@@ -50,6 +50,7 @@ class PlainOperations:
         cos_sin: torch.Tensor,
         head_norms: torch.Tensor | None,
         *,
+        norms_projections: bool,
         eps: float,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -62,9 +63,11 @@ class PlainOperations:
             [num_heads, num_kv_heads, num_kv_heads], 1
         )
         if head_norms is not None:
+            dims = (1, 2) if norms_projections else (2,)
+            weights = head_norms.tensor_split((num_heads, num_heads + num_kv_heads))
             queries, new_keys, new_values = (
-                _rms_norm(heads, head_norms[i], eps) if i < len(head_norms) else heads
-                for i, heads in enumerate((queries, new_keys, new_values))
+                _rms_norm(heads, own, eps, dims) if len(own) else heads
+                for heads, own in zip((queries, new_keys, new_values), weights, strict=True)
             )
         all_heads = torch.cat(
             (_rotated(queries, cos_sin), _rotated(new_keys, cos_sin), new_values), dim=1
@@ -97,9 +100,11 @@ class PlainOperations:
         return (gated * up).to(gate_up.dtype)
 
 
-def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _rms_norm(
+    rows: torch.Tensor, weight: torch.Tensor, eps: float, dims: tuple[int, ...] = (-1,)
+) -> torch.Tensor:
     """Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; in float32."""
-    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps) * weight
+    return rows * torch.rsqrt(rows.square().mean(dim=dims, keepdim=True) + eps) * weight
 
 
 def _rotated(heads: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

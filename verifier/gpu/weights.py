@@ -144,7 +144,7 @@ class Layer:
     weight).
     """
 
-    input_norm: torch.Tensor  # [H]
+    input_norm: torch.Tensor | None  # [H], before the attention; None: there is none (OLMo)
     # In place of attention, for which there is then nothing.
     delta: DeltaNet | None
     # Query heads, key heads, value heads, D outputs each; query heads alone with another layer's.
@@ -155,10 +155,10 @@ class Layer:
     # [heads] float32: logits of a token without a value, which attention sees beside the others.
     sinks: torch.Tensor | None
     output: Linear
-    # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
+    # Norms of the attention's and the MLP's output, before it is added (Gemma, OLMo). [H]
     attention_output_norm: torch.Tensor | None
     mlp_output_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor  # [H], before the MLP
+    mlp_norm: torch.Tensor | None  # [H], before the MLP; None: there is none
     mlp: Mlp | Experts
     layer_input: LayerInput | None  # after the MLP
     # Factor of the hidden state after the layer; with one, there is a norm of its last update.

@@ -240,8 +240,6 @@ def _lacks(
         return f"--quantization {config.quantization}"
     if config.quantization != "none" and described.config.num_experts:
         return f"--quantization {config.quantization} of a mixture of experts"
-    if described.config.family.norms_projections:
-        return "norms of the queries and keys of all heads together"
     if described.config.attention_softcap and not getattr(backend, "caps_scores", False):
         return f"attention backend {backend.name} serves no softcap"
     if described.config.family.has_sinks and not getattr(backend, "adds_sinks", False):

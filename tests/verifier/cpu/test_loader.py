@@ -261,8 +261,6 @@ CONFIGS: dict[str, Any] = {
         },
     ),
 }
-# The decoder for GPUs has no norms of all heads together.
-ON_GPUS = [name for name in CONFIGS if not name.startswith("olmo")]
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 

@@ -71,17 +71,20 @@ def test_a_sum_is_scaled_and_needs_no_norm() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_norms", [0, 2, 3])
+@pytest.mark.parametrize(
+    ("normed", "norms_projections"), [("", False), ("qk", False), ("qkv", False), ("qk", True)]
+)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "num_pairs"),
-    [(4, 2, 16, 8), (3, 1, 48, 24), (2, 2, 80, 20), (1, 1, 128, 64), (6, 2, 32, 12)],
+    [(4, 2, 16, 8), (3, 1, 48, 24), (2, 2, 80, 20), (1, 1, 128, 64), (20, 10, 32, 12)],
 )
 def test_rotate_and_store(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     num_pairs: int,
-    num_norms: int,
+    normed: str,
+    norms_projections: bool,
     dtype: torch.dtype,
 ) -> None:
     """Slots that are not written keep what they held; rows of padding are not stored."""
@@ -89,7 +92,8 @@ def test_rotate_and_store(
     qkv = numbers(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=1, dtype=dtype)
     angles = numbers(num_tokens, num_pairs, seed=2) * 3
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1) * 1.25
-    head_norms = 1 + numbers(num_norms, head_dim, seed=3) if num_norms else None
+    num_normed = num_heads + num_kv_heads * (len(normed) - 1)
+    head_norms = 1 + numbers(num_normed, head_dim, seed=3) if normed else None
     slots = torch.tensor([11, 0, 7, -1, 8], device=DEVICE)
     caches, marks, rotated = [], [], []
     for operations in (TRITON, PLAIN):
@@ -100,6 +104,7 @@ def test_rotate_and_store(
                 qkv.clone(),
                 cos_sin,
                 head_norms,
+                norms_projections=norms_projections,
                 eps=EPS,
                 keys=cache[0],
                 values=cache[1],
@@ -125,11 +130,11 @@ def test_queries_alone_are_rotated() -> None:
     nothing = qkv.new_empty(0, 0, 48)
     is_bad = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     slots = torch.arange(5, device=DEVICE)
-    norm = 1 + numbers(1, 48, seed=3)
+    norm = 1 + numbers(4, 48, seed=3)
     got, expected = (
         operations.rotate_and_store(
-            qkv, cos_sin, norm, eps=EPS, keys=nothing, values=nothing, slot_mapping=slots,
-            is_bad=is_bad,
+            qkv, cos_sin, norm, norms_projections=False, eps=EPS, keys=nothing, values=nothing,
+            slot_mapping=slots, is_bad=is_bad,
         )
         for operations in (TRITON, PLAIN)
     )  # fmt: skip
@@ -156,6 +161,7 @@ def test_numbers_in_kv_that_are_not_finite_are_marked_and_stored_as_zero(
         qkv,
         cos_sin,
         None,
+        norms_projections=False,
         eps=EPS,
         keys=cache[0],
         values=cache[1],
@@ -180,6 +186,7 @@ def test_keys_that_overflow_their_type_when_rotated_are_marked() -> None:
             qkv.clone(),
             cos_sin,
             None,
+            norms_projections=False,
             eps=EPS,
             keys=cache[0],
             values=cache[1],
@@ -204,6 +211,7 @@ def test_a_cache_may_have_more_values_than_int32_counts() -> None:
         torch.cat((heads, heads, heads), dim=1),
         cos_sin,
         None,
+        norms_projections=False,
         eps=EPS,
         keys=cache,
         values=cache,

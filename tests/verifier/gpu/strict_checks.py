@@ -33,11 +33,11 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SUBJECTS = [(name, torch.float32) for name in ("gemma2", "gpt_oss")]
+SUBJECTS = [(name, torch.float32) for name in ("gemma2", "gpt_oss", "olmo3")]
 SUBJECTS.append(("awq", torch.float16))
 if HAS_GPU:
     names = ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe"]
-    names += ["gpt_oss", "gemma4", "gemma4_mixture"]
+    names += ["gpt_oss", "gemma4", "gemma4_mixture", "olmo2", "olmo3"]
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
     SUBJECTS += [(name, torch.bfloat16) for name in ("awq", "gptq_int4", "fp8_blocks")]
 NUM_TOKENS = 90 if HAS_GPU else 22

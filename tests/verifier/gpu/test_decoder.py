@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.verifier.chunks import Chunk
-from tests.verifier.cpu.test_loader import ON_GPUS, save
+from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.paged_model import some_tokens
 from verifier.attention.backend import StepAttention
@@ -63,7 +63,7 @@ def assert_near(rows: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4 * largest)
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_of_every_family_are_transformers_ones(name: str) -> None:
     """Chunks, single tokens and drafts, over scattered blocks."""
     running = RunningGpuDecoder(load(folder_of(name)))

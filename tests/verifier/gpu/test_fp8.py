@@ -94,7 +94,7 @@ def check(weights: GpuWeights, folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "name", ["llama_biases", "qwen3", "gemma3", "gemma4", "phi3", "mistral", "qwen3_5"]
+    "name", ["llama_biases", "qwen3", "gemma3", "gemma4", "phi3", "mistral", "olmo3", "qwen3_5"]
 )
 def test_a_decoder_passes_the_check(name: str, dtype: str, tmp_path: Path) -> None:
     save(tmp_path, name, getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""Gemma 4 from GGUF files by the decoder for GPUs; on a CPU, in plain torch."""
+"""Gemma 4 and OLMo 3 from GGUF files by the decoder for GPUs; on a CPU, in plain torch."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ __all__ = ["vocabularies"]
 TEXT = some_tokens(40, 97)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name.startswith("gemma4")])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     weights = load(model_folder(write(tmp_path, name)), "float32")
     rows = RunningGpuDecoder(weights).run_in_chunks(TEXT, [21, 1, 5], list(range(8)))

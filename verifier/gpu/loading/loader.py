@@ -125,7 +125,7 @@ class _Loader:
                 has_bias=config.has_output_bias,
             )
         return Layer(
-            input_norm=norms["input_norm"],
+            input_norm=norms.get("input_norm"),
             delta=delta,
             qkv=qkv,
             gates=gates,
@@ -134,7 +134,7 @@ class _Loader:
             output=output,
             attention_output_norm=norms.get("attention_output_norm"),
             mlp_output_norm=norms.get("mlp_output_norm"),
-            mlp_norm=norms["mlp_norm"],
+            mlp_norm=norms.get("mlp_norm"),
             mlp=(
                 self._experts(prefix, layer)
                 if layer.has_experts
@@ -208,11 +208,16 @@ class _Loader:
         family = self._config.family
         if not family.has_query_key_norms:
             return None
-        names = ("q_norm", "k_norm") if layer.has_kv else ("q_norm",)
-        norms = [self._tensors.norm(attention + name) for name in names]
+        counts = [self._config.num_heads, layer.num_kv_heads if layer.has_kv else 0]
+        # Of one head, which all have; or of each.
+        norms = [
+            self._tensors.norm(attention + name).view(-1, layer.head_dim).expand(count, -1)
+            for name, count in zip(("q_norm", "k_norm"), counts, strict=True)
+            if count
+        ]
         if family.norms_values and layer.has_kv:
-            norms.append(torch.ones_like(norms[0]))
-        return torch.stack(norms)
+            norms.append(torch.ones_like(norms[1]))
+        return torch.cat(norms)
 
     def _mlp(self, prefix: str, size: int, has_bias: bool) -> Mlp:
         config = self._config
