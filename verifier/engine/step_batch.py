@@ -119,7 +119,7 @@ class StepBatch:
                     item.is_sampled,
                     range(max(rows.start, first) - first, min(rows.stop, last) - first),
                     sequence.uses_long_rope,
-                    None if sequence.states is None else state_use(sequence.states, start, end),
+                    None if sequence.states is None else state_use(sequence.states, end),
                 )
             )
 
@@ -137,9 +137,9 @@ class StepBatch:
         return rows
 
 
-def state_use(states: SequenceStates, start: int, end: int) -> StateUse:
-    """Of a step that computes the tokens from `start` to before `end`."""
-    saves = tuple((length, slot) for length, slot in states.saves if start < length <= end)
+def state_use(states: SequenceStates, end: int) -> StateUse:
+    """Of a step that computes the tokens before `end`, drafts aside."""
+    saves = tuple((each.num_tokens, each.slot) for each in states.saves if each.num_tokens <= end)
     return StateUse(states.slot, states.source, saves)
 
 

@@ -66,8 +66,8 @@ def choose_num_state_slots(
     free_bytes: float,
     default_fraction: float = UNMEASURED_FRACTION,
 ) -> int:
-    """Slots for recurrent states: of all sequences that run, and as many for snapshots, but no more
-    than half of the memory for K/V has room for.
+    """Slots for recurrent states: of all sequences that run, each with a snapshot of its prompt and
+    one of its answer, but no more than half of the memory for K/V has room for.
 
     Args:
         free_bytes, default_fraction: as for `choose_num_kv_blocks`.
@@ -76,7 +76,7 @@ def choose_num_state_slots(
         ConfigError: there is no room for one.
     """
     room = free_bytes * (config.kv_memory_fraction or default_fraction) / 2
-    num_slots = min(config.max_num_seqs * (2 if config.prefix_cache else 1), room // slot_bytes)
+    num_slots = min(config.max_num_seqs * (3 if config.prefix_cache else 1), room // slot_bytes)
     if num_slots < 1:
         raise ConfigError(
             "--kv-memory-fraction",

@@ -337,9 +337,10 @@ class Scheduler:
         end = sequence.num_computed_tokens + num_new_tokens
         num_tokens = end + len(draft_token_ids)
         self._running.extend(sequence, num_tokens)
-        if self._running.states is not None and sequence.states is not None:
-            self._running.states.plan(sequence.states, end)
         is_sampled = sequence.scoring is None and end == len(sequence.token_ids)
+        if self._running.states is not None and sequence.states is not None:
+            follows = is_sampled and self._running.has_prefix_cache
+            self._running.states.plan(sequence.states, end, follows=follows)
         return ScheduledSequence(
             sequence, num_new_tokens, draft_token_ids, is_sampled, candidate, is_forced
         )

@@ -33,6 +33,8 @@ class Walk:
             [*range(i * per_sequence, (i + 1) * per_sequence)] for i in range(NUM_SEQUENCES)
         ]
         self._positions = [0] * NUM_SEQUENCES
+        # After how many tokens their slots have states: accepted drafts follow.
+        self._lengths = [0] * NUM_SEQUENCES
         # Of each slot that keeps states: after how many tokens.
         self._kept: dict[int, int] = {}
 
@@ -59,7 +61,7 @@ class Walk:
             usable = [slot for slot, length in self._kept.items()
                       if slot not in written and length <= self._positions[sequence]]  # fmt: skip
             source = draw.choice([-1, *usable])
-            self._positions[sequence] = self._kept.get(source, 0)
+            self._positions[sequence] = self._lengths[sequence] = self._kept.get(source, 0)
             read.add(source)
         start = self._positions[sequence]
         num_certain = min(room, draw.choice([1, 1, draw.randint(2, 9), draw.randint(10, 90)]))
@@ -72,12 +74,13 @@ class Walk:
         ]
         saves: list[tuple[int, int]] = []
         free = [slot for slot in range(NUM_SEQUENCES, NUM_SLOTS) if slot not in read | written]
-        if free and num_certain > 1:
-            lengths = sorted(draw.sample(range(start + 1, end + 1), min(len(free), draw.choice(
-                [0, 1, 2]), num_certain)))  # fmt: skip
+        passed = range(self._lengths[sequence] + 1, end + 1)
+        if free and len(passed) > 1:
+            lengths = sorted(draw.sample(passed, min(len(free), draw.choice([0, 1, 2]))))
             saves = list(zip(lengths, free, strict=False))
         written.update(slot for _, slot in saves)
         self._kept.update({slot: length for length, slot in saves})
+        self._lengths[sequence] = end
         # More may be accepted than was asked for at once.
         self._positions[sequence] = end + draw.randint(0, num_right)
         chunk = Chunk(

@@ -142,7 +142,7 @@ class Subject:
 
     @contextlib.contextmanager
     def running(
-        self, *, num_blocks: int = 512, num_state_slots: int = 12, **options: object
+        self, *, num_blocks: int = 512, num_state_slots: int = 18, **options: object
     ) -> Iterator[Watched]:
         """An engine of its own, with K/V of its own.
 
@@ -332,3 +332,31 @@ def test_scores_of_a_model_with_recurrent_states(
             np.testing.assert_allclose(stacked(scores, "probs").numpy(), shares, atol=1e-6)
             [scores] = score(watched.engine, [scored], method=method, prompt_logprobs=2)
             assert len(scores.prompt_logprobs) == length - 1
+
+
+@pytest.mark.parametrize("subject", STATEFUL, indirect=True, ids="-".join)
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_a_chat_with_recurrent_states_goes_on_behind_its_last_answer(
+    subject: Subject, has_drafts: bool
+) -> None:
+    """Up to the last whole block of it, with the bits that it has without a cache."""
+    key = "greedy", LENGTHS[0]
+    prompt, vocab_size = subject.prompts[LENGTHS[0]], subject.weights.vocab_size
+    next_turn = [*prompt, *subject.outputs[key], *some_tokens(9, vocab_size, seed=5)]
+    told, outputs, logits = [], [], []
+    for prefix_cache in (False, True):
+        with subject.running(prefix_cache=prefix_cache) as watched:
+            session = watched.session
+            if has_drafts:
+                subject.check(watched, key)
+            else:
+                session.wait_end(session.open(prompt, max_new_tokens=NUM_NEW_TOKENS))
+            sequence_id = session.open(next_turn, max_new_tokens=NUM_NEW_TOKENS)
+            session.wait_end(sequence_id)
+            told += [e.num_cached_tokens for e in session.of(sequence_id) if isinstance(e, Opened)]
+            outputs.append(session.output(sequence_id))
+            logits.append(watched.logits(sequence_id, len(next_turn)))
+    num_computed = len(prompt) + NUM_NEW_TOKENS - 1
+    assert told == [0, num_computed // BLOCK_SIZE * BLOCK_SIZE]
+    assert outputs[0] == outputs[1]
+    assert np.array_equal(logits[0], logits[1])

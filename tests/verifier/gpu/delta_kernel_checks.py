@@ -18,7 +18,7 @@ from verifier.gpu.layers.states import LayerStates, StateTables
 from verifier.gpu.weights import DeltaNet
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-NUM_SLOTS, MAX_DRAFTS = 6, 3
+NUM_SLOTS, MAX_DRAFTS = 7, 3
 SHAPES = [
     DeltaShape(num_key_heads=1, num_value_heads=2, key_dim=16, value_dim=64, kernel_size=4),
     DeltaShape(
@@ -57,15 +57,15 @@ class World:
         self.states = LayerStates(
             numbers(*sizes, seed=7), numbers(NUM_SLOTS, rows, width, seed=8, dtype=dtype)
         )
-        # Two accepted drafts, one certain token, and two drafts; a text from its beginning, kept
-        # after two tokens and at its end; one token, from another slot's states; two tokens of
-        # padding, which no entry has.
+        # Two accepted drafts, kept after the first, one certain token, and two drafts; a text from
+        # its beginning, kept after two tokens and at its end; one token, from another slot's
+        # states; two tokens of padding, which no entry has.
         self.tables = StateTables(
             counts=self._indices([3, 11, 0]),
             cu_seqlens_q=self._indices([0, 3, 10, 11, 11]),
             entries=self._indices([[1, 1, 2, 2], [0, -1, 0, 1], [2, 3, 0, 0], [9, 9, 9, 9]]),
-            save_offsets=self._indices([0, 0, 2, 2, 9]),
-            saves=self._indices([[2, 4], [6, 5], [9, 9]]),
+            save_offsets=self._indices([0, 1, 3, 3, 9]),
+            saves=self._indices([[1, 6], [2, 4], [6, 5], [9, 9]]),
         )
 
     @staticmethod

@@ -103,7 +103,7 @@ def test_logits_of_a_gguf_file_are_those_of_the_checkpoint(name: str, tmp_path: 
 
 
 def test_a_loaded_model_tells_its_slots() -> None:
-    """It passes the check; there are slots for all sequences, and as many for snapshots."""
+    """It passes the check; there are slots for all sequences, and two snapshots of each."""
     folder = folder_of("qwen3_5")
     config = VerifierConfig(
         model=folder, device="cpu", num_kv_blocks=8, max_num_seqs=3, max_num_speculative_tokens=4
@@ -111,7 +111,7 @@ def test_a_loaded_model_tells_its_slots() -> None:
     described = find_on_gpu(config, CPU)
     assert described is not None
     ready = load_on_gpu(config, described, CPU)
-    assert ready.num_state_slots == 6
+    assert ready.num_state_slots == 9
     # Three layers; four value heads, 16 * 96 each; of 2 + 4 rows, 2 * 4 * 16 + 4 * 96 + 8 numbers.
     own_bytes = slot_bytes(described.config, 4, torch.float32)
     assert own_bytes == 3 * 4 * (4 * 16 * 96 + 6 * (128 + 384 + 8))

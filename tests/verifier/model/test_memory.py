@@ -125,7 +125,7 @@ def test_blocks_of_the_flag_that_memory_has_no_room_for_are_refused() -> None:
     [
         # Half of a quarter of 800 MiB.
         ({}, 1, 100),
-        ({"max_num_seqs": 8}, 1, 16),
+        ({"max_num_seqs": 8}, 1, 24),
         ({"max_num_seqs": 8, "prefix_cache": False}, 1, 8),
         ({"kv_memory_fraction": 0.5}, 40, 5),
         ({}, 100, 1),

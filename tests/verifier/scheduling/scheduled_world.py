@@ -277,8 +277,9 @@ class ScheduledWorld:
             return
         start = sequence.num_computed_tokens
         end = start + item.num_new_tokens
-        use = state_use(sequence.states, start, end)
-        values = [0]
+        use = state_use(sequence.states, end)
+        # After the tokens that the states have so far, and after each further one.
+        values, length = [0], 0
         if start:
             slot = use.slot if use.source < 0 else use.source
             length, value, drafts = self.states[slot]
@@ -290,16 +291,15 @@ class ScheduledWorld:
         assert values[-1] == [0, *values_of(sequence.token_ids[:start])][-1], "wrong states"
         for token_id in sequence.token_ids[start:end] + item.draft_token_ids:
             values.append(fold(values[-1], token_id))
-        del values[: -item.num_new_tokens - len(item.draft_token_ids)]
-        certain, drafts = values[: item.num_new_tokens], values[item.num_new_tokens :]
         written = [use.slot, *(slot for _, slot in use.saves)]
         assert self._written_slots.isdisjoint(written), "two write to one slot"
-        lengths = [length for length, _ in use.saves]
+        lengths = [saved for saved, _ in use.saves]
         assert lengths == sorted(set(lengths)), "states are saved twice"
+        assert all(length < saved <= end for saved in lengths), "states that the step does not pass"
         self._written_slots.update(written)
-        for length, slot in use.saves:
-            self.states[slot] = (length, certain[length - start - 1], [])
-        self.states[use.slot] = (end, certain[-1], drafts)
+        for saved, slot in use.saves:
+            self.states[slot] = (saved, values[saved - length], [])
+        self.states[use.slot] = (end, values[end - length], values[end - length + 1 :])
 
     def _commit(self, item: ScheduledSequence) -> None:
         sequence = item.sequence

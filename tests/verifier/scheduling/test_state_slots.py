@@ -79,10 +79,63 @@ class TestSnapshots:
         world.run_to_end()
         assert [sequence.num_cached_tokens for sequence in sequences] == [0, 20, 20]
 
-    def test_a_longer_answer_of_a_chat_is_found_up_to_its_prompt(self) -> None:
-        world = ScheduledWorld(num_blocks=30, num_state_slots=8)
-        run(world, TEXT[:21], 10)
-        assert run(world, [*TEXT[:21], *continue_by(hashed, TEXT[:21], 10), 1, 2]) == 20
+    @pytest.mark.parametrize("num_output_tokens", [1, 3, 4, 10, 12])
+    def test_a_chat_goes_on_behind_its_last_answer(self, num_output_tokens: int) -> None:
+        """The last token of an answer is decided, and not computed."""
+        world = ScheduledWorld(num_blocks=60, num_state_slots=8)
+        run(world, TEXT[:21], num_output_tokens)
+        answer = continue_by(hashed, TEXT[:21], num_output_tokens)
+        next_turn = [*TEXT[:21], *answer, 1, 2]
+        num_computed = 21 + num_output_tokens - 1
+        assert run(world, next_turn) == num_computed // 4 * 4
+        # Another answer is found up to the prompt.
+        assert run(world, [*TEXT[:21], 3, 3, 3, 3, 3]) == 20
+
+    def test_one_snapshot_follows_an_answer(self) -> None:
+        world = ScheduledWorld(num_blocks=60, max_num_seqs=2, num_state_slots=12)
+        for i in range(2):
+            world.open(TEXT[i:][:21], 30)
+        states = world.scheduler._running.states
+        assert states is not None
+        most = 0
+        while world.open_sequences:
+            world.step()
+            world.check()
+            most = max(most, states.num_snapshots)
+        # And one keeps each prompt.
+        assert most == states.num_snapshots == 4
+
+    def test_a_snapshot_that_others_begin_with_follows_no_longer(self) -> None:
+        world = ScheduledWorld(num_blocks=60, max_num_seqs=2, num_state_slots=12)
+        first = world.open(TEXT[:21], 30)
+        while len(first.token_ids) < 32:
+            world.step()
+        # The step that it begins in completes a block of the first one.
+        second = world.open([*first.token_ids[:28], 1, 1], 5)
+        world.step()
+        assert (first.num_computed_tokens, second.num_cached_tokens) == (32, 28)
+        while world.open_sequences:
+            world.step()
+            world.check()
+        for sequence, prompt in ((first, TEXT[:21]), (second, [*first.token_ids[:28], 1, 1])):
+            output = world.reported[sequence.sequence_id]
+            assert output == continue_by(hashed, prompt, len(output))
+
+    @pytest.mark.parametrize("num_drafts", [1, 3, 4, 7])
+    def test_it_follows_accepted_drafts(self, num_drafts: int) -> None:
+        """Over several blocks at once, too; those that the last step's drafts complete are
+        computed again.
+        """
+        world = ScheduledWorld(num_blocks=60, num_state_slots=8)
+        sequence = world.open(TEXT[:21], 20)
+        while world.open_sequences:
+            world.hint(sequence, num_drafts, 0)
+            world.step()
+            world.check()
+        answer = world.reported[sequence.sequence_id]
+        found = run(world, [*TEXT[:21], *answer, 1])
+        assert 40 - num_drafts - 4 < found <= 40
+        assert found % 4 == 0
 
     def test_the_least_recently_used_goes(self) -> None:
         world = ScheduledWorld(num_blocks=60, max_num_seqs=1, num_state_slots=3)
@@ -104,7 +157,7 @@ class TestSnapshots:
         world.check()
         world.run_to_end()
 
-    def test_a_preempted_sequence_goes_on_from_its_prompt(self) -> None:
+    def test_a_preempted_sequence_goes_on_from_its_last_whole_block(self) -> None:
         world = ScheduledWorld(num_blocks=20, max_num_seqs=3, num_state_slots=9)
         sequence = world.open(TEXT[:9], 20)
         while len(sequence.token_ids) < 20:
@@ -112,7 +165,7 @@ class TestSnapshots:
         world.scheduler._running.preempt(sequence)
         world.step()
         assert sequence.states is not None
-        assert sequence.states.start == 8
+        assert sequence.states.length == 16
         world.run_to_end()
         assert world.reported[sequence.sequence_id] == continue_by(hashed, TEXT[:9], 20)
 
