@@ -9,6 +9,8 @@
   query heads. One thread.
 - step: a plain step of one sequence, random weights of Qwen3-0.6B's shape, context 400; and its
   time over that of reading the weights once, at the bandwidth that a copy in memory reaches.
+- families: a plain step of one sequence, context 400, bfloat16, one thread, of a shape that every
+  family has; and its time for each parameter that it reads, over Llama's.
 - prefill: 2,000 tokens, 512 at a time, of the first four layers; transformers computes the same
   in one piece.
 
@@ -18,10 +20,11 @@ depends on the weights' values.
 
 import argparse
 import functools
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.arguments import command_parser, write_figures
 from benchmarks.machine import processor
 from benchmarks.report import table
-from benchmarks.shapes import QWEN3_0_6B, TINY, Shape, first_layers, write_checkpoint
+from benchmarks.shapes import FAMILIES, QWEN3_0_6B, TINY, Shape, first_layers, write_checkpoint
 from servicekit.kernels.memory import address_of
 from servicekit.logs import configure_logs
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
@@ -157,6 +160,30 @@ def measure_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def measure_families(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Plain steps of families, beside the first one."""
+    shapes = [first_layers(each, 2) for each in FAMILIES[2:4]] if arguments.quick else FAMILIES
+    variants: dict[str, Callable[[], object]] = {}
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as parent:
+            decoder = _decoder(_weights(_checkpoint(shape, parent), "bfloat16"), 1)
+        # Recurrent states begin with the prompt, and go on with it.
+        decoder.forward(_layout(decoder, 0, CONTEXT))
+        variants[shape.name] = functools.partial(_decode, decoder, itertools.count(CONTEXT))
+    medians = _medians(variants, arguments.rounds, 5)
+    millions = {shape.name: shape.step_weights_bytes(1) / 1e6 for shape in shapes}
+    for_each = {name: medians[name] / millions[name] for name in medians}
+    return [
+        {
+            "family": name,
+            "parameters read, millions": round(millions[name]),
+            "ms": round(medians[name] * 1e3, 1),
+            "for each, over the first": round(for_each[name] / for_each[shapes[0].name], 2),
+        }
+        for name in medians
+    ]
 
 
 def measure_prefill(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -292,6 +319,10 @@ def _layout(decoder: CpuDecoder, start: int, num_tokens: int) -> Any:
     )
 
 
+def _decode(decoder: CpuDecoder, positions: Iterator[int]) -> None:
+    decoder.forward(_layout(decoder, next(positions), 1))
+
+
 def _prefill(decoder: CpuDecoder) -> None:
     for start in range(0, PREFILL, CHUNK):
         decoder.forward(_layout(decoder, start, min(CHUNK, PREFILL - start)))
@@ -322,6 +353,7 @@ MEASURES = {
     "products": measure_products,
     "attention": measure_attention,
     "step": measure_steps,
+    "families": measure_families,
     "prefill": measure_prefill,
 }
 

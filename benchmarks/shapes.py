@@ -8,14 +8,18 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
 from transformers.configuration_utils import PreTrainedConfig
 
 from benchmarks.workloads import BUNDLED_MODEL
 
+# Its type information lacks some classes.
+_TRANSFORMERS: Any = transformers
 _DEVIATION = 0.02
 _SHARD_BYTES = 2 << 30
 
@@ -28,11 +32,20 @@ class Shape:
     config: Callable[[], PreTrainedConfig]
 
     def step_weights_bytes(self, itemsize: int) -> int:
-        """Bytes of weights that a step reads: all but embeddings that only look up."""
+        """Bytes of weights that a step of one token reads: all but embeddings that only look up,
+        and experts that are not chosen.
+        """
+        config = self.config()
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config())
-        values = sum(parameter.numel() for parameter in model.parameters())
-        if not model.config.tie_word_embeddings:
+            model = AutoModelForCausalLM.from_config(config)
+        values = 0.0
+        for name, parameter in model.named_parameters():
+            is_chosen = 1.0
+            if ".experts." in name:
+                is_chosen = config.num_experts_per_tok / config.num_local_experts
+            if "embed_tokens_per_layer" not in name:
+                values += parameter.numel() * is_chosen
+        if not config.tie_word_embeddings:
             values -= model.get_input_embeddings().weight.numel()
         return int(values * itemsize)
 
@@ -72,6 +85,61 @@ LLAMA_3_8B = Shape(
         bos_token_id=1,
     ),
 )
+# Of one size, so that what a family adds to the products can be compared: about 100 million
+# parameters in what a step reads.
+_EQUAL: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+_WITHOUT_HEAD_DIM = {key: value for key, value in _EQUAL.items() if key != "head_dim"}
+FAMILIES = [
+    Shape(name="Llama", config=lambda: LlamaConfig(**_EQUAL)),
+    Shape(
+        name="Gemma 4",
+        config=lambda: _TRANSFORMERS.Gemma4TextConfig(
+            **_EQUAL,
+            global_head_dim=256,
+            vocab_size_per_layer_input=4096,
+            hidden_size_per_layer_input=256,
+            num_kv_shared_layers=4,
+            layer_types=2 * [*3 * ["sliding_attention"], "full_attention"],
+        ),
+    ),
+    Shape(name="OLMo 3", config=lambda: _TRANSFORMERS.Olmo3Config(**_WITHOUT_HEAD_DIM)),
+    Shape(
+        name="Granite",
+        config=lambda: _TRANSFORMERS.GraniteConfig(
+            **_WITHOUT_HEAD_DIM,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.0078125,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        ),
+    ),
+    Shape(name="SmolLM3", config=lambda: _TRANSFORMERS.SmolLM3Config(**_WITHOUT_HEAD_DIM)),
+    Shape(
+        name="GPT-OSS",
+        config=lambda: _TRANSFORMERS.GptOssConfig(
+            **{**_EQUAL, "intermediate_size": 768}, num_local_experts=8, num_experts_per_tok=4
+        ),
+    ),
+    Shape(
+        name="Qwen3.5",
+        config=lambda: _TRANSFORMERS.Qwen3_5TextConfig(
+            **_EQUAL, linear_num_key_heads=8, linear_num_value_heads=8
+        ),
+    ),
+]
 TINY = Shape(
     name="tiny",
     config=lambda: Qwen3Config(
@@ -125,21 +193,32 @@ def write_checkpoint(
     config.architectures = [type(model).__name__]
     config.save_pretrained(partial)
     GenerationConfig(eos_token_id=0, pad_token_id=0).save_pretrained(partial)
-    _write_weights(dict(model.named_parameters()), partial, device=device, dtype=dtype)
+    _write_weights(_tensors_of(model), partial, device=device, dtype=dtype)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED_MODEL / name, partial)
     partial.rename(folder)
     return folder
 
 
+def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds; tensors that are shared have one name here."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor
+    return tensors
+
+
 def _write_weights(
-    parameters: dict[str, torch.nn.Parameter],
+    tensors: dict[str, torch.Tensor],
     folder: Path,
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Shards and their index. Parameters that are shared have one name here."""
+    """Shards and their index."""
     generator = torch.Generator(device).manual_seed(2026)
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
@@ -153,11 +232,11 @@ def _write_weights(
         shard.clear()
         shard_bytes, num_shards = 0, num_shards + 1
 
-    for name, parameter in parameters.items():
-        if parameter.dim() == 1:
-            weight = torch.ones(parameter.shape, dtype=dtype)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1:
+            weight = torch.ones(tensor.shape, dtype=dtype)
         else:
-            drawn = torch.empty(parameter.shape, dtype=dtype, device=device)
+            drawn = torch.empty(tensor.shape, dtype=dtype, device=device)
             weight = drawn.normal_(std=_DEVIATION, generator=generator).cpu()
         shard[name] = weight
         total_bytes += weight.nbytes

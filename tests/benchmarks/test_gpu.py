@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.bench import ON_CPU, Bench
 from benchmarks.gpu.texts import random_texts, replays
-from benchmarks.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
+from benchmarks.shapes import FAMILIES, LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
 from verifier.engine.messages import Decided
 
 CPU = torch.device("cpu")
@@ -66,6 +66,14 @@ def test_shapes_have_the_known_numbers_of_weights() -> None:
     # 8.03e9 less 128256 embeddings of 4096; 0.596e9, whose embeddings are the output layer, too.
     assert LLAMA_3_8B.step_weights_bytes(1) == 8_030_261_248 - 128256 * 4096
     assert QWEN3_0_6B.step_weights_bytes(1) == 596_049_920
+    by_name = {shape.name: shape.step_weights_bytes(1) for shape in FAMILIES}
+    # Four of eight experts are as wide as an MLP. Beside them a router, with biases, and sinks;
+    # biases of attention, and of the chosen experts.
+    of_experts = 8 * (1024 + 1) + 8 + (8 + 2 * 2 + 8) * 128 + 4 * (2 * 768 + 1024)
+    assert by_name["GPT-OSS"] == by_name["Llama"] + 8 * of_experts
+    # A gate, a projection and a projection of the embedding of each layer's input, global heads
+    # twice as large, layers without K/V, and norms; no embeddings of inputs.
+    assert 1.05 < by_name["Gemma 4"] / by_name["Llama"] < 1.1
 
 
 def test_engines_say_the_recorded_texts(tmp_path: Path) -> None:
