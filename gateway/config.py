@@ -87,6 +87,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         "deepseek_v3",
         "gemma4",
         "kimi_k2",
+        "granite",
+        "olmo3",
     ] = "auto"
     """The form in which models write tool calls, of those in docs/openai.md; `auto`, as each
     model's chat template says; with `none` calls stay text."""

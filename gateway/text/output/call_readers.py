@@ -26,6 +26,6 @@ def call_reader(
     marks = form.marks
     if marks is None:
         return CallReader(tools, before, tags=None)
-    if marks.name is None:
+    if marks.name is None and not marks.is_python:
         return CallReader(tools, before, tags=(marks.begin, marks.end))
     return MarkedCallReader(marks, tools, before)

@@ -12,6 +12,7 @@ import json
 
 from gateway.text.output.argument_values import Parameters, is_text, value_of
 from gateway.text.output.json_mender import JsonMender
+from gateway.text.output.pythonic_call_reader import PythonicCallReader
 from gateway.text.output.tool_call_form import Marks
 from gateway.text.output.tool_call_reader import CallDelta, CallReader, joined, num_begun
 
@@ -33,7 +34,7 @@ class MarkedCallReader:
         tools: those that may be called, with their parameters.
         before: what was read already, and is text if this is no call.
         """
-        assert marks.name is not None, "others are JSON"
+        assert marks.name is not None or marks.is_python, "others are JSON"
         self.is_over = False
         self.has_begun = False
         self._marks, self._name_mark = marks, marks.name
@@ -43,8 +44,8 @@ class MarkedCallReader:
         # What is not read yet.
         self._text = ""
         self._deltas: list[CallDelta] = []
-        # Calls in JSON, or a call's arguments.
-        self._json: CallReader | None = None
+        # Reads calls in JSON, or in Python.
+        self._other: CallReader | PythonicCallReader | None = None
         self._mender: JsonMender | None = None
         self._is_quoted = False
         # Of the call that is open: its tool, whether it is a given one, how many arguments it has;
@@ -60,34 +61,34 @@ class MarkedCallReader:
     @property
     def num_held(self) -> int:
         """How many characters of the text may yet be no call, or something else of it."""
-        if self._json is not None:
-            return self._json.num_held
+        if self._other is not None:
+            return self._other.num_held
         return len(self._before) + len(self._text)
 
     def feed(self, text: str) -> str:
         """Reads on; returns what was not read, once it is over."""
-        if self._json is None:
+        if self._other is None:
             text = self._read(text)
-        if self._json is not None:
-            text = self._json.feed(text)
-            self.is_over, self.has_begun = self._json.is_over, self._json.has_begun
+        if self._other is not None:
+            text = self._other.feed(text)
+            self.is_over, self.has_begun = self._other.is_over, self._other.has_begun
         return text
 
     def _read(self, text: str) -> str:
         """Returns what was not read, once it is over or another reads on."""
         self._text += text
-        while self._text and not self.is_over and self._json is None and self._step():
+        while self._text and not self.is_over and self._other is None and self._step():
             pass
-        if self._json is None and not self.is_over:
+        if self._other is None and not self.is_over:
             return ""
         rest, self._text = self._text, ""
         return rest
 
     def finish(self) -> None:
         """The text is over: the call is whole, or cut."""
-        if self._json is not None:
-            self._json.finish()
-            self.has_begun = self._json.has_begun
+        if self._other is not None:
+            self._other.finish()
+            self.has_begun = self._other.has_begun
         elif self._place in (_Place.VALUE, _Place.KEY):
             self._finish_arguments()
         elif self._mender is not None:
@@ -111,14 +112,14 @@ class MarkedCallReader:
 
     def take(self) -> list[CallDelta]:
         """What came since the last time; a piece of arguments is whole."""
-        if self._json is not None:
-            return self._json.take()
+        if self._other is not None:
+            return self._other.take()
         deltas, self._deltas = self._deltas, []
         return joined(deltas)
 
     def rest(self) -> str:
         """The text, if it is no call, or what follows calls; of one that is over."""
-        return self._json.rest() if self._json is not None else self._before + self._text
+        return self._other.rest() if self._other is not None else self._before + self._text
 
     def _step(self) -> bool:
         """Reads some of the text. False: that depends on what follows."""
@@ -141,12 +142,15 @@ class MarkedCallReader:
             if begun.startswith(marks.end):
                 self._text, self.is_over = begun.removeprefix(marks.end), True
                 return True
-        elif begun and begun[0] in "{[":
+        elif begun and (begun[0] in "{[" or marks.is_python):
             before = self._before + text[: len(text) - len(begun)]
-            self._json = CallReader(self._tools, before, tags=(marks.begin, marks.end))
+            if begun[0] in "{[":
+                self._other = CallReader(self._tools, before, tags=(marks.begin, marks.end))
+            else:
+                self._other = PythonicCallReader(self._tools, before, end=marks.end)
             self._text = begun
             return True
-        if found := self._name_mark.match(text):
+        if self._name_mark is not None and (found := self._name_mark.match(text)):
             name = next(filter(None, found.groups()))
             self._is_given = name in self._tools
             if self._is_given or self.has_begun:

@@ -75,8 +75,9 @@ class OutputReader:
         self._tools = reading.tools
         self._form = reading.form if reading.tools else None
         marks = self._form.marks if self._form is not None else None
-        # Before a call; "": calls have no mark, or there are none.
-        self._mark = "" if marks is None else marks.begin
+        # Each stands before a call. Empty: calls have no mark, or there are none.
+        begins = () if marks is None else (marks.begin, marks.other_begin)
+        self._marks = tuple(filter(None, begins))
         # One of these begins a call without a mark; "": there are none.
         self._openings = "" if self._form is None else _OPENINGS.get(self._form, "")
         # The end of the text, of which it is not known yet what it is.
@@ -171,7 +172,7 @@ class OutputReader:
         if self.place in (Place.START, Place.POSSIBLE_CALL):
             return 0
         if self.place in (Place.BEGINNING, Place.REASONING):
-            if num_begun(self._held, self._mark):
+            if self._num_begun_mark(self._held):
                 return 0
         else:
             self._is_counted = True
@@ -208,20 +209,20 @@ class OutputReader:
 
     def _read_reasoning(self, text: str) -> str:
         end = text.find(self._end)
-        begin = text.find(self._mark, self._num_plain) if self._mark else -1
+        begin, behind = self._find_mark(text)
         if end >= 0 and not 0 <= begin < end:
             self._show_reasoning(text[: _before_space(text, end)])
             self._close_reasoning()
             return text[end + len(self._end) :]
         if begin >= 0:
-            first, behind = _before_space(text, begin), begin + len(self._mark)
+            first = _before_space(text, begin)
             self._show_reasoning(text[:first])
             self.place, self._num_plain = Place.POSSIBLE_CALL, 0
             self._call = call_reader(self._form, self._tools, text[first:behind])
             self._possible, self._num_possible = [text[first:behind]], behind - first
             return text[behind:]
-        of_end, of_mark = num_begun(text, self._end), num_begun(text[self._num_plain :], self._mark)
-        first = _before_space(text, len(text) - max(of_end, of_mark))
+        of_mark = self._num_begun_mark(text[self._num_plain :])
+        first = _before_space(text, len(text) - max(num_begun(text, self._end), of_mark))
         self._show_reasoning(text[:first])
         self._hold(text, first)
         return ""
@@ -270,8 +271,7 @@ class OutputReader:
         return text
 
     def _read_answer(self, text: str) -> str:
-        begin = text.find(self._mark, self._num_plain) if self._mark else -1
-        behind = len(text) if begin < 0 else begin + len(self._mark)
+        begin, behind = self._find_mark(text)
         if self._counts_stops and (stop := self._stops.find(text, self._num_searched, behind)):
             self.stopped = True
             self._show_answer(text[: stop.start])
@@ -283,8 +283,8 @@ class OutputReader:
             self._begin_call(text[first:behind])
             return text[behind:]
         first = len(text) - self._stops.num_begun(text)
-        if self._mark:
-            of_mark = num_begun(text[self._num_plain :], self._mark)
+        if self._marks:
+            of_mark = self._num_begun_mark(text[self._num_plain :])
             first = min(first, _before_space(text, len(text) - of_mark))
         self._show_answer(text[:first])
         self._hold(text, first)
@@ -313,6 +313,16 @@ class OutputReader:
         if text:
             self.place = Place.ANSWER
         return text
+
+    def _find_mark(self, text: str) -> tuple[int, int]:
+        """Where the first call's mark begins and ends; -1 and the text's end: there is none."""
+        found = [(text.find(mark, self._num_plain), mark) for mark in self._marks]
+        begin, mark = min((each for each in found if each[0] >= 0), default=(-1, ""))
+        return begin, len(text) if begin < 0 else begin + len(mark)
+
+    def _num_begun_mark(self, text: str) -> int:
+        """How many of the text's last characters may begin a call's mark."""
+        return max((num_begun(text, mark) for mark in self._marks), default=0)
 
     def _begin_call(self, before: str, opening: str = "") -> None:
         self.place, self._num_plain, self._num_searched = Place.CALL, 0, 0

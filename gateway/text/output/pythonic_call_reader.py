@@ -1,16 +1,20 @@
-"""Tool calls that a model writes as a list of Python calls with named arguments.
+"""Tool calls that a model writes as Python calls with named arguments, in a list or in lines.
 
     [get_weather(city="Oslo", days=2), add(x=1)]
 
-Owns what is a call: a list that parses as Python, of nothing but calls of given tools whose
-arguments are literals. It is read when its last bracket has come, so calls are shown whole.
+    get_weather(city="Oslo", days=2)
+    add(x=1)
+
+Owns what is a call: a text that parses as Python, of nothing but calls of given tools whose
+arguments are literals. It is read when its last bracket has come, or the end tag behind lines, so
+calls are shown whole.
 """
 
 import ast
 import json
 from collections.abc import Collection
 
-from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallDelta
+from gateway.text.output.tool_call_reader import MAX_UNCERTAIN_CHARACTERS, CallDelta, num_begun
 
 _OPENERS, _CLOSERS = "([{", ")]}"
 # Characters outside of strings that are no letters, digits or spaces: it is parsed in the event
@@ -21,17 +25,21 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicCallReader:
-    """Reads one list; as `CallReader`."""
+    """Reads one list, or lines up to an end tag; as `CallReader`."""
 
-    def __init__(self, names: Collection[str], before: str) -> None:
+    def __init__(self, names: Collection[str], before: str, *, end: str = "") -> None:
         """Args:
         names: of the tools that may be called.
         before: what was read already, and is text if this is no call.
+        end: the tag behind lines; "": it is a list.
         """
         self.is_over = False
         self.has_begun = False
         self._names = names
         self._before = before
+        self._end = end
+        # The last characters outside of strings: as many as the end tag has.
+        self._tail = ""
         self._read: list[str] = []
         self._num_read = 0
         self._depth = 0
@@ -50,21 +58,27 @@ class PythonicCallReader:
         """Reads on; returns what was not read, once it is over."""
         for place, character in enumerate(text):
             self._step(character)
+            is_whole = self._tail == self._end if self._end else self._depth == 0
             is_too_long = (
                 self._num_read + place + 1 >= MAX_UNCERTAIN_CHARACTERS
                 or self._num_marks > _MAX_MARKS
             )
-            if self._depth == 0 or is_too_long:
+            if is_whole or is_too_long:
                 self._read.append(text[: place + 1])
                 self._num_read += place + 1
-                self._end()
+                self.is_over = True
+                if is_whole:
+                    self._take_calls("".join(self._read).removesuffix(self._end))
                 return text[place + 1 :]
         self._read.append(text)
         self._num_read += len(text)
         return ""
 
     def finish(self) -> None:
-        """The text is over: what has no end is no call."""
+        """The text is over: a list that has no end is no call; the tag behind lines may lack."""
+        if self._end and not self.is_over:
+            text = "".join(self._read)
+            self._take_calls(text[: len(text) - num_begun(text, self._end)])
         self.is_over = True
 
     def take(self) -> list[CallDelta]:
@@ -85,13 +99,14 @@ class PythonicCallReader:
         elif character in "\"'":
             self._quote = character
         else:
+            if self._end:
+                self._tail = (self._tail + character)[-len(self._end) :]
             self._num_marks += not (character.isalnum() or character.isspace())
             self._depth += (character in _OPENERS) - (character in _CLOSERS)
 
-    def _end(self) -> None:
-        self.is_over = True
+    def _take_calls(self, text: str) -> None:
         try:
-            calls = _calls("".join(self._read), self._names)
+            calls = _calls(text, self._names)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return
         self.has_begun = True
@@ -103,13 +118,17 @@ def _calls(text: str, names: Collection[str]) -> list[tuple[str, str]]:
     """Each call's tool and arguments.
 
     Raises:
-        ValueError, TypeError, SyntaxError, RecursionError, MemoryError: it is no list of calls.
+        ValueError, TypeError, SyntaxError, RecursionError, MemoryError: it is something else.
     """
-    node = ast.parse(text, mode="eval").body
-    if not isinstance(node, ast.List) or not node.elts:
-        raise ValueError("no list")
+    nodes: list[ast.expr] = []
+    for line in ast.parse(text).body:
+        if not isinstance(line, ast.Expr):
+            raise ValueError("a statement")
+        nodes += line.value.elts if isinstance(line.value, ast.List) else [line.value]
+    if not nodes:
+        raise ValueError("no call")
     calls = []
-    for call in node.elts:
+    for call in nodes:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("no call with named arguments alone")
         name = ast.unparse(call.func)

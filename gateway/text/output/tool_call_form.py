@@ -4,6 +4,8 @@
     HERMES_LIST  <tool_call>[{"name": "f", "arguments": {"x": 1}}]</tool_call>
     LLAMA3_JSON  {"name": "f", "parameters": {"x": 1}}; {...}
     PYTHONIC     [f(x=1), g()]
+    OLMO3        <function_calls>, such calls line by line, </function_calls>
+    GRANITE      <|tool_call|> or <tool_call> before a list of HERMES_LIST
     QWEN3_XML    <tool_call><function=f><parameter=x>1</parameter></function></tool_call>
     GLM45        <tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>
     MISTRAL      [TOOL_CALLS]f[ARGS]{"x": 1}, or [TOOL_CALLS] before a list of HERMES_LIST
@@ -33,6 +35,8 @@ class Marks:
 
     Attributes:
         begin, end: around all calls; no end: a call ends by itself.
+        other_begin: what models write in place of `begin`, too, if anything.
+        is_python: whether calls are lines of Python, which no other mark concerns.
         name: what comes before a call's arguments; its group that matches is the tool's name. None:
             calls are JSON alone.
         key: what comes before an argument, whose name is its group; None: the arguments are JSON.
@@ -45,6 +49,8 @@ class Marks:
 
     begin: str
     end: str
+    other_begin: str = ""
+    is_python: bool = False
     name: Pattern[str] | None = None
     key: Pattern[str] | None = None
     openings: tuple[str, ...] = ()
@@ -72,6 +78,8 @@ class ToolCallForm(enum.Enum):
     DEEPSEEK_V3 = "deepseek_v3"
     GEMMA4 = "gemma4"
     KIMI_K2 = "kimi_k2"
+    GRANITE = "granite"
+    OLMO3 = "olmo3"
 
     @property
     def arguments_key(self) -> str:
@@ -142,11 +150,14 @@ _MARKS: Mapping[ToolCallForm, Marks] = {
         ),
         call_end=re.compile(rf"{_S}<\|tool_call_end\|>"),
     ),
+    ToolCallForm.GRANITE: Marks(begin="<|tool_call|>", end="", other_begin=_HERMES.begin),
+    ToolCallForm.OLMO3: Marks(begin="<function_calls>", end="</function_calls>", is_python=True),
 }
 _TAGS: Mapping[ToolCallForm, tuple[str, ...]] = {
     **{form: (marks.begin, marks.end) for form, marks in _MARKS.items()},
     ToolCallForm.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ToolCallForm.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ToolCallForm.GRANITE: ("<|tool_call|>",),
     ToolCallForm.DEEPSEEK_V3: tuple(
         f"<｜tool▁{each}｜>"
         for each in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
@@ -177,13 +188,15 @@ _TAUGHT_BY = {
     "<function=": ToolCallForm.QWEN3_XML,
     "<arg_key>": ToolCallForm.GLM45,
 }
-# Between Hermes' tags: of forms that are not known.
+# Between tags: of forms that are not known.
 _OTHER_FORMS = ("<parameter=", "<invoke ")
 _TAUGHT_BY_BEGIN = (
     ToolCallForm.MISTRAL,
     ToolCallForm.DEEPSEEK_V3,
     ToolCallForm.GEMMA4,
     ToolCallForm.KIMI_K2,
+    ToolCallForm.GRANITE,
+    ToolCallForm.OLMO3,
 )
 
 
@@ -201,7 +214,7 @@ def form_of_template(source: str) -> ToolCallForm | None:
         return ToolCallForm.HERMES if any(_JSON_OBJECT.match(each) for each in begins) else None
     for form in _TAUGHT_BY_BEGIN:
         if _MARKS[form].begin in source:
-            return form
+            return None if any(mark in source for mark in _OTHER_FORMS) else form
     if '"parameters"' in source and ("ipython" in source or "python_tag" in source):
         return ToolCallForm.LLAMA3_JSON
     return ToolCallForm.PYTHONIC if _CALLS_OF_PYTHON.search(source) else None

@@ -224,7 +224,7 @@ async def test_a_call_that_must_come_is_the_outputs_grammar(
     else:
         schema = json.loads(grammar.lark.partition("%json")[2])
         written = grammar.lark
-        if parser in ("hermes_list", "mistral"):
+        if parser in ("hermes_list", "mistral", "granite"):
             text = f"[{text}]"
         text = f"{marks.begin}\n{text}\n{marks.end}" if marks.end else f"{marks.begin}{text}"
     matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)

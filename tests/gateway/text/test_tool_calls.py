@@ -19,9 +19,8 @@ from gateway.text.tool_calls import (
     ToolCallParser,
     form_of_template,
 )
-from tests.gateway.text.tool_call_cases import (
+from tests.gateway.text.json_call_cases import (
     ADD,
-    CASES,
     INFINITE,
     LLAMA_ADD,
     TAGGED,
@@ -29,6 +28,7 @@ from tests.gateway.text.tool_call_cases import (
     WEATHER,
     ToolCall,
 )
+from tests.gateway.text.tool_call_cases import CASES
 from tests.volume import cases
 
 
@@ -99,6 +99,10 @@ def test_calls_are_found_wherever_the_text_is_divided(
                 "[TOOL_CALLS]",
                 "add[ARGS]",
                 "[add(x=1)]",
+                "<|tool_call|>",
+                "<function_calls>",
+                "add(x=1)",
+                "</function_calls>",
                 "\n",
                 ADD,
                 INFINITE,
@@ -290,6 +294,12 @@ def test_the_form_is_that_which_the_template_teaches() -> None:
         (ToolCallForm.DEEPSEEK_V3, "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'}}"),
         (ToolCallForm.KIMI_K2, "{{ '<|tool_calls_section_begin|>' }}"),
         (ToolCallForm.PYTHONIC, "return [func_name1(params_name1=params_value1), func_name2()]"),
+        (
+            ToolCallForm.GRANITE,
+            "respond only with <|tool_call|> followed by a JSON list of tools used",
+        ),
+        (ToolCallForm.OLMO3, "{{ '<function_calls>' + message.function_calls }}"),
+        (None, '<function_calls><invoke name="f"></invoke></function_calls>'),
         (None, '<tool_call><invoke name="f"></invoke></tool_call>'),
         (None, "{{ '<tool_call>' + call.name + '(' + call.arguments + ')</tool_call>' }}"),
         (None, "<tool_call>name: f, x: 1</tool_call>"),

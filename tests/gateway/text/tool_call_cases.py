@@ -1,179 +1,19 @@
-"""Texts of models, and the calls in them.
-
-Each case is a text, what of it is shown, and the calls that it holds.
-"""
+"""Texts of models, and the calls in them: of each form, as in `json_call_cases.py`."""
 
 # ruff: noqa: RUF001 - DeepSeek's marks have bars of full width.
 
 import json
-from typing import Any, NamedTuple
 
 from gateway.text.tool_calls import ToolCallForm
-
-
-class ToolCall(NamedTuple):
-    """A call as all its deltas together tell it."""
-
-    name: str
-    arguments: str
-
-
-TOOLS: dict[str, dict[str, Any]] = {
-    "add": {
-        "x": {"type": "integer"},
-        "text": {"type": "string"},
-        "more": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "object"}]},
-    },
-    "get_weather": {},
-}
-ADD = '{"name": "add", "arguments": {"x": 1, "text": "é </b> {\\"}"}}'
-ADDED = ToolCall("add", '{"x": 1, "text": "é </b> {\\"}"}')
-TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
-QUOTING = '{"name": "add", "arguments": {"a": "</tool_call>", "b": "\\"</tool_call>"}}'
-QUOTED = ToolCall("add", '{"a": "</tool_call>", "b": "\\"</tool_call>"}')
-WEATHER = '{"name": "get_weather", "parameters": {}}'
-INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
-LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
-# Under either key, the first object counts, also within a string. Other values are no arguments,
-# but not none either, as `null` is.
-EITHER_KEY = [
-    (
-        '{"name": "add", "arguments": "x", "parameters": {"x": 1}, "arguments": {"x": 2}}',
-        [ToolCall("add", '{"x": 1}')],
-    ),
-    (
-        '{"parameters": null, "arguments": {"x": 1}, "name": "add"}',
-        [ToolCall("add", '{"x": 1}')],
-    ),
-    ('{"name": "add", "more": {"arguments": {"x": 1}}}', [ToolCall("add", "{}")]),
-    ('{"name": "add", "arguments": " {\\"x\\": \'<\', } "}', [ToolCall("add", ' {"x": "<" }')]),
-    ('{"arguments": "{}", "name": "add"}', [ToolCall("add", "{}")]),
-    ('{"name": "add", "arguments": null}', [ToolCall("add", "{}")]),
-    ("{name: 'add', arguments: {x: 1}}", [ToolCall("add", '{"x": 1}')]),
-    ('{"name": "add", "arguments": "none"}', []),
-    ('{"parameters": [{}], "name": "add"}', []),
-]
-
-HERMES = [
-    ("no call at all <tool", "no call at all <tool", []),
-    (TAGGED, "", [ADDED]),
-    (f"I will add.\n\n{TAGGED}\n", "I will add.", [ADDED]),
-    (f"{TAGGED}\n{TAGGED}", "", [ADDED, ADDED]),
-    (f"{TAGGED} and then \n", "and then \n", [ADDED]),
-    (f"a <tool_call>{ADD}", "a", [ADDED]),
-    ("a < b <tool_cal l> <tool_call", "a < b <tool_cal l> <tool_call", []),
-    # What is no call of a given tool stays text, to the last character.
-    ("x <tool_call>{]</tool_call> y", "x <tool_call>{]</tool_call> y", []),
-    ('<tool_call>{"name": "rm"}</tool_call>', '<tool_call>{"name": "rm"}</tool_call>', []),
-    (
-        '<tool_call>{"name": "add", "arguments": 5}',
-        '<tool_call>{"name": "add", "arguments": 5}',
-        [],
-    ),
-    ('<tool_call>{"name": ["add"]}</tool_call>', '<tool_call>{"name": ["add"]}</tool_call>', []),
-    (
-        f"<tool_call>{'[' * 9000}</tool_call>{TAGGED}",
-        f"<tool_call>{'[' * 9000}</tool_call>",
-        [ADDED],
-    ),
-    ('<tool_call>{"name": "add"}</tool_call>', "", [ToolCall("add", "{}")]),
-    (f"<tool_call>{LLAMA_ADD}</tool_call>", "", [ADDED]),
-    *[
-        (f"<tool_call>{text}", "" if calls else f"<tool_call>{text}", calls)
-        for text, calls in EITHER_KEY
-    ],
-    # The arguments stay as they were written.
-    (
-        '<tool_call>{"name": "add", "arguments": {"x":-1e999 , "y": "\\ud800"}}',
-        "",
-        [ToolCall("add", '{"x":-1e999 , "y": "\\ud800"}')],
-    ),
-    # Only the first of each key counts, in either order; others are left out.
-    (
-        '<tool_call>{"id": [{"name": 1}], "arguments": {"x": {}}, "name": "a\\u0064d", "name": 5}',
-        "",
-        [ToolCall("add", '{"x": {}}')],
-    ),
-    (
-        '<tool_call>{"arguments": {}, "name": "rm"}',
-        '<tool_call>{"arguments": {}, "name": "rm"}',
-        [],
-    ),
-    # A call that has begun is not taken back: its mistakes stay in it, up to its end.
-    (
-        '<tool_call>{"name": "add", "arguments": {"x": NaN}}\n',
-        "",
-        [ToolCall("add", '{"x": null}')],
-    ),
-    (f"<tool_call>[{ADD}, {WEATHER}]</tool_call>", "", [ADDED, ToolCall("get_weather", "{}")]),
-    (f"<tool_call>\n[\n{ADD}\n]\n</tool_call>\nb", "b", [ADDED]),
-    (f'<tool_call>[{ADD}, {{"name": "rm"}}, {ADD}]</tool_call> b', "b", [ADDED, ADDED]),
-    (f"<tool_call>[5, {ADD}]</tool_call>", f"<tool_call>[5, {ADD}]</tool_call>", []),
-    (f"<tool_call>{ADD}<tool_call>{ADD}", "", [ADDED, ADDED]),
-    # A string that lacks its end, if nothing but the end of the text or another call follows.
-    *[
-        (f'<tool_call>{{"name": "add", "arguments": {{"x": "1}}}}</tool_call>{rest}', "", calls)
-        for rest, calls in (
-            ("", [ToolCall("add", '{"x": "1}}"}')]),
-            (f"\n{TAGGED}", [ToolCall("add", '{"x": "1}}"}'), ADDED]),
-            (' b"}}', [ToolCall("add", '{"x": "1}}</tool_call> b"}')]),
-        )
-    ],
-    (
-        '<tool_call>{"name": "add", "arguments": }</tool_call> b',
-        '<tool_call>{"name": "add", "arguments": }</tool_call> b',
-        [],
-    ),
-    (
-        f'<tool_call>{{"name": "add", "arguments": {{"x": 1}} </tool_call> {TAGGED} }}',
-        "}",
-        [ToolCall("add", '{"x": 1}'), ADDED],
-    ),
-    (
-        '<tool_call>{"name": "add", "arguments": {"x": "Gra',
-        "",
-        [ToolCall("add", '{"x": "Gra')],
-    ),
-    (f"{TAGGED[:-3]}", "", [ADDED]),
-    (f"{TAGGED}</tool_call", "</tool_call", [ADDED]),
-    # An end tag may be within a string.
-    (f"<tool_call>{QUOTING}</tool_call> {TAGGED}", "", [QUOTED, ADDED]),
-    (f"<tool_call>{QUOTING}", "", [QUOTED]),
-    (
-        f'<tool_call>{{"name": "add</tool_call>\n{TAGGED}',
-        '<tool_call>{"name": "add</tool_call>',
-        [ADDED],
-    ),
-    (
-        f'<tool_call>{{"name": "add</tool_call> and {ADD}',
-        f'<tool_call>{{"name": "add</tool_call> and {ADD}',
-        [],
-    ),
-    (
-        f'<tool_call>"{"</tool_call>" * 99}"{TAGGED}',
-        f'<tool_call>"{"</tool_call>" * 99}"',
-        [ADDED],
-    ),
-    (" " * 9000 + TAGGED, " " * (9000 - 256), [ADDED]),
-    ("  \n ", "  \n ", []),
-]
-
-LLAMA = [
-    ("The answer is {5}.", "The answer is {5}.", []),
-    (LLAMA_ADD, "", [ADDED]),
-    (ADD, "", [ADDED]),
-    *[(text, "" if calls else text, calls) for text, calls in EITHER_KEY],
-    (f" \n{LLAMA_ADD} ; {WEATHER}\n", "", [ADDED, ToolCall("get_weather", "{}")]),
-    ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
-    (f"{LLAMA_ADD} and {WEATHER}", f"and {WEATHER}", [ADDED]),
-    (f'{LLAMA_ADD};{{"name": "rm"}};{WEATHER}', f'{{"name": "rm"}};{WEATHER}', [ADDED]),
-    ('{"name": "add", "para', '{"name": "add", "para', []),
-    ("{" * 9000, "{" * 9000, []),
-    (INFINITE, "", [ToolCall("add", '{"x": 1e999}')]),
-    (" ", " ", []),
-    (" " * 300 + WEATHER, " " * 300 + WEATHER, []),
-]
-
+from tests.gateway.text.json_call_cases import (
+    ADD,
+    ADDED,
+    HERMES,
+    LLAMA,
+    TAGGED,
+    WEATHER,
+    ToolCall,
+)
 
 # As their templates teach the models; and what these make of it.
 OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
@@ -357,6 +197,57 @@ OTHERS: dict[ToolCallForm, list[tuple[str, str, list[ToolCall]]]] = {
             "",
             [ToolCall("add", '{"x": 1}'), ToolCall("get_weather", "{}")],
         ),
+    ],
+    ToolCallForm.GRANITE: [
+        (f"<|tool_call|>[{ADD}]", "", [ADDED]),
+        (f"<|tool_call|> [\n{ADD},\n{WEATHER}\n]", "", [ADDED, ToolCall("get_weather", "{}")]),
+        # Of some, the mark is a text.
+        (f"Let me see.\n<tool_call>[{ADD}]\nSo.", "Let me see.So.", [ADDED]),
+        (f"<tool_call> {ADD}", "", [ADDED]),
+        (
+            "the marks <|tool_call|> and <tool_call> are",
+            "the marks <|tool_call|> and <tool_call> are",
+            [],
+        ),
+        ('<|tool_call|>[{"name": "rm"}]', '<|tool_call|>[{"name": "rm"}]', []),
+        ('<|tool_call|>[{"name": "add", "arguments": {"x": 1', "", [ToolCall("add", '{"x": 1')]),
+    ],
+    ToolCallForm.OLMO3: [
+        (
+            "So.\n<function_calls>\n"
+            """add(x=1, text='a](</function_calls>"', more={"a": [None, true]})\n"""
+            "get_weather()\n</function_calls> b",
+            "So. b",
+            [
+                ToolCall(
+                    "add",
+                    '{"x": 1, "text": "a](</function_calls>\\"", "more": {"a": [null, true]}}',
+                ),
+                ToolCall("get_weather", "{}"),
+            ],
+        ),
+        ("<function_calls>add(\n    x=1,\n)</function_calls>", "", [ToolCall("add", '{"x": 1}')]),
+        # The end tag is cut, or left out.
+        *[
+            (f"<function_calls>get_weather(){rest}", "", [ToolCall("get_weather", "{}")])
+            for rest in ("", "\n", "\n</func")
+        ],
+        # A call that must come is JSON.
+        (f"<function_calls>\n{ADD}\n</function_calls>", "", [ADDED]),
+        *[
+            (text, text, [])
+            for text in (
+                "the tag <function_calls> is",
+                "<function_calls></function_calls>",
+                "<function_calls>rm(x=1)</function_calls>",
+                "<function_calls>get_weather()\nrm(x=1)</function_calls>",
+                "<function_calls>x = get_weather()</function_calls>",
+                "<function_calls>add(x=1",
+                "<function_calls>add(text='</function_calls>",
+                # More than is parsed; the first 683 calls would be sound.
+                "<function_calls>%s</function_calls>" % ("get_weather()\n" * 700),
+            )
+        ],
     ],
     ToolCallForm.PYTHONIC: [
         (
