@@ -29,7 +29,9 @@ def test_float32_logits_of_every_family_are_transformers_ones(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "olmo3"]
+)
 def test_sixteen_bit_logits_are_as_near_the_float32_ones_as_transformers(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

@@ -42,7 +42,9 @@ def steps() -> list[BatchLayout]:
     return layouts
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "qwen3", "gemma4", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "gemma2", "qwen3", "gemma4", "gpt_oss", "olmo3"]
+)
 def test_a_captured_step_has_the_bits_of_a_launched_one(name: str) -> None:
     limits = GraphLimits(buckets=(8,), max_bytes=1 << 30, max_prepare_s=60.0)
     captured = decoder_of(

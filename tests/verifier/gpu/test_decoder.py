@@ -72,7 +72,7 @@ def test_logits_of_every_family_are_transformers_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gemma3", "phi3", "olmo3"])
 def test_sixteen_bit_logits_are_as_near_the_float32_ones_as_transformers(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
