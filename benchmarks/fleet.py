@@ -25,7 +25,6 @@ class Load:
         gateway_messages: that a gateway's core handles, per second.
         drafter_proposals: that a drafter makes, per second.
         cell_verifiers: the most in a cell.
-        pools: of the sequences of one step, at most; 0: their requests name none.
     """
 
     sequences: int = 48
@@ -34,7 +33,6 @@ class Load:
     gateway_messages: float = 11_300.0
     drafter_proposals: float = 146_000.0
     cell_verifiers: int = 16
-    pools: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,6 @@ class Plan:
     Attributes:
         message_ms: between a stream's messages: a step, or more where its gateway's core gathers.
         drafter_load: the share of a core that proposals take.
-        verifier_messages: to drafters, in each of a verifier's steps.
     """
 
     streams: int
@@ -55,7 +52,6 @@ class Plan:
     cell_sessions: int
     message_ms: float
     drafter_load: float
-    verifier_messages: int
 
 
 def plan(streams: int, load: Load) -> Plan:
@@ -80,7 +76,6 @@ def plan(streams: int, load: Load) -> Plan:
         cell_sessions=cell_gateways * cell_verifiers,
         message_ms=max(load.step_ms, 1000 * gateway_streams / load.gateway_messages),
         drafter_load=proposals_per_s / (cell_drafters - 1) / load.drafter_proposals,
-        verifier_messages=1 + min(load.pools, cell_drafters - 1),
     )
 
 
@@ -88,15 +83,15 @@ def table(plans: Sequence[Plan]) -> str:
     """In Markdown, a row for each."""
     head = (
         "| Streams | Cells | Gateways | Verifiers | Drafters | Sessions in a cell "
-        "| ms between messages | A drafter's core | Messages to drafters per step |"
+        "| ms between messages | A drafter's core |"
     )
     rows = [
         f"| {each.streams:,} | {each.cells:,} | {each.gateways:,} | {each.verifiers:,} "
         f"| {each.drafters:,} | {each.cell_sessions} | {each.message_ms:.0f} "
-        f"| {each.drafter_load:.0%} | {each.verifier_messages} |"
+        f"| {each.drafter_load:.0%} |"
         for each in plans
     ]
-    return "\n".join([head, "|" + "--:|" * 9, *rows])
+    return "\n".join([head, "|" + "--:|" * 8, *rows])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,7 +12,8 @@ output and seed, and another verifier goes on from there (`routing/failover.py`)
 
 Drafting needs no message of the gateway: each Open names a drafter, and the verifier talks to it.
 The gateway chooses which one, moves sequences away from those that their verifier reports as slow
-or gone, and says what a pool keeps when only it knows where the text ends.
+or gone, says what a pool keeps when only it knows where the text ends, and has the other drafters
+keep that too (`peers/pool_copies.py`).
 
 Owns what each event means for its sequence; `routing/live_sequences.py` owns the sequences.
 Everything here runs on the event loop and no method awaits, so every method sees and leaves a
@@ -37,6 +38,7 @@ from gateway.messages.verifier import (
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
+from gateway.peers.pool_copies import PoolCopies
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.drafter_moves import DrafterMoves
 from gateway.routing.failover import Failover, verifier_gone
@@ -62,6 +64,7 @@ class Coordinator:
         metrics: GatewayMetrics,
         logger: Logger,
         on_availability: Callable[[], None],
+        copies: PoolCopies,
     ) -> None:
         """Begins with no sequence.
 
@@ -72,11 +75,13 @@ class Coordinator:
             resume_timeout_s: how long a choice may wait for that verifier.
             stream_interval_s: for how long a stream's tokens are gathered, at least.
             on_availability: called when a verifier comes or goes.
+            copies: takes pools' new texts to the drafters that lack them.
         """
         self._fleet = fleet
         self._metrics = metrics
         self._on_availability = on_availability
-        sequences = self._sequences = LiveSequences(self._report_load)
+        self._copies = copies
+        sequences = self._sequences = LiveSequences(self._report_load, self._on_kept)
         self._opening = Opening(drafters=fleet.drafters, sequences=sequences, draft_wait=draft_wait)
         self._moves = DrafterMoves(drafters=fleet.drafters, sequences=sequences)
         self._delivery = Delivery(
@@ -342,6 +347,12 @@ class Coordinator:
         self._fleet.report_connected()
         for verifier in self._fleet.verifiers:
             self._moves.start(verifier)
+
+    def _on_kept(self, sequence: LiveSequence, token_ids: Sequence[int]) -> None:
+        """Its pool has a text at its drafter: the model's other drafters get a copy."""
+        request = sequence.generation.request
+        others = self._fleet.drafters_of(request.model_id) - {sequence.drafter}
+        self._copies.add(others, request.ngram.pool_id, token_ids)
 
     def _on_drafter_status(self, verifier: VerifierLink, status: DrafterStatus) -> None:
         """The verifier gets drafts from a drafter again, or no longer, or not in time."""

@@ -35,6 +35,7 @@ _SHED_REASONS = (
 _EXPIRY_PHASES = ("queue", "prefill", "decode")
 _RESUME_REASONS = ("verifier_gone", "verifier_draining", "verifier_full", "verifier_unable")
 _RETRY_REASONS = ("full", "draining", "waiting")
+_COPY_OUTCOMES = ("sent", "failed", "dropped")
 #: Reasons for ignoring a verifier's messages.
 IGNORED_REASONS = (
     "foreign_sequence",
@@ -99,6 +100,12 @@ class GatewayMetrics:
             "Events of verifiers that are invalid, by reason.",
             ["peer", "reason"],
         )
+        self._pool_copies = counter(
+            "pool_copies",
+            "Texts for the pool of another drafter, by outcome: it has the text; it did not take "
+            "it; too many waited for it.",
+            ["outcome"],
+        )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
         self._num_admitted = gauge(
@@ -148,6 +155,8 @@ class GatewayMetrics:
             self._request_resumes.labels(resume_reason)
         for retry_reason in _RETRY_REASONS:
             self._request_retries.labels(retry_reason)
+        for outcome in _COPY_OUTCOMES:
+            self._pool_copies.labels(outcome)
         for ignored_reason in IGNORED_REASONS:
             self._messages_ignored.labels("verifier", ignored_reason)
 
@@ -197,6 +206,10 @@ class GatewayMetrics:
     def count_ignored(self, reason: str) -> None:
         """A verifier's message is ignored; the reason is one of `IGNORED_REASONS`."""
         self._messages_ignored.labels("verifier", reason).inc()
+
+    def count_pool_copy(self, outcome: str) -> None:
+        """A text was copied to another drafter, or not; the outcome is one of `_COPY_OUTCOMES`."""
+        self._pool_copies.labels(outcome).inc()
 
     def set_load(self, *, num_running: int, num_waiting: int) -> None:
         self._num_running.set(num_running)

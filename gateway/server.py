@@ -20,6 +20,7 @@ from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE, UnreadError
 from gateway.metrics import GatewayMetrics
 from gateway.page.routes import page_routes
+from gateway.peers.pool_copies import PoolCopies
 from gateway.peers.pool_feeder import PoolFeeder
 from gateway.peers.verifier_link import VerifierLink
 from gateway.requests.authenticator import Authenticator
@@ -60,7 +61,7 @@ class GatewayServer:
     Attributes:
         server: the gRPC server, with health, reflection and the metrics endpoint.
         frontend: the core behind the APIs.
-        fleet, coordinator: for tests.
+        fleet, coordinator, pool_copies: for tests.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class GatewayServer:
         self._metrics = metrics
         self._gateway_id = secrets.token_hex(16)
         self.fleet = Fleet(metrics=metrics, logger=logger)
+        self._pools = PoolFeeder(config.peers, logger=logger)
+        self.pool_copies = PoolCopies(self._pools, logger=logger, on_copy=metrics.count_pool_copy)
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
@@ -101,10 +104,10 @@ class GatewayServer:
             metrics=metrics,
             logger=logger,
             on_availability=self._on_availability,
+            copies=self.pool_copies,
         )
         texts, threads = _load_texts(config, logger), TokenizerThreads()
         self._threads = threads
-        self._pools = PoolFeeder(config.peers, logger=logger)
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
@@ -248,12 +251,14 @@ class GatewayServer:
         """Refuses new requests and returns when the running ones are done."""
         self._openai.close()
         await self.frontend.drain()
+        await self.pool_copies.settle()
         if self._http is not None:
             await self._http.drain()
 
     async def stop(self) -> None:
         """Stops everything and cuts running requests off. May be called again."""
         await self.server.stop(0)
+        await self.pool_copies.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

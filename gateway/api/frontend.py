@@ -34,7 +34,6 @@ from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
-from gateway.routing import router
 from gateway.routing.aliases import Aliases
 from gateway.routing.fleet import Fleet
 from gateway.routing.opening import new_sequence_id
@@ -286,8 +285,8 @@ class Frontend:
         if text is None:
             raise acceptance.no_tokenizer(model, "text")
         pool_id = acceptance.pool_id(principal.tenant, pool)
-        drafter = router.choose_drafter("", pool_id, self._fleet.drafters.addresses)
-        if not drafter:
+        drafters = self._fleet.drafters_of(model.model_id)
+        if not drafters:
             raise UnavailableError("there is no drafter", retry_after_ms=RETRY_AFTER_MS)
         admitted = self._admission.admit(
             1,
@@ -299,7 +298,7 @@ class Frontend:
             admitted.wait_with(estimate_prompt_tokens(request))
             await self.turns.take(lambda: False)
             token_ids = await self._request_texts.encode_text(request.text or "", text)
-            await self._pools.feed(drafter, pool_id, token_ids)
+            await self._pools.load(drafters, pool_id, token_ids)
         finally:
             admitted.leave()
         return len(token_ids)

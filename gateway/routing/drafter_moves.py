@@ -62,7 +62,7 @@ class DrafterMoves:
             return
         verifier = sequence.verifier
         # Without a drafter, its own is none of those that are able.
-        address = self._drafters.choose_instead(verifier.name, sequence.pool_id, sequence.drafter)
+        address = self._drafters.choose_instead(verifier.name, sequence.drafter)
         if address:
             sequence.drafter = address
             if verifier.update(sequence.sequence_id, drafter=address):

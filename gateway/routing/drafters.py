@@ -1,7 +1,7 @@
 """The drafters, as the verifiers report them.
 
-Owns which drafters there are, what each connected verifier last reported of each, and which one a
-sequence gets. Verifiers talk to drafters themselves: the gateway names one in each Open, of those
+Owns which drafters there are, what each connected verifier last reported of each, and which one its
+sequences get. Verifiers talk to drafters themselves: the gateway names one in each Open, of those
 that its own configuration leads to. Knows no sequence.
 """
 
@@ -34,6 +34,8 @@ class Drafters:
         self._gone: dict[str, None] = {}
         # By verifier and drafter. One without a report counts as able to draft.
         self._states: dict[str, dict[str, DrafterState]] = {}
+        # By verifier: what `choose` returns, until something changes.
+        self._chosen: dict[str, str] = {}
         # How many verifiers each drafter answers.
         self._num_answered: Counter[str] = Counter()
 
@@ -48,6 +50,7 @@ class Drafters:
             self._gone[address] = None
         for address in addresses:
             self._gone.pop(address, None)
+        self._chosen.clear()
         self.addresses = tuple(addresses)
         self._there = frozenset(addresses)
         while len(self._gone) > _MAX_GONE:
@@ -77,11 +80,13 @@ class Drafters:
         if before in (state, DrafterState.REFUSED):
             return False
         states[address] = state
+        self._chosen.pop(verifier, None)
         self._count_answered(address, (state is DrafterState.UP) - (before is DrafterState.UP))
         return True
 
     def forget(self, verifier: str) -> None:
         """The verifier's session has ended: nothing is known."""
+        self._chosen.pop(verifier, None)
         for address, state in self._states.pop(verifier, {}).items():
             self._count_answered(address, -(state is DrafterState.UP))
 
@@ -99,24 +104,24 @@ class Drafters:
             for address, state in self._states.get(verifier, {}).items()
         )
 
-    def choose(self, verifier: str, pool_id: str) -> str:
-        """The drafter of a new sequence; "" if there is none.
+    def choose(self, verifier: str) -> str:
+        """The drafter of the verifier's new sequences; "" if there is none.
 
-        If no drafter is able to draft, the sequence gets drafts when its own one is again.
+        If no drafter is able to draft, they get drafts when their own one is again.
         """
-        states = self._states.get(verifier, {})
-        return router.choose_drafter(verifier, pool_id, self._able(verifier)) or (
-            router.choose_drafter(
-                verifier,
-                pool_id,
-                [each for each in self.addresses if states.get(each) is not DrafterState.REFUSED],
-            )
-        )
+        chosen = self._chosen.get(verifier)
+        if chosen is None:
+            states = self._states.get(verifier, {})
+            candidates = self._able(verifier) or [
+                each for each in self.addresses if states.get(each) is not DrafterState.REFUSED
+            ]
+            chosen = self._chosen[verifier] = router.choose_drafter(verifier, candidates)
+        return chosen
 
-    def choose_instead(self, verifier: str, pool_id: str, address: str) -> str:
+    def choose_instead(self, verifier: str, address: str) -> str:
         """The drafter that a sequence moves to; "" if it stays: its own is able, or none is."""
         able = self._able(verifier)
-        return "" if address in able else router.choose_drafter(verifier, pool_id, able)
+        return "" if address in able else router.choose_drafter(verifier, able)
 
     def _able(self, verifier: str) -> Sequence[str]:
         states = self._states.get(verifier, {})

@@ -59,6 +59,15 @@ class Fleet:
             and model_digest in ("", each.welcome.model_digest)
         )
 
+    def drafters_of(self, model_id: str) -> set[str]:
+        """The addresses of the drafters that draft for this model's verifiers."""
+        chosen = {
+            self.drafters.choose(each.name)
+            for each in self.verifiers
+            if each.welcome is not None and each.welcome.model_id == model_id
+        }
+        return chosen - {""}
+
     @property
     def has_several_models(self) -> bool:
         """Whether several models are served, or have been lately: their verifiers may come back."""

@@ -3,7 +3,7 @@
 Owns these assignments and frees what they hold. Knows no events. A sequence is found here from its
 Open until its terminal event, its stop string or its close, whichever comes first; later messages
 about it are ignored. From then on until its output is final, it is remembered only if its verifier
-is still to be sent a Close: to end it, or to say what its pool keeps.
+is still to be sent a Close, or if its pool may keep some of its text.
 """
 
 import dataclasses
@@ -50,9 +50,11 @@ class LiveSequence:
         return self.generation.sequence_id
 
     @property
-    def pool_id(self) -> str:
-        """With the tenant; "": it has no pool."""
-        return self.generation.request.ngram.pool_id
+    def may_feed(self) -> bool:
+        """Whether its drafter's pool keeps some of its text, if it ends well."""
+        request = self.generation.request
+        has_pool = bool(self.drafter and request.ngram.pool_id)
+        return has_pool and request.pool_keep is not Keep.NOTHING
 
     @property
     def needs_close(self) -> bool:
@@ -71,11 +73,17 @@ class LiveSequences:
         num_running: how many their verifier has admitted to its batch.
     """
 
-    def __init__(self, on_load: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_load: Callable[[], None],
+        on_kept: Callable[[LiveSequence, Sequence[int]], None],
+    ) -> None:
         """Args:
         on_load: called when `num_running` or `num_waiting` has changed.
+        on_kept: called with a sequence that is over, and what its drafter's pool keeps of it.
         """
         self._on_load = on_load
+        self._on_kept = on_kept
         self._by_id: dict[str, LiveSequence] = {}
         self._by_verifier: dict[VerifierLink, dict[str, LiveSequence]] = {}
         self._unclosed: dict[str, LiveSequence] = {}
@@ -128,9 +136,9 @@ class LiveSequences:
         )
 
     def forget(self, sequence: LiveSequence) -> None:
-        """The sequence is over: frees all but what its Close needs, until `close`."""
+        """The sequence is over: frees all but what is needed for `close`."""
         self.drop(sequence)
-        if sequence.needs_close:
+        if sequence.needs_close or sequence.may_feed:
             self._unclosed[sequence.sequence_id] = sequence
 
     def drop(self, sequence: LiveSequence) -> None:
@@ -160,14 +168,18 @@ class LiveSequences:
         request = generation.request
         has_finished = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         is_kept = has_finished or request.pool_keep_cancelled
-        sequence.verifier.close(
-            CloseCommand(
-                generation.sequence_id,
-                request.pool_keep if is_kept else Keep.NOTHING,
-                len(generation.token_ids),
-            ),
-            has_ended=sequence.has_ended,
-        )
+        if sequence.needs_close:
+            sequence.verifier.close(
+                CloseCommand(
+                    generation.sequence_id,
+                    request.pool_keep if is_kept else Keep.NOTHING,
+                    len(generation.token_ids),
+                ),
+                has_ended=sequence.has_ended,
+            )
+        if is_kept and sequence.may_feed:
+            first = generation.prompt_length if request.pool_keep is Keep.OUTPUT else 0
+            self._on_kept(sequence, generation.token_ids[first:])
 
     def withdraw(self, sequence: LiveSequence) -> None:
         """Its verifier ends the sequence, of which it has decided nothing, and keeps none of it."""

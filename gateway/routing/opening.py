@@ -62,7 +62,7 @@ class Opening:
         verifier = sequence.verifier
         assert verifier.welcome is not None, "it was chosen, so it is connected"
         if generation.request.wants_drafts:
-            sequence.drafter = self._drafters.choose(verifier.name, sequence.pool_id)
+            sequence.drafter = self._drafters.choose(verifier.name)
             sequence.opened_drafter = sequence.drafter
         verifier.open(
             OpenCommand(

@@ -47,20 +47,15 @@ def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: in
     return best(affinity, within or loads)
 
 
-def choose_drafter(verifier: str, pool_id: str, addresses: Collection[str]) -> str:
-    """The address of the drafter for a sequence; "" if there are none.
+def choose_drafter(verifier: str, addresses: Collection[str]) -> str:
+    """The address of the drafter for a verifier's sequences; "" if there are none.
 
-    A pool's text is at one drafter. All other sequences of a verifier share one, so that a step
-    sends one message for them, however many drafters there are.
+    They share one, so that a step sends one message, however many drafters there are.
 
     Args:
-        verifier: the name of the sequence's, which is its address; a drafter on its host is
-            preferred.
-        pool_id: with the tenant; "": it has none.
+        verifier: its name, which is its address; a drafter on its host is preferred.
         addresses: of the drafters.
     """
-    if pool_id:
-        return best(pool_id.encode(), addresses)
     host = _host_of(verifier)
     near = [address for address in addresses if _host_of(address) == host]
     return best(verifier.encode(), near or addresses)

@@ -80,8 +80,8 @@ class GenerationServiceServicer:
 
     def LoadPool(self, request, context):
         """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
-        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
-        pool's drafter cannot be reached or has no room.
+        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when a
+        drafter of the model's verifiers cannot be reached or has no room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

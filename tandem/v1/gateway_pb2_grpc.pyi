@@ -48,8 +48,8 @@ class GenerationServiceStub:
     """The models that are served."""
     LoadPool: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.LoadPoolRequest, _gateway_pb2.LoadPoolResponse]
     """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
-    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
-    pool's drafter cannot be reached or has no room.
+    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when a
+    drafter of the model's verifiers cannot be reached or has no room.
     """
 
 @_typing.type_check_only
@@ -72,8 +72,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """The models that are served."""
     LoadPool: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LoadPoolRequest, _gateway_pb2.LoadPoolResponse]  # type: ignore[assignment]
     """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
-    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
-    pool's drafter cannot be reached or has no room.
+    model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when a
+    drafter of the model's verifiers cannot be reached or has no room.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -111,8 +111,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.LoadPoolResponse, _abc.Awaitable[_gateway_pb2.LoadPoolResponse]]:
         """Puts a text into a pool of the caller's tenant, as a request with KEEP_ALL would, without the
-        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when the
-        pool's drafter cannot be reached or has no room.
+        model. The same text again changes nothing. Errors as of Generate; UNAVAILABLE also when a
+        drafter of the model's verifiers cannot be reached or has no room.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

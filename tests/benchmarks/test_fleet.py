@@ -18,26 +18,22 @@ def test_the_docs_have_the_table_that_the_command_prints(
     assert capsys.readouterr().out in (DOCS / "operations.md").read_text()
 
 
-@pytest.mark.parametrize("pools", [0, 3, 1000])
-def test_a_cell_does_the_same_in_a_fleet_of_any_size(pools: int) -> None:
-    load = Load(pools=pools)
+def test_a_cell_does_the_same_in_a_fleet_of_any_size() -> None:
+    load = Load()
     for streams in (10_000, 1_000_000):
         each = plan(streams, load)
         assert each.verifiers <= each.cells * load.cell_verifiers
         assert (each.verifiers - each.cells) * load.sequences >= streams
         assert (each.gateways - each.cells) * load.gateway_streams >= streams
         assert 0 < each.drafter_load <= 1
-        assert each.verifier_messages <= 2
         assert each.cell_sessions <= load.cell_verifiers * 4
 
 
 def test_a_small_fleet_is_one_cell_with_one_of_each_to_spare() -> None:
-    expected = (40, 1, 2, 2, 2, 4, 12.0, 40 / 0.012 / 146e3, 1)
+    expected = (40, 1, 2, 2, 2, 4, 12.0, 40 / 0.012 / 146e3)
     assert dataclasses.astuple(plan(40, Load())) == pytest.approx(expected)
 
 
-def test_slow_drafters_are_more_and_get_more_messages_only_for_pools() -> None:
+def test_slow_drafters_are_more() -> None:
     slow = Load(drafter_proposals=10_000)
     assert plan(10_000, slow).drafters > plan(10_000, Load()).drafters
-    assert plan(10_000, slow).verifier_messages == 1
-    assert plan(10_000, dataclasses.replace(slow, pools=3)).verifier_messages == 4

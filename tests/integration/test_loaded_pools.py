@@ -106,7 +106,8 @@ async def test_a_load_that_is_given_up_leaves_nothing() -> None:
     async with running_stack() as stack:
         feeder = PoolFeeder(ChannelOptions(), logger=structlog.get_logger())
         token_ids = list(range(8192)) * 16
-        load = asyncio.create_task(feeder.feed(stack.drafter.server.address, "0:/docs", token_ids))
+        address = stack.drafter.server.address
+        load = asyncio.create_task(feeder.load([address], "0:/docs", token_ids))
         while not stack.drafter.store.num_sequences:  # noqa: ASYNC110 - a store has no event
             await asyncio.sleep(0)
         load.cancel()

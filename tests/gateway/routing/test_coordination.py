@@ -58,7 +58,7 @@ async def test_an_open_says_who_drafts_and_how(
     call.cancel()
 
 
-async def test_a_pools_requests_have_one_drafter_and_a_verifiers_others_too(
+async def test_a_verifiers_sequences_have_one_drafter_whatever_their_pools(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -70,7 +70,7 @@ async def test_a_pools_requests_have_one_drafter_and_a_verifiers_others_too(
     for opened in verifier.commands("open"):
         used.setdefault(opened.ngram.pool_id, set()).add(opened.drafter_address)
     assert used == {
-        pool_id: {choose_drafter(verifier.address, pool_id, DRAFTERS)}
+        pool_id: {choose_drafter(verifier.address, DRAFTERS)}
         for pool_id in ("0:/one", "0:/two", "")
     }
 

@@ -28,10 +28,10 @@ ONE, TWO, THREE = DRAFTERS = [f"10.0.0.{index}:50051" for index in range(1, 4)]
 
 
 def in_order(verifier: ScriptedVerifier) -> list[str]:
-    """The drafters, in the order in which this verifier's sequences without a pool get them."""
+    """The drafters, in the order in which this verifier's sequences get them."""
     left, order = set(DRAFTERS), []
     while left:
-        order.append(choose_drafter(verifier.address, "", left))
+        order.append(choose_drafter(verifier.address, left))
         left.remove(order[-1])
     return order
 
@@ -53,12 +53,9 @@ def drafters_of(verifier: ScriptedVerifier) -> dict[str, str]:
 async def open_many(
     running: RunningGateway, verifier: ScriptedVerifier, num_calls: int
 ) -> list[GenerateCall]:
-    """Opens 16 sequences per call, of a pool each, which spread over the drafters."""
+    """Opens 16 sequences per call."""
     num_before = len(verifier.commands("open"))
-    calls = [
-        running.call(1, 2, 3, n=16, speculation=SpeculationParams(pool=f"p{index}"))
-        for index in range(num_calls)
-    ]
+    calls = [running.call(1, 2, 3, n=16) for _ in range(num_calls)]
     await verifier.nth("open", num_before + 16 * num_calls - 1)
     return calls
 
@@ -105,22 +102,25 @@ async def test_sequences_move_once_to_drafters_that_draft_and_not_back(
     start_gateway: StartGateway, verifier: ScriptedVerifier, state: int
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
-    calls = await open_many(running, verifier, 16)
-    before = drafters_of(verifier)
-    assert set(before.values()) == set(DRAFTERS)
-    verifier.send(verifier.drafter_status(ONE, state))
-    num_moved = Counter(before.values())[ONE]
-    await verifier.nth("update", num_moved - 1)
-    after = drafters_of(verifier)
-    assert set(after.values()) == {TWO, THREE}
-    assert {key: after[key] for key in before if before[key] != ONE} == {
-        key: address for key, address in before.items() if address != ONE
-    }, "the others stay"
-    # It is back: nothing moves back. It fails again: nothing is there that could move.
-    for each in (UP, DOWN, UP):
-        verifier.send(verifier.drafter_status(ONE, each))
+    home, second, third = in_order(verifier)
+    calls = await open_many(running, verifier, 8)
+    assert set(drafters_of(verifier).values()) == {home}
+    verifier.send(verifier.drafter_status(home, state))
+    await verifier.nth("update", 127)
+    assert set(drafters_of(verifier).values()) == {second}
+    # It is back: nothing moves back, and new ones begin there. It fails again: only they move.
+    verifier.send(verifier.drafter_status(home, UP))
     await handled(running, verifier)
-    assert len(verifier.commands("update")) == num_moved
+    calls += await open_many(running, verifier, 1)
+    assert Counter(drafters_of(verifier).values())[home] == 16
+    for each in (state, UP, DOWN, UP):
+        verifier.send(verifier.drafter_status(home, each))
+        await handled(running, verifier)
+    assert len(verifier.commands("update")) == 128 + 16
+    assert Counter(drafters_of(verifier).values())[second] == 128 + 16
+    verifier.send(verifier.drafter_status(second, state), verifier.drafter_status(home, DOWN))
+    await handled(running, verifier)
+    assert Counter(drafters_of(verifier).values())[third] == 128 + 16
     for call in calls:
         call.cancel()
 
@@ -128,18 +128,23 @@ async def test_sequences_move_once_to_drafters_that_draft_and_not_back(
 async def test_a_state_counts_for_the_verifier_that_reports_it(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
-    verifiers = [await start_verifier() for _ in range(2)]
+    # Of three, two have the same drafter.
+    started = [await start_verifier() for _ in range(3)]
+    by_home: dict[str, list[ScriptedVerifier]] = {}
+    for each in started:
+        by_home.setdefault(choose_drafter(each.address, [ONE, TWO]), []).append(each)
+    home, verifiers = max(by_home.items(), key=lambda item: len(item[1]))
+    verifiers = verifiers[:2]
     running = await start_gateway(
         verifiers=[verifier.address for verifier in verifiers], drafters=[ONE, TWO]
     )
     await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
-    pools = [SpeculationParams(pool=f"p{index}") for index in range(16)]
-    calls = [running.call(index, n=4, speculation=pool) for index, pool in enumerate(pools)]
+    calls = [running.call(index, n=4) for index in range(16)]
     await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 64)
     cut, whole = verifiers
-    cut.send(cut.drafter_status(ONE, DOWN))
-    await cut.nth("update", used(cut)[ONE] - 1)
-    assert used(whole)[ONE] > 0
+    cut.send(cut.drafter_status(home, DOWN))
+    await cut.nth("update", used(cut)[home] - 1)
+    assert used(whole)[home] > 0
     assert not whole.commands("update")
     for call in calls:
         call.cancel()
@@ -224,14 +229,11 @@ async def test_a_flood_of_reports_moves_each_sequence_a_bounded_number_of_times(
             for address in (ONE, TWO)
             for state in (DOWN, UP)
         ),
-        verifier.drafter_status(ONE, DOWN),
+        verifier.drafter_status(choose_drafter(verifier.address, [ONE, TWO]), DOWN),
     )
     await handled(running, verifier)
     updates = Counter(update.sequence_id for update in verifier.commands("update"))
-    assert (
-        len(updates)
-        == Counter(opened.drafter_address for opened in verifier.commands("open")[:128])[ONE]
-    )
+    assert len(updates) == 128
     assert set(updates.values()) == {1}
     for call in calls:
         call.cancel()
@@ -270,10 +272,12 @@ async def test_after_a_new_session_nothing_is_known_of_the_drafters(
     ]
     running = await start_gateway(verifiers=[verifier.address], drafters=[home, other])
     await until(lambda: connected(running) == (1, 1))
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(1, n=16)
+    assert set(used(verifier)) == {other}
     verifier.first_events = []
     verifier.end_session()
     await until(lambda: verifier.num_sessions == 2)
     await until(lambda: connected(running) == (1, 0))
-    verifier.play(lambda opened: [5, 0])
     await running.generate(1, n=16)
-    assert set(used(verifier)) == {home}
+    assert used(verifier) == {other: 16, home: 16}

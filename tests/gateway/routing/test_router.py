@@ -2,6 +2,7 @@
 
 import collections
 
+from gateway.routing.drafters import Drafters
 from gateway.routing.router import (
     LOAD_FACTOR,
     PREFIX_TOKENS,
@@ -52,20 +53,29 @@ def test_loads_stay_near_the_mean_even_if_all_keys_are_equal() -> None:
     assert sum(load.values()) == 100
 
 
-def test_a_verifiers_sequences_have_one_drafter_and_pools_have_theirs() -> None:
+def test_verifiers_spread_over_drafters() -> None:
     drafters = [f"10.0.0.{index}:50051" for index in range(4)]
     verifiers = [f"10.0.1.{index}:50052" for index in range(200)]
-    counts = collections.Counter(choose_drafter(each, "", drafters) for each in verifiers)
+    counts = collections.Counter(choose_drafter(each, drafters) for each in verifiers)
     assert set(counts) == set(drafters)
     assert max(counts.values()) < 2 * min(counts.values())
-    assert len({choose_drafter(each, "pool", drafters) for each in verifiers}) == 1
-    assert choose_drafter(verifiers[0], "", []) == choose_drafter("", "pool", []) == ""
+    assert choose_drafter(verifiers[0], []) == ""
 
 
 def test_a_drafter_on_the_verifiers_host_is_preferred() -> None:
     drafters = [f"10.0.0.{index}:50051" for index in range(4)]
     for drafter in drafters:
         verifier = drafter.replace("50051", "50052")
-        assert choose_drafter(verifier, "", drafters) == drafter
+        assert choose_drafter(verifier, drafters) == drafter
     near = "[fd00::1]:50051"
-    assert choose_drafter("[fd00::1]:50052", "", [*drafters, near]) == near
+    assert choose_drafter("[fd00::1]:50052", [*drafters, near]) == near
+
+
+def test_the_choice_follows_the_drafters_that_there_are() -> None:
+    one, near = "10.0.0.1:50051", "10.0.0.2:50051"
+    drafters = Drafters()
+    chosen = []
+    for addresses in ([], [one], [one, near], [one], []):
+        drafters.set_addresses(addresses)
+        chosen.append(drafters.choose("10.0.0.2:50052"))
+    assert chosen == ["", one, near, one, ""]
