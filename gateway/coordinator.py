@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from gateway.errors import InvalidRequestError, UnreadError, VerifierError, from_verifier
 from gateway.generation.delivery import Delivery
 from gateway.generation.generation import Generation, Resume
+from gateway.messages.response import Step
 from gateway.messages.verifier import (
     Decided,
     DrafterStatus,
@@ -38,6 +39,7 @@ from gateway.messages.verifier import (
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
+from gateway.model_metrics import ModelMetrics
 from gateway.peers.pool_copies import PoolCopies
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.drafter_moves import DrafterMoves
@@ -134,6 +136,7 @@ class Coordinator:
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
+        shown: dict[ModelMetrics, list[Step]] = {}
         for generation in generations:
             if generation.is_over:
                 continue
@@ -149,13 +152,15 @@ class Coordinator:
             if steps:
                 if not had_started:
                     metrics.count_prompt(generation.prompt_length)
-                metrics.count_steps(steps)
+                shown.setdefault(metrics, []).extend(steps)
             if generation.finish_reason is not None:
                 metrics.count_end(generation.finish_reason)
                 metrics.note_usage(generation.usage())
                 # After a stop string the verifier still generates; otherwise it is done already,
                 # or waits for what the pool keeps.
                 self.close(generation)
+        for metrics, all_steps in shown.items():
+            metrics.count_steps(all_steps)
 
     # Requests come and go.
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from gateway.generation.generation import Generation
 
 #: Clients served before the event loop polls its sockets again.
-CLIENTS_PER_ITERATION = 4
+CLIENTS_PER_ITERATION = 16
 
 #: The share of the event loop's time that messages to streams may take.
 _SHARE = 0.5

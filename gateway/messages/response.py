@@ -67,7 +67,8 @@ class Step:
     reads: Sequence[Read] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: with so many fields that takes twice as long, for each message.
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Chunk:
     """The output of one choice since its last chunk.
 

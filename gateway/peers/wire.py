@@ -173,6 +173,7 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
                 reason = f"finish_reason has no value {decided.finish_reason}"
                 events.append(UnreadableEvent(decided.sequence_id, reason))
                 continue
+            logprobs = decided.logprobs
             events.append(
                 Decided(
                     decided.sequence_id,
@@ -181,7 +182,7 @@ def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEv
                     decided.num_draft_tokens,
                     decided.num_accepted_tokens,
                     _FINISH_REASONS[decided.finish_reason],
-                    [each.SerializeToString() for each in decided.logprobs],
+                    [each.SerializeToString() for each in logprobs] if logprobs else (),
                     decided.matched_ngram_length,
                     _SOURCES.get(decided.source),
                     from_message(UndraftedSteps, decided.undrafted)

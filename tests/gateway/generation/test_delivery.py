@@ -63,7 +63,7 @@ async def test_many_clients_are_served_over_several_iterations_of_the_loop() -> 
     for num_batches in (1, 2, 3, 3):
         await iterate(1)
         assert len(recorded.batches) == num_batches
-    assert [len(batch) for batch in recorded.batches] == [4, 4, 3]
+    assert [len(batch) for batch in recorded.batches] == [16, 16, 15]
     assert [generation for batch in recorded.batches for generation in batch] == generations
 
 

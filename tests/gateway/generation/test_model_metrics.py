@@ -6,10 +6,12 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.generation.generation import Generation
 from gateway.messages.response import Step
 from gateway.model_metrics import MetricsByModel
 from tandem.values import FinishReason
-from tests.gateway.running_gateway import RunningGateway, StartGateway
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, until
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 
@@ -45,6 +47,29 @@ async def test_nothing_that_a_client_chooses_makes_a_series(
         await call_with(running, f"chosen{index}")
     assert all_series(running) == series
     assert "chosen" not in str(series)
+
+
+@pytest.mark.stand_in
+async def test_tokens_of_several_models_that_are_shown_together_are_counted_apart(
+    start_gateway: StartGateway, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifiers = [await start_verifier() for _ in range(2)]
+    for verifier, model_id in zip(verifiers, ("one", "two"), strict=True):
+        verifier.model_id = model_id
+        verifier.play(lambda opened: [5, 6, 7, 0])
+    running = await start_gateway(verifiers=[each.address for each in verifiers])
+    await until(lambda: len(running.gateway.fleet.models()) == 2)
+    coordinator = running.gateway.coordinator
+    waiting: list[Generation] = []
+    monkeypatch.setattr(coordinator._delivery, "_publish", waiting.extend)
+    calls = [running.call(1, 2, model_id="one", n=3), running.call(1, 2, model_id="two")]
+    await until(lambda: len({each for each in waiting if each._decided_finish_reason}) == 4)
+    coordinator._publish(waiting)
+    for call in calls:
+        await collect(call)
+    for model_id, num_choices in (("one", 3), ("two", 1)):
+        num_tokens = running.sample("tandem_generation_tokens_total", model=model_id)
+        assert num_tokens == 4 * num_choices
 
 
 async def call_with(running: RunningGateway, name: str) -> None:
