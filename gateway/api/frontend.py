@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.api.output_events import read_output
 from gateway.api.request_record import OK, RequestRecord
-from gateway.api.request_texts import RequestTexts, estimate_prompt_tokens
+from gateway.api.request_texts import RequestTexts, estimate_held_tokens
 from gateway.api.served_models import ServedModels
 from gateway.api.turns import ClientGoneError, Turns
 from gateway.coordinator import Coordinator
@@ -226,7 +226,7 @@ class Frontend:
                     acceptance.check_has_no_text(request, model=model)
                 # Before its turn: of several requests that are admitted at a time, none may be
                 # refused after others have begun.
-                num_tokens = estimate_prompt_tokens(request) + len(request.output_token_ids)
+                num_tokens = estimate_held_tokens(request) + len(request.output_token_ids)
                 admitted.wait_with(num_tokens)
                 await self.turns.take(is_gone)
                 accepted = await self._accept(
@@ -295,7 +295,7 @@ class Frontend:
             has_other_models=self._fleet.has_several_models,
         )
         try:
-            admitted.wait_with(estimate_prompt_tokens(request))
+            admitted.wait_with(estimate_held_tokens(request))
             await self.turns.take(lambda: False)
             token_ids = await self._request_texts.encode_text(request.text or "", text)
             await self._pools.load(drafters, pool_id, token_ids)
@@ -367,7 +367,7 @@ class Frontend:
             tenant_weight=principal.weight,
             trace_parent=trace_parent,
         )
-        admitted.wait_with(len(prompt.token_ids) + len(accepted.output_token_ids))
+        admitted.wait_with(accepted.num_held_tokens)
         return accepted
 
     async def _make_generations(

@@ -47,15 +47,16 @@ class Prompt(NamedTuple):
     reading: Reading | None = None
 
 
-def estimate_prompt_tokens(request: GenerateRequest) -> int:
-    """About how many tokens the request's prompt will have."""
+def estimate_held_tokens(request: GenerateRequest) -> int:
+    """About how many tokens the request's prompt and prediction will have."""
+    num_tokens, num_characters = 0, len(request.speculation.prediction)
     if request.prompt_token_ids is not None:
-        return len(request.prompt_token_ids)
-    if request.conversation is not None:
-        num_characters = request.conversation.num_bytes
+        num_tokens = len(request.prompt_token_ids)
+    elif request.conversation is not None:
+        num_characters += request.conversation.num_bytes
     else:
-        num_characters = len(request.text or "")
-    return num_characters // _CHARACTERS_PER_TOKEN
+        num_characters += len(request.text or "")
+    return num_tokens + num_characters // _CHARACTERS_PER_TOKEN
 
 
 class RequestTexts:

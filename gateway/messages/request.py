@@ -115,6 +115,12 @@ class AcceptedRequest:
     predicted_token_ids: Sequence[int] = ()
 
     @property
+    def num_held_tokens(self) -> int:
+        """Tokens that it holds while it waits."""
+        given = self.prompt_token_ids, self.output_token_ids, self.predicted_token_ids
+        return sum(map(len, given))
+
+    @property
     def max_length(self) -> int:
         """Of a choice, in tokens: the prompt and the longest output."""
         return len(self.prompt_token_ids) + self.max_new_tokens

@@ -80,7 +80,7 @@ class SequenceTable:
         full, it has room for tenants with less than their share of it.
         """
         num_waiting = self._scheduler.num_waiting
-        num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
+        num_tokens = self._scheduler.num_waiting_tokens + opened.num_held_tokens
         room = _ROOM_TO_GO_ON if opened.goes_on else 1
         has_room = num_waiting < room * self._max_num_waiting and (
             num_waiting == 0 or num_tokens <= room * self._max_waiting_tokens

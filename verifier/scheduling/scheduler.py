@@ -132,7 +132,7 @@ class Scheduler:
         return self._turns.is_within_share(
             sequence.cache_salt,
             sequence.tenant_weight,
-            len(sequence.token_ids),
+            sequence.num_held_tokens,
             max_sequences=max_sequences,
             max_tokens=max_tokens,
         )

@@ -80,6 +80,12 @@ class OpenSequence:
     grammar: GrammarState | None = None
 
     @property
+    def num_held_tokens(self) -> int:
+        """Tokens that it holds while it waits: its own, and those of its prediction."""
+        num_predicted = len(self.drafted_by.predicted_token_ids) if self.drafted_by else 0
+        return len(self.token_ids) + num_predicted
+
+    @property
     def goes_on(self) -> bool:
         """Whether it has output, which another verifier decided, or this one, earlier."""
         return self.scoring is None and len(self.token_ids) > self.prompt_length

@@ -108,9 +108,9 @@ class Turns:
                 least -= _MAX_SAVED_TOKENS
             tenant.num_served_tokens = max(tenant.num_served_tokens, least)
         bisect.insort(tenant.waiting, sequence, key=waiting_place)
-        tenant.num_waiting_tokens += len(sequence.token_ids)
+        tenant.num_waiting_tokens += sequence.num_held_tokens
         self.num_sequences += 1
-        self.num_tokens += len(sequence.token_ids)
+        self.num_tokens += sequence.num_held_tokens
 
     def next_turn(self, sequence: Sequence) -> int:
         """The turn of a waiting sequence that starts now."""
@@ -131,9 +131,9 @@ class Turns:
         """A waiting sequence waits no longer."""
         tenant = self._tenants[sequence.cache_salt]
         tenant.waiting.remove(sequence)
-        tenant.num_waiting_tokens -= len(sequence.token_ids)
+        tenant.num_waiting_tokens -= sequence.num_held_tokens
         self.num_sequences -= 1
-        self.num_tokens -= len(sequence.token_ids)
+        self.num_tokens -= sequence.num_held_tokens
 
     def end(self, sequence: Sequence) -> None:
         """A sequence, which has stopped or left, will not wait again."""
@@ -252,13 +252,13 @@ class Turns:
         """Asserts the invariants."""
         waiting = list(self)
         assert self.num_sequences == len(waiting)
-        assert self.num_tokens == sum(len(each.token_ids) for each in waiting)
+        assert self.num_tokens == sum(each.num_held_tokens for each in waiting)
         for salt, tenant in self._tenants.items():
             own = [each for each in running if each.cache_salt == salt]
             assert tenant.num_running == len(own)
             assert tenant.waiting == sorted(tenant.waiting, key=waiting_place), "out of order"
             assert all(each.cache_salt == salt for each in tenant.waiting)
-            assert tenant.num_waiting_tokens == sum(len(each.token_ids) for each in tenant.waiting)
+            assert tenant.num_waiting_tokens == sum(each.num_held_tokens for each in tenant.waiting)
         assert {each.cache_salt for each in running} <= self._tenants.keys()
 
     def _held(

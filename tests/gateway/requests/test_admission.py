@@ -8,6 +8,7 @@ import pytest
 
 from gateway.api.request_texts import RequestTexts
 from servicekit.errors import field_violation, retry_after_ms
+from tandem.v1.sampling_pb2 import SpeculationParams
 from tests.gateway.running_gateway import (
     StartGateway,
     collect,
@@ -65,13 +66,18 @@ async def test_waiting_tokens_are_bounded_as_a_sum(
     large = running.call(*range(100, 170), n=2)
     opened = [await verifier.nth("open", index) for index in range(2)]
     hints = []
-    for late in (running.call(5), running.call(text="a short text"), running.call(text="x" * 500)):
+    for late in (
+        running.call(5),
+        running.call(text="a short text"),
+        running.call(5, speculation=SpeculationParams(prediction="x" * 200)),
+        running.call(text="x" * 500),
+    ):
         error = await error_of(late)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         hints.append(retry_after_ms(error) or 0)
     assert hints[0] == 1000
     assert hints == sorted(set(hints)), "the more are refused, the longer each is to wait"
-    assert running.sample("tandem_requests_shed_total", reason="waiting_tokens") == 3
+    assert running.sample("tandem_requests_shed_total", reason="waiting_tokens") == 4
     # Of two choices one begins: 70 tokens wait.
     verifier.send(verifier.decided(opened[0].sequence_id, 70, [5]))
     await read(large)

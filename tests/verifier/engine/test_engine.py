@@ -11,6 +11,7 @@ import pytest
 
 from tandem.values import DraftWait, FinishReason
 from tests.scripted_model import continue_by, follow, hashed
+from tests.verifier.drafters.feeding import drafted_by
 from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
@@ -365,6 +366,17 @@ class TestAdmission:
             taken = [session.open([1] * 50, max_new_tokens=2) for _ in range(3)]
         ends = [session.wait_end(sequence_id) for sequence_id in taken]
         assert all(isinstance(end, Decided) for end in ends)
+
+    def test_predictions_count_where_the_waiting_queue_is_bounded(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_seqs=1, max_waiting_tokens=100)
+        session = running.attach()
+        predicting = drafted_by("", predicted=(1,) * 60)
+        with running.held():
+            opened = [session.open([1], max_new_tokens=2, drafted_by=predicting) for _ in range(3)]
+        ends = [session.wait_end(sequence_id) for sequence_id in opened]
+        assert [type(end) for end in ends] == [Decided, Decided, Rejected]
 
     def test_a_sequence_that_goes_on_finds_room_where_new_ones_do_not(
         self, start_engine: StartEngine
